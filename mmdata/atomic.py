@@ -1,4 +1,4 @@
-"""Writes files that are whole or absent: written under another name, synced, renamed. A folder has one writer."""
+"""Writes files that are whole or absent: written under another name, synced, renamed. A folder may have one writer."""
 
 from __future__ import annotations
 
@@ -142,14 +142,17 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
-def lock(folder: Path, *, signed: bool = False, shared: bool = False) -> Generator[None, None, None]:
+def lock(
+    folder: Path, *, signed: bool = False, shared: bool = False, wait: bool = False
+) -> Generator[None, None, None]:
     """Hold `folder` as its only writer; the kernel releases the lock when the process ends, even if it is killed.
 
     Args:
         folder: that is written.
-        shared: whether others may hold it too, if all of them say so.
         signed: the lock's file says which process holds it. Else it is empty, as a folder that is the same bytes on
             every machine needs it.
+        shared: whether others may hold it too, if all of them say so.
+        wait: whether to wait while another process holds it.
 
     Raises:
         HeldElsewhere: another process, or another writer in this process, holds the folder.
@@ -158,7 +161,7 @@ def lock(folder: Path, *, signed: bool = False, shared: bool = False) -> Generat
     path = folder / LOCK_NAME
     with path.open("a+b") as file:
         try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             file.seek(0)
             raise HeldElsewhere(folder, file.read(200).decode(errors="replace").strip()) from None

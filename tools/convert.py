@@ -89,6 +89,7 @@ def main() -> int:
     config = load_recipe(options.recipe, overrides(options))
     chosen = chosen_rows(options.source, options.select, options.join) if options.select else None
     engine = choose_engine(options.engine, options.workers)
+    signal.signal(signal.SIGINT, interrupt)
     with progress_in_rows() as track:
         common: dict[str, Any] = {"chosen": chosen, "engine": engine, "track": track}
         if options.part:
@@ -208,6 +209,13 @@ def stop(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("terminated; nothing was published, run the same command again: it goes on where this ended", file=sys.stderr)
     raise SystemExit(128 + number)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Handle Ctrl-C: say what the next run does, and let the exception take its way."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("nothing was published, run the same command again: it goes on where this ended", file=sys.stderr)
+    raise KeyboardInterrupt
 
 
 def show_part(made: PartReport, part: tuple[int, int]) -> None:

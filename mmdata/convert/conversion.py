@@ -9,27 +9,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
-from itertools import count, repeat, takewhile
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from mmdata.atomic import naming, sync_folder
-from mmdata.convert.accounts import Balance, CannotPublish, is_hopeless
-from mmdata.convert.cut import Units
+from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeless
+from mmdata.convert.cut import Units, images_of
 from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.group import Merges, Said, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
-from mmdata.convert.part import Part, lowest_hash
+from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, part_of
 from mmdata.errors import BadSample, DataError
 from mmdata.hashing import least_share
-from mmdata.shards.folder import INNER
+from mmdata.shards.folder import INNER, QUARANTINE_NAME
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -103,7 +103,8 @@ class Conversion:
         with Merges(self.staging.folder) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
-            for _ in self._track(self._rows_made(units, tokenizer, receipts), "convert", self._source.rows_at_most):
+            made = self._rows_made(units, tokenizer, receipts, is_whole=parts == 1)
+            for _ in self._track(made, "convert", self._source.rows_at_most):
                 pass
         self.staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
@@ -119,6 +120,8 @@ class Conversion:
             DataError: units are missing, too many rows cannot be used, or a folder would be empty.
             OSError: the disk is full or broken. The units stay, for the next run.
         """
+        if (images := images_of(self._source)) is not None:
+            images.check_unchanged()
         rows = self.staging.rows()
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
@@ -210,33 +213,35 @@ class Conversion:
         fields = self._examiner.fields(row)
         return fields.captions, fields.label
 
-    def _rows_made(self, units: Units, tokenizer: Tokenizer | None, receipts: dict[int, Receipt]) -> Iterator[None]:
+    def _rows_made(
+        self, units: Units, tokenizer: Tokenizer | None, receipts: dict[int, Receipt], *, is_whole: bool
+    ) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""
-        source = self._source if self._source.holds_images else None
-        job = Job(source, self._source.classes, self._config, self._examiner, tokenizer, self.staging)
-        quarantined = 0
+        job = Job(images_of(self._source), self._source.classes, self._config, self._examiner, tokenizer, self.staging)
+        first: list[Receipt] = []  # of the units up to the first missing one
+        quarantined = 0  # in these
         for event in self._engine(job, units):
             if isinstance(event, Progress):
                 yield from repeat(None, event.rows)
                 continue
             receipts[event.unit] = event
-            quarantined += event.quarantined
-            if is_hopeless(quarantined, self._config.max_bad_share, self._source.rows_at_most):
-                self._explain(receipts)
+            while is_whole and len(first) in receipts:
+                first.append(receipts[len(first)])
+                quarantined += first[-1].quarantined
+                if is_hopeless(quarantined, self._config.max_bad_share, self._source.rows_at_most):
+                    self._explain(first)
 
-    def _explain(self, receipts: dict[int, Receipt]) -> None:
-        """End a conversion that cannot succeed any more, if the units up to the first missing one show it."""
-        first = [receipts[unit] for unit in takewhile(receipts.__contains__, count())]
+    def _explain(self, receipts: list[Receipt]) -> None:
+        """End a conversion that cannot succeed any more."""
         with ExitStack() as stack:
-            parts = self._open_parts(stack)
-            decider = stack.enter_context(self._decider(first))
-            for receipt in first:
+            ledgers = [output.private / INNER / QUARANTINE_NAME for output in self._outputs]
+            accounts = [Accounts(stack.enter_context(ledger.open("wb"))) for ledger in ledgers]
+            decider = stack.enter_context(self._decider(receipts))
+            for receipt in receipts:
                 decided = decider.decide(receipt)
-                for part in parts:
-                    part.account(decided)
-            for part in parts:
-                part.close_ledger()
-            balance = Balance([part.accounts for part in parts], sum(receipt.rows for receipt in first), self._source)
+                for number, one in enumerate(accounts):
+                    count_rows(one, decided, number)
+            balance = Balance(accounts, sum(receipt.rows for receipt in receipts), self._source)
             balance.check(self._config.max_bad_share, rows_at_most=self._source.rows_at_most)
 
     def _all_receipts(self, rows: int) -> list[Receipt]:
@@ -285,18 +290,17 @@ class MissingUnits(DataError):
         units: how many there are; 0 if that is not known yet.
         missing: numbers of those that are missing, from 0.
 
-    Attributes:
-        missing: as given.
     """
 
     def __init__(self, units: int, missing: Sequence[int]) -> None:
-        self.missing = list(missing)
         if not units:
-            super().__init__("no part of this conversion was made; run it with --part 1/1, or without --finish")
+            super().__init__(
+                "no part of this conversion has run to its end; run --part 1/N to N/N first, or all without --finish"
+            )
             return
-        listed = ", ".join(str(unit) for unit in self.missing[:5]) + (", …" if len(self.missing) > 5 else "")
+        listed = ", ".join(str(unit) for unit in missing[:5]) + (", …" if len(missing) > 5 else "")
         super().__init__(
-            f"{len(self.missing)} of {units} units are missing ({listed}): some parts have not run, or not ended; "
+            f"{len(missing)} of {units} units are missing ({listed}): some parts have not run, or not ended; "
             "run the command of unit u with --part K/N where K = u mod N + 1"
         )
 

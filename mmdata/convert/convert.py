@@ -78,21 +78,23 @@ def convert(
     """
     config = config or ConvertConfig()
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs = open_conversion(stack, source, out, config, chosen)
+        corpus, config, tokenizer, outputs = open_conversion(stack, source, out, config, chosen, overwrite=overwrite)
         run = _describe(corpus, config, tokenizer)
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
-                output.remove_private()  # a run that was killed after it had published
+                if not output.holds_unfinished(other_than=run):  # of one that is to replace this
+                    output.remove_private()  # of a run that was killed after it had published
         else:
             staging = outputs[0].staging(run, overwrite=overwrite)
             conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
             try:
+                staging.retry(config.max_bad_share)
                 tokenizer = conversion.begin(tokenizer)
                 if not finish:
                     conversion.make_units(tokenizer)
                 conversion.finish(tokenizer, run)
             except CannotPublish:
-                staging.remove()  # the lists of rows stay, for whoever reads the message
+                staging.refuse(config.max_bad_share)  # the units stay, in case more is allowed
                 raise
         manifests = [output.read_manifest() for output in outputs]
         return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])
@@ -148,7 +150,7 @@ def convert_part(
         run = _describe(corpus, config, tokenizer)
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
-        staging = outputs[0].staging(run, overwrite=False)
+        staging = outputs[0].staging(run, overwrite=False, shared=True)
         conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
         receipts = conversion.make_units(tokenizer, part=part)
     rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))

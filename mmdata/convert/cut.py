@@ -8,6 +8,7 @@ from itertools import islice
 
 from mmdata.convert.group import Merges
 from mmdata.convert.rows import Row, Source
+from mmdata.convert.table_source import TableSource
 from mmdata.convert.unit import Unit
 from mmdata.errors import BadSample
 from mmdata.shards.columns.labels import Labels
@@ -38,7 +39,7 @@ class Units:
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that are wanted."""
-        return self._ranges() if self._source.holds_images else self._lists()
+        return self._ranges() if images_of(self._source) else self._lists()
 
     def _ranges(self) -> Iterator[Unit]:
         """Units without their rows: images in a table are read where they are worked on."""
@@ -60,6 +61,11 @@ class Units:
             if self._wanted(number):
                 merges = self._merges.between(start, self.rows)
                 yield Unit(number, start, self.rows, chunk, merges, tuple(labels.names))
+
+
+def images_of(source: Source) -> TableSource | None:
+    """The source if its rows hold images, which are read where they are worked on; else None."""
+    return source if isinstance(source, TableSource) and source.holds_images else None
 
 
 def _note(labels: Labels, rows: list[Row]) -> None:

@@ -97,7 +97,7 @@ class Decider:
         """Decide over one unit."""
         own = self._remembered(receipt.unit)
         decided = replace(own, parts=own.parts.copy(), faults=dict(own.faults), differing=set(own.differing))
-        for place in own.records.merged.tolist():
+        for place in sorted(own.records.merged.tolist(), key=own.records.into):  # so each other unit is read once
             self._resolve(decided, place)
         return decided
 
@@ -134,7 +134,8 @@ class Decider:
         used = json.loads((self._staging.unit(receipt.unit) / LABELS_NAME).read_bytes())
         if (first := used["first"]) is None:
             return
-        self.labels.number(first) if self.labels.are_names is None else None
+        if self.labels.are_names is None:
+            self.labels.number(first)
         numbers: dict[str, int] = used["numbers"]
         settled = not used["has_refused"] and isinstance(first, str) == self.labels.are_names
         if settled and all(self.labels.number(name) == number for name, number in numbers.items()):

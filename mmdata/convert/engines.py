@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,8 +37,8 @@ Engine = Callable[[Job, Iterable[Unit]], Iterator[Receipt | Progress]]
 def local(num_workers: int | None = None) -> Engine:
     """An engine of processes, one a worker; or of threads in this process, where processes are of no use.
 
-    That is so if there is but one unit, if images are behind URLs, because one process knows what it may ask of each
-    server, and if a program gives rows that only it can read.
+    That is so if there is but one unit, from the first unit with images behind URLs on, because one process knows what
+    it may ask of each server, and if a program gives rows that only it can read.
 
     Args:
         num_workers: None takes one for each core.
@@ -51,9 +50,12 @@ def local(num_workers: int | None = None) -> Engine:
 
         iterator = iter(units)
         first = list(islice(iterator, 2))
-        alone = workers == 1 or len(first) < 2 or any(map(has_url, first[0].rows or ())) or not _can_be_sent(job)
-        engine = threads(workers) if alone else processes(workers)
-        yield from engine(job, chain(first, iterator))
+        later = chain(first, iterator)
+        if workers > 1 and len(first) > 1 and (job.source is None or job.source.can_be_sent):
+            with_urls: list[Unit] = []
+            yield from processes(workers)(job, _without_urls(later, with_urls))
+            later = chain(with_urls, later)
+        yield from threads(workers)(job, later)
 
     return run
 
@@ -142,13 +144,13 @@ def _timed(examine: Callable[[Row], Examined], row: Row) -> tuple[Examined, floa
     return examine(row), perf_counter() - began
 
 
-def _can_be_sent(job: Job) -> bool:
-    """Whether another process can be given a conversion."""
-    try:
-        pickle.dumps(job.source)
-    except (TypeError, AttributeError, pickle.PicklingError):
-        return False
-    return True
+def _without_urls(units: Iterator[Unit], with_urls: list[Unit]) -> Iterator[Unit]:
+    """Units up to the first one with an image behind a URL, which is put into the list."""
+    for unit in units:
+        if any(map(has_url, unit.rows or ())):
+            with_urls.append(unit)
+            return
+        yield unit
 
 
 def _call_for_all(function: Callable[[Row], R], rows: list[Row]) -> list[R]:

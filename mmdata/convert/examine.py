@@ -80,6 +80,7 @@ class Examiner:
         resize: shrinks larger images; None shrinks none.
         quality: of the JPEGs that shrunk and blurred images become.
         decodes: whether images that are stored as they are must decode; False reads only their headers.
+        blurs: whether boxes are blurred where rows have them.
     """
 
     fields: FieldReader
@@ -88,6 +89,7 @@ class Examiner:
     resize: Resize | None
     quality: int
     decodes: bool
+    blurs: bool
 
     @classmethod
     def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
@@ -97,7 +99,8 @@ class Examiner:
         fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all)
         resize = Resize(config.resize) if config.resize else None
         decodes = config.check == "full"
-        return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes=decodes)
+        blurs = config.blur_boxes is not None
+        return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes=decodes, blurs=blurs)
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
@@ -117,7 +120,7 @@ class Examiner:
             return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.packed.key if row.packed else row.key or numbered_key(row.number)
         extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
-        extra = {"blurred": len(boxes), **extra} if boxes else extra
+        extra = {"blurred": len(boxes), **extra} if self.blurs else extra  # also 0: all samples have the same members
         digest = image_digest(original)
         known = hash_of(digest) if image is original else None
         captions = [*fields.captions, *row.more_captions]

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,6 @@ class FolderSource:
     """
 
     may_repeat = False
-    holds_images = False
     rows_are_exact = True
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
@@ -151,10 +149,6 @@ class FolderSource:
             fault = (Reason.MISSING_CAPTION, "the image has no caption, and lies in none of the folders of classes")
             yield Row(number, place, place, fault=fault)
             number += 1
-
-    def rows_from(self, start: int) -> Iterator[Row]:
-        """All rows from one on. See `Source.rows_from`."""
-        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""

@@ -57,6 +57,8 @@ class GivenSource(TableSource):
         config: the settings about columns are used.
     """
 
+    can_be_sent = False  # another process cannot call the program
+
     def __init__(self, table: GivenTable, config: ConvertConfig) -> None:
         if config.caption_columns is None and set(CAPTIONS) <= set(table.columns):
             config = config.model_copy(update={"caption_columns": CAPTIONS})
@@ -79,7 +81,7 @@ class GivenSource(TableSource):
                 yield replace(row, fault=(bad.reason, bad.detail))
 
     def rows_from(self, start: int) -> Iterator[Row]:
-        """Rows from one on; the keys of those before it are looked at too. See `Source.rows_from`."""
+        """The rows from one on; those before it are read too, for their keys."""
         return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:

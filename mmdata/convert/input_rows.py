@@ -135,7 +135,7 @@ def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32
         "row": places + records.start,
         "status": [_status(place, decided, bool(written[place]), place in merged) for place in chosen],
         "reason": [fault and str(fault[0]) for fault in faults],
-        "detail": [fault and _printable(fault[1]) for fault in faults],
+        "detail": [_detail(fault, records.into(place)) for fault, place in zip(faults, chosen, strict=True)],
         **{name: _taken(records.texts(name), chosen) for name in ("place", "path", "key")},
         "shard": pa.array(shards[places], mask=shards[places] < 0),
     }
@@ -153,6 +153,12 @@ def _status(place: int, decided: Decided, is_written: bool, is_merged: bool) -> 
     if fault[0] is Reason.DUPLICATE_IMAGE:
         return "duplicate"
     return "filtered" if fault[0] is Reason.FILTERED else "quarantined"
+
+
+def _detail(fault: tuple[Reason, str] | None, into: int | None) -> str | None:
+    if fault is not None:
+        return _printable(fault[1])
+    return None if into is None else f"merged into row {into}"
 
 
 def _taken(texts: list[str | None], places: list[int]) -> list[str | None]:

@@ -44,6 +44,12 @@ class FilePrint:
     bytes: int
     sha256: str
     lines: int
+    modified_ns: int
+
+    def has_changed(self, path: Path) -> bool:
+        """Whether the file has another size, or was written to, since it was read."""
+        status = path.stat()
+        return (status.st_size, status.st_mtime_ns) != (self.bytes, self.modified_ns)
 
 
 def find_tables(folder: Path, pattern: str) -> list[Path]:
@@ -166,6 +172,7 @@ def _what_it_is(path: Path) -> str:
 def fingerprint(path: Path) -> FilePrint:
     """Hash a table's file and count its lines; if it is compressed, those inside."""
     digest, size, lines = hashlib.sha256(), 0, 1
+    modified_ns = path.stat().st_mtime_ns
     is_plain = compression_of(path) is None
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -176,7 +183,7 @@ def fingerprint(path: Path) -> FilePrint:
         with naming_damage(path), open_bytes(path) as file:
             while block := file.read(BLOCK_BYTES):
                 lines += _count_lines(block)
-    return FilePrint(path.name, size, digest.hexdigest(), lines)
+    return FilePrint(path.name, size, digest.hexdigest(), lines, modified_ns)
 
 
 def _count_lines(block: bytes) -> int:

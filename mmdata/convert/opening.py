@@ -44,6 +44,7 @@ def open_conversion(
     chosen: ChosenRows | None,
     *,
     shared: bool = False,
+    overwrite: bool = False,
 ) -> Opened:
     """Hold the output folder, and open the corpus and the tokenizer that counts its captions.
 
@@ -57,7 +58,7 @@ def open_conversion(
     if is_url(out):
         outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))
     else:
-        outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared))
+        outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, chosen, outputs[0], stack)
     tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
     return Opened(corpus, config, tokenizer, outputs)

@@ -43,7 +43,7 @@ Run = dict[str, Any]
 
 
 class Output:
-    """A folder that only this process writes, within `open_outputs`.
+    """A folder that is written within `open_outputs`.
 
     Attributes:
         folder: where the conversion is published.
@@ -93,30 +93,36 @@ class Output:
 
     def remove_private(self) -> None:
         """Remove the hidden folder."""
-        for path in self.private.glob(f"{UNITS_NAME}-*"):
-            Staging(path).remove()
+        for staging in self._stagings():
+            staging.remove()
         shutil.rmtree(self.private, ignore_errors=True)
 
-    def staging(self, run: Run, *, overwrite: bool) -> Staging:
+    def holds_unfinished(self, *, other_than: Run | None = None) -> bool:
+        """Whether there are units of a conversion that did not end and may be gone on with, and that is not this one."""
+        unfinished = (one for one in self._stagings() if one.has_any() and not one.was_refused)
+        runs = [run for one in unfinished if (run := one.run()) is not None]
+        return any(other_than is None or {**run, "mmdata": None} != {**other_than, "mmdata": None} for run in runs)
+
+    def staging(self, run: Run, *, overwrite: bool, shared: bool = False) -> Staging:
         """The units of a conversion, with those that an earlier run has made and not published.
 
         Args:
             run: what decides the bytes.
-            overwrite: whether units of another conversion are removed.
+            overwrite: whether to begin anew; but what a killed run that did so has made is kept.
+            shared: whether other processes may be making units: nothing is removed then.
 
         Raises:
             DataError: there are units of another conversion.
         """
         run, digest = identified(run)
         wanted = Staging(self.private / f"{UNITS_NAME}-{digest}")  # the name keeps a process of another run out
-        for path in self.private.glob(f"{UNITS_NAME}-*"):
-            staging = Staging(path)
-            if path == wanted.folder:
+        for staging in self._stagings():
+            if staging.folder == wanted.folder or (other := staging.run()) is None:
                 continue
-            if not overwrite and (other := staging.run()) and staging.has_any():
+            if shared or not (overwrite or staging.was_refused or not staging.has_any()):
                 raise self.unfinished(other, run)
             staging.remove()
-        wanted.begin(run)
+        wanted.begin(run, overwrites=overwrite)
         return wanted
 
     def unfinished(self, other: Run, run: Run) -> DataError:
@@ -125,6 +131,9 @@ class Output:
             f"output '{self.place}': holds an unfinished conversion ({'; '.join(_differences(other, run))}); "
             "run that again, which goes on where it ended, or start anew with --overwrite"
         )
+
+    def _stagings(self) -> list[Staging]:
+        return [Staging(path) for path in self.private.glob(f"{UNITS_NAME}-*")]
 
     def is_complete(self, run: Run) -> bool:
         """Whether the folder already holds this conversion.
@@ -235,7 +244,7 @@ def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> boo
 
 def identified(run: Run) -> tuple[Run, str]:
     """A run with the version of mmdata, and a name for it: equal for equal runs."""
-    run = {**run, "mmdata": {"version": version("mmdata")}}
+    run = {**run, "mmdata": {"version": version("mmdata"), "pillow": version("pillow")}}
     return run, digest_of(run)
 
 
@@ -245,8 +254,10 @@ def digest_of(run: Run) -> str:
 
 
 @contextmanager
-def open_outputs(folder: Path, parts: Sequence[str] = (), *, shared: bool = False) -> Generator[list[Output]]:
-    """Hold a folder, or its sub-folders `parts`, as their only writer.
+def open_outputs(
+    folder: Path, parts: Sequence[str] = (), *, shared: bool = False, overwrite: bool = False
+) -> Generator[list[Output]]:
+    """Hold a folder, or its sub-folders `parts`, as their only writer, or one of several.
 
     The folders are made if missing, and what a killed run left is published or removed.
 
@@ -254,6 +265,7 @@ def open_outputs(folder: Path, parts: Sequence[str] = (), *, shared: bool = Fals
         folder: of the output.
         parts: names of sub-folders.
         shared: whether processes that say so too may hold the folder meanwhile. What a killed run left stays.
+        overwrite: whether an unfinished conversion without `parts` may be removed for one with them.
 
     Raises:
         DataError: a folder holds foreign files, cannot be written, or another process writes it.
@@ -261,7 +273,7 @@ def open_outputs(folder: Path, parts: Sequence[str] = (), *, shared: bool = Fals
     outputs = [Output(folder / part) for part in parts] or [Output(folder)]
     with ExitStack() as held:
         if parts:
-            _hold_parent(folder, parts, held, shared=shared)
+            _hold_parent(folder, parts, held, shared=shared, overwrite=overwrite)
         for output in outputs:
             _hold(output, held, shared=shared)
         if not shared:
@@ -269,7 +281,7 @@ def open_outputs(folder: Path, parts: Sequence[str] = (), *, shared: bool = Fals
         yield outputs
 
 
-def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared: bool) -> None:
+def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared: bool, overwrite: bool) -> None:
     """Hold the folder of the parts, which may hold nothing else but what a conversion that failed has left."""
     if folder.is_dir() and (foreign := sorted(set(os.listdir(folder)) - {*parts, LOCK_NAME, PRIVATE_NAME})):
         raise foreign_files(str(folder), foreign)
@@ -277,6 +289,11 @@ def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared:
     failed = Output(folder)
     if manifest_prefix(failed.private) is not None:
         raise foreign_files(str(folder), [PRIVATE_NAME])
+    if failed.holds_unfinished() and not overwrite:
+        raise DataError(
+            f"output '{folder}': holds an unfinished conversion without --val-share; run that again, which goes on "
+            "where it ended, or start anew with --overwrite"
+        )
     if failed.private.exists() and not shared:
         failed.remove_private()
 

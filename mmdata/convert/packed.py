@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,6 @@ class PackedSource:
     """
 
     may_repeat = False
-    holds_images = False
     rows_are_exact = True
 
     def __init__(self, path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> None:
@@ -95,10 +93,6 @@ class PackedSource:
                 for group in SampleReader(read_members(file, name=tar.name), name=tar.name):
                     yield self._row(number, tar, group, indexed)
                     number += 1
-
-    def rows_from(self, start: int) -> Iterator[Row]:
-        """All rows from one on. See `Source.rows_from`."""
-        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""

@@ -106,30 +106,8 @@ class Part:
                     fragment = relabel(fragment, decided.labels[places], self._new_relabelled())
             if len(fragment.rows):
                 shards[places[written[places]]] = self._place(fragment)
-        self.account(decided)
+        count_rows(self.accounts, decided, self._number)
         self._input_rows.add(decided, self._number, shards)
-
-    def account(self, decided: Decided) -> None:
-        """Count the rows of a unit that belong to this folder."""
-        records, accounts = decided.records, self.accounts
-        ours = decided.parts == self._number
-        written = decided.written & ours
-        accounts.written += int(written.sum())
-        accounts.merged += sum(bool(ours[place]) and place not in decided.faults for place in records.merged.tolist())
-        accounts.differing += sum(bool(ours[place]) for place in decided.differing)
-        for place, (reason, detail) in sorted(decided.faults.items()):
-            if ours[place]:
-                accounts.leave_out(
-                    row=records.start + place,
-                    place=records.text("place", place),
-                    path=records.text("path", place),
-                    reason=reason,
-                    detail=detail,
-                )
-        for place, losses in sorted(decided.losses.items()):
-            if written[place]:
-                for loss in accounts.losses.add(records.text("place", place), losses):
-                    logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
 
     def close_ledger(self) -> None:
         """Put the list of the rows left out on disk."""
@@ -182,6 +160,29 @@ class Part:
         """Add shards to the manifest until no more than some are being made."""
         while len(self._composing) > at_most:
             self._manifest.add(self._composing.popleft().result())
+
+
+def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
+    """Count the rows of a unit that belong to a folder, by its number."""
+    records = decided.records
+    ours = decided.parts == number
+    written = decided.written & ours
+    accounts.written += int(written.sum())
+    accounts.merged += sum(bool(ours[place]) and place not in decided.faults for place in records.merged.tolist())
+    accounts.differing += sum(bool(ours[place]) for place in decided.differing)
+    for place, (reason, detail) in sorted(decided.faults.items()):
+        if ours[place]:
+            accounts.leave_out(
+                row=records.start + place,
+                place=records.text("place", place),
+                path=records.text("path", place),
+                reason=reason,
+                detail=detail,
+            )
+    for place, losses in sorted(decided.losses.items()):
+        if written[place]:
+            for loss in accounts.losses.add(records.text("place", place), losses):
+                logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
 
 
 def lowest_hash(decided: Decided) -> int:

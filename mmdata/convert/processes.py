@@ -6,8 +6,8 @@ with an error that names the unit's rows.
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter, deque
@@ -23,10 +23,11 @@ from mmdata.errors import DataError
 
 RETRIES = 1
 """Times that a unit is made again after the process that made it died."""
+_MEMORY = "; has the machine memory enough? --workers 1 needs least"
 AHEAD = 2
 """Units that a process holds, the one in work included."""
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from mmdata.convert.worker import main; main()"
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.convert.worker import main; main()"
 
 
 def processes(num_workers: int | None = None) -> Engine:
@@ -104,7 +105,7 @@ class _Pool:
             if self._deaths[unit.number] > RETRIES:
                 raise DataError(
                     f"a process died {self._deaths[unit.number]} times ({_how(code)}) over rows {unit.start} to "
-                    f"{unit.stop - 1}; has the machine memory enough? --workers 1 needs least"
+                    f"{unit.stop - 1}{_MEMORY if code == -signal.SIGKILL else ''}"
                 )
         self._again.extendleft(reversed(worker.units))
 
@@ -122,9 +123,10 @@ class _Worker:
         self.units: deque[Unit] = deque()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), *map(str, sys.path)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C goes to all processes of a terminal; this one decides
             )
         self._send(job)
 

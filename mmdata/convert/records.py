@@ -172,8 +172,8 @@ class Records:
         reason = self._batch.column("reason")[place].as_py()
         return (Reason(reason), self.text("detail", place)) if reason else None
 
-    def into(self, place: int) -> int:
-        """The row that takes the captions of a merged row."""
+    def into(self, place: int) -> Any:
+        """Number of the row that takes the captions of a merged row; None for another row."""
         return self._batch.column("into")[place].as_py()
 
     def label(self, place: int) -> int | str | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mmdata.convert.spill import Spill, add_rows
 
 KEY_BYTES = 16
-BUCKET_ROWS = 2**20
+BUCKET_ROWS = 2**18
 """Rows of a file, on average; 32 bytes each."""
 
 _KEYED = np.dtype([("high", ">u8"), ("low", ">u8"), ("row", "<i8"), ("said", "<i8")])

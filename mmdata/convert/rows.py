@@ -118,8 +118,6 @@ class Source(Protocol):
         classes: names of the class numbers, if the corpus declares them; else empty.
         has_captions: whether any row may have a caption; if not, the corpus is one of labels only.
         may_repeat: whether several rows may name one image; False for folders and tars.
-        holds_images: whether rows hold the bytes of images, so that many of them do not fit into memory. The number of
-            rows is known then.
     """
 
     root: str
@@ -128,14 +126,9 @@ class Source(Protocol):
     classes: tuple[str, ...]
     has_captions: bool
     may_repeat: bool
-    holds_images: bool
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the same order every time."""
-        ...
-
-    def rows_from(self, start: int) -> Iterator[Row]:
-        """The rows from number `start` on. Only called where rows hold images, which it does not read for nothing."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class S3Output(Output):
         if foreign := sorted(self.listing() - ours):
             raise foreign_files(self.place, foreign)
 
-    def staging(self, run: Run, *, overwrite: bool) -> S3Staging:
+    def staging(self, run: Run, *, overwrite: bool, shared: bool = False) -> S3Staging:
         """See `Output.staging`. The folder belongs to this run from then on, or it is an error.
 
         Raises:
@@ -113,9 +113,11 @@ class S3Output(Output):
                 self._hidden.check_conditions(RUN_NAME, data)
             elif (found := self._hidden.get(RUN_NAME)) is None:
                 continue  # that run ended just now
-            elif found.data != data and not self._take_over(json.loads(found.data), found.tag, run, overwrite):
+            elif found.data != data and not self._take_over(
+                json.loads(found.data), found.tag, run, overwrite and not shared
+            ):
                 continue
-            staging.begin(run)
+            staging.begin(run, overwrites=overwrite)
             return staging
         raise DataError(f"output '{self.place}': other conversions begin here and end; run this again when they have")
 

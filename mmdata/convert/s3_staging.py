@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mmdata.convert.staging import RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
+from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
 from mmdata.shards.folder import INNER
 from mmdata.shards.remote.bucket import Bucket
@@ -71,9 +71,12 @@ class S3Staging(Staging):
         self.units = f"units-{digest}"
         self._stored: dict[int, Stored] = {}
 
-    def begin(self, run: dict[str, Any]) -> None:
+    def begin(self, run: dict[str, Any], *, overwrites: bool = False) -> None:
         """See `Staging.begin`. The file of the run is put under a condition by `S3Output`."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if overwrites and self.bucket.get(mark := f"{self.units}/{OVERWRITES_NAME}") is None:
+            remove_units(self.bucket, f"{self.units}/")
+            self.bucket.put_new(mark, b"")
 
     def run(self) -> dict[str, Any] | None:
         """See `Staging.run`."""
@@ -146,6 +149,15 @@ class S3Staging(Staging):
     def has_any(self) -> bool:
         """See `Staging.has_any`."""
         return any(name.endswith(f"/{RECEIPT_NAME}") for name in self.bucket.listing(f"{self.units}/"))
+
+    def refuse(self, max_bad_share: float) -> None:
+        """See `Staging.refuse`. Here the units do not stay."""
+        self.remove()
+
+    @property
+    def was_refused(self) -> bool:
+        """See `Staging.was_refused`."""
+        return False
 
     def set_rows(self, rows: int) -> None:
         """See `Staging.set_rows`."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from mmdata.atomic import naming
 
+SPILL = ".spill-"
+"""How the names of folders with temporary files begin."""
 BUFFERED_BYTES = 2**25
 """Bytes that wait in memory before they are written."""
 
@@ -25,7 +27,7 @@ class Spill:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=".spill-", dir=folder))
+        self._folder = Path(tempfile.mkdtemp(prefix=SPILL, dir=folder))
         self._waiting: defaultdict[int, list[bytes]] = defaultdict(list)
         self._waiting_bytes = 0
 

@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import naming, sync_folder, write_whole
+from mmdata.atomic import lock, naming, sync_folder, write_whole
+from mmdata.convert.spill import SPILL
 from mmdata.shards.folder import INNER
 
 UNITS_NAME = ".units"
@@ -27,6 +29,8 @@ FRAGMENTS_NAME = "fragments.json"
 RECEIPT_NAME = "receipt.json"
 RUN_NAME = "run.json"
 ROWS_NAME = "rows.json"
+REFUSED_NAME = "refused.json"
+OVERWRITES_NAME = "overwrites"
 _ATTEMPT = ".attempt-"
 
 
@@ -59,20 +63,25 @@ class Staging:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, run: dict[str, Any]) -> None:
-        """Make the folder for a run, unless it is there; several processes may do so at once.
+    def begin(self, run: dict[str, Any], *, overwrites: bool = False) -> None:
+        """Make the folder for a run, unless it is there.
 
         Args:
             run: what decides the units' content, as JSON.
+            overwrites: whether the run is one that begins anew: the units that a killed one has left are its own.
         """
-        if self.run() is not None:
-            return
-        shutil.rmtree(self.folder, ignore_errors=True)  # its removal was killed
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f"{self.folder.name}-", dir=self.folder.parent))
-        write_whole(new / RUN_NAME, json.dumps(run, sort_keys=True).encode())
-        _rename_or_remove(new, self.folder)
-        sync_folder(self.folder.parent)
+        with self._alone():
+            if overwrites and not (self.folder / OVERWRITES_NAME).exists():
+                self.remove()
+            if self.run() is not None:
+                return
+            shutil.rmtree(self.folder, ignore_errors=True)  # its removal was killed
+            self.folder.mkdir()
+            if overwrites:
+                (self.folder / OVERWRITES_NAME).touch()
+            write_whole(self.folder / RUN_NAME, json.dumps(run, sort_keys=True).encode())
+            sync_folder(self.folder.parent)
 
     def run(self) -> dict[str, Any] | None:
         """The run that the units belong to; None if there is none."""
@@ -116,9 +125,39 @@ class Staging:
         """Whether there is a unit."""
         return any(path.name.isdigit() for path in self.folder.iterdir())
 
+    def refuse(self, max_bad_share: float) -> None:
+        """Note that the units were not good enough to publish with this share of rows that cannot be used."""
+        write_whole(self.folder / REFUSED_NAME, json.dumps(max_bad_share).encode())
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the units were not good enough to publish."""
+        return (self.folder / REFUSED_NAME).exists()
+
+    def retry(self, max_bad_share: float) -> None:
+        """Begin again after `refuse`. If no more is allowed, what could not be used must have been repaired.
+
+        Units with rows that cannot be used are then made again.
+        """
+        if not self.was_refused:
+            return
+        before: float = json.loads((self.folder / REFUSED_NAME).read_bytes())
+        for path in self.folder.iterdir():
+            is_bad = path.name.isdigit() and (receipt := self.receipt(int(path.name))) and receipt.quarantined
+            if is_bad and max_bad_share <= before:
+                shutil.rmtree(path)
+        (self.folder / REFUSED_NAME).unlink()
+
+    @contextmanager
+    def _alone(self) -> Generator[None, None, None]:
+        """No other process of this run is in such a block."""
+        with lock(self.folder.parent, wait=True):
+            yield
+
     def set_rows(self, rows: int) -> None:
         """Keep the number of rows of the corpus, once all were read."""
-        write_whole(self.folder / ROWS_NAME, json.dumps(rows).encode())
+        with self._alone():
+            write_whole(self.folder / ROWS_NAME, json.dumps(rows).encode())
 
     def rows(self) -> int | None:
         """The number of rows of the corpus; None if they were not all read."""
@@ -128,13 +167,15 @@ class Staging:
             return None
 
     def remove_attempts(self) -> None:
-        """Remove what killed attempts have left; nobody may be making a unit."""
+        """Remove what killed processes have left; nobody may be making a unit."""
         for path in self.folder.iterdir():
-            if path.name.startswith(_ATTEMPT):
-                shutil.rmtree(path)
+            if path.name.startswith((_ATTEMPT, SPILL)):
+                shutil.rmtree(path, ignore_errors=True)  # a process that nobody waits for may write there yet
 
     def remove(self) -> None:
         """Remove all units. A kill leaves them without their run, and so for nobody."""
+        if not self.folder.exists():
+            return
         (self.folder / RUN_NAME).unlink(missing_ok=True)
         sync_folder(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)

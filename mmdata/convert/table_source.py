@@ -31,12 +31,18 @@ class TableSource:
         files: that the tables are in.
         config: the settings about columns are used.
 
+    Attributes:
+        holds_images: whether rows hold the bytes of images, so that many of them do not fit into memory. The number of
+            rows is known then.
+        can_be_sent: whether another process can read the tables.
+
     Raises:
         DataError: no row, or tables that differ.
         ConfigError: no such column.
     """
 
     may_repeat = True
+    can_be_sent = True
 
     def __init__(
         self, folder: Path, tables: Sequence[Table], files: Sequence[FilePrint], config: ConvertConfig
@@ -83,8 +89,19 @@ class TableSource:
         return (row for row, _ in self._read())
 
     def rows_from(self, start: int) -> Iterator[Row]:
-        """Rows of all tables from one on. See `Source.rows_from`."""
+        """The rows from one on; images before it are not read.
+
+        Raises:
+            DataError: a file has changed since it was opened.
+        """
+        self.check_unchanged()
         return (row for row, _ in self._read(start))
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if a file has changed since it was opened."""
+        for table, file in zip(self._tables, self._files, strict=False):  # rows of a program are in no file
+            if file.has_changed(table.path):
+                raise DataError(f"table '{table.path}': has changed since it was opened; run the conversion again")
 
     def _read(self, start: int = 0) -> Iterator[tuple[Row, dict[str, Any]]]:
         """Each row with its cells; those of a row with a fault are empty."""

@@ -18,8 +18,9 @@ from mmdata.convert.examine import Examined, Examiner, hash_of
 from mmdata.convert.group import Merge
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import RecordWriter, Status
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.rows import Row
 from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
+from mmdata.convert.table_source import TableSource
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import in_share
 from mmdata.shards import Sample
@@ -28,6 +29,9 @@ from mmdata.shards.columns.labels import Labels
 from mmdata.shards.open_shard import OpenShard, members_of, size_in_tar
 from mmdata.shards.tar import END
 from mmdata.transform.text import Tokenizer
+
+WIDEST = 999_999_999
+"""The class number that takes most bytes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Job:
         staging: where the units are made.
     """
 
-    source: Source | None
+    source: TableSource | None
     classes: tuple[str, ...]
     config: ConvertConfig
     examiner: Examiner
@@ -166,10 +170,10 @@ class UnitWriter:
         assert examined.sample is not None
         label = self._labels.number(examined.label)
         if label is None and not examined.sample.captions and examined.label is not None:
-            label = (
-                0  # a label that is refused takes the sample with it, or gets its number, when units are put together
-            )
-        self._parts[part].write(examined.sample if label is None else replace(examined.sample, label=label))
+            # Refused: when the units are put together, it gets its number or takes the sample with it.
+            label = 0
+        sample = examined.sample if label is None else replace(examined.sample, label=label)
+        self._parts[part].write(sample, may_change=isinstance(examined.label, str))
 
 
 class _Fragments:
@@ -181,16 +185,26 @@ class _Fragments:
         self._max_bytes = job.config.shard_bytes
         self._count_tokens = job.tokenizer.count if job.tokenizer else None
         self._open: OpenShard | None = None
+        self._bytes = 0  # that the open tar may have
         self.tars: list[Tar] = []  # the finished ones
 
-    def write(self, sample: Sample) -> None:
-        """Add a sample."""
+    def write(self, sample: Sample, *, may_change: bool) -> None:
+        """Add a sample.
+
+        Args:
+            sample: is written.
+            may_change: whether its class number is a guess. It is given the room of any number, so that neither limit
+                is passed when it is corrected.
+        """
         members = members_of(sample)
-        if self._open and self._open.bytes + size_in_tar(members) + len(END) > self._max_bytes:
+        size = size_in_tar(members_of(replace(sample, label=WIDEST)) if may_change else members)
+        if self._open and self._bytes + size + len(END) > self._max_bytes:
             self.finish()
         if self._open is None:
             self._open = OpenShard(self._folder / fragment_name(self._part, len(self.tars)))
+            self._bytes = 0
         self._open.add(sample, members)
+        self._bytes += size
 
     def finish(self) -> None:
         """End the tar that is open."""

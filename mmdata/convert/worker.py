@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import queue
-import signal
 import sys
 import threading
 import time
@@ -22,7 +21,6 @@ REPORT_S = 0.2
 
 def main() -> None:
     """Make units until the connection ends; argv[1] is its file descriptor."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the first one decides
     connection = Connection(int(sys.argv[1]))
     try:
         job: Job = connection.recv()
@@ -50,7 +48,7 @@ def _make(job: Job, unit: Unit, fetch: FetchStage, connection: Connection) -> No
 
 def _units(connection: Connection) -> Iterator[Unit]:
     """The units that are sent; a thread receives the next one while one is made."""
-    received: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
+    received: queue.SimpleQueue[Unit | BaseException | None] = queue.SimpleQueue()
 
     def receive() -> None:
         try:
@@ -58,9 +56,13 @@ def _units(connection: Connection) -> Iterator[Unit]:
                 received.put(connection.recv())
         except (EOFError, OSError):
             received.put(None)
+        except BaseException as error:  # whatever a pickle does
+            received.put(error)
 
     threading.Thread(target=receive, name="receive", daemon=True).start()
     while (unit := received.get()) is not None:
+        if isinstance(unit, BaseException):
+            raise unit
         yield unit
 
 

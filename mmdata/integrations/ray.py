@@ -56,12 +56,16 @@ def _make_all(ray: Any, job: Job, units: Iterable[Unit], num_workers: int | None
     shared = ray.put(job)
     at_once = 2 * (num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
     pending: dict[Any, Unit] = {}
-    for unit in units:
-        pending[task.remote(shared, unit)] = unit
-        if len(pending) >= at_once:
+    try:
+        for unit in units:
+            pending[task.remote(shared, unit)] = unit
+            if len(pending) >= at_once:
+                yield from _first_done(ray, pending)
+        while pending:
             yield from _first_done(ray, pending)
-    while pending:
-        yield from _first_done(ray, pending)
+    finally:
+        for reference in pending:
+            ray.cancel(reference, force=True)
 
 
 def _make(job: Job, unit: Unit) -> Receipt:
@@ -82,5 +86,7 @@ def _first_done(ray: Any, pending: dict[Any, Unit]) -> Iterator[Receipt | Progre
         raise DataError(
             f"a Ray worker died {RETRIES + 1} times over rows {unit.start} to {unit.stop - 1}; has it memory enough?"
         ) from error
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
     yield Progress(receipt.rows)
     yield receipt

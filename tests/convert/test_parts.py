@@ -69,7 +69,7 @@ def test_jobs_at_the_same_time_give_the_bytes_of_one(table: Path, tmp_path: Path
 
 
 def test_finish_without_a_part_names_its_units(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no part of this conversion was made; run it with --part 1/1, or without"):
+    with pytest.raises(DataError, match="no part of this conversion has run to its end; run --part 1/N to N/N first"):
         convert(table, tmp_path / "out", SETTINGS, finish=True)
     for part in (1, 4):
         convert_part(table, tmp_path / "out", SETTINGS, part=(part, 4), engine=threads(1))

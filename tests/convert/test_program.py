@@ -20,6 +20,7 @@ from tests.convert.conftest import content
 from tests.programs import Program
 
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
+INTERRUPTED = "nothing was published, run the same command again: it goes on where this ended\ninterrupted\n"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
@@ -50,7 +51,7 @@ def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
     ("number", "status", "message"),
     [
         (signal.SIGTERM, 143, TERMINATED),
-        (signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGINT, 130, INTERRUPTED),
         (signal.SIGKILL, -9, ""),
     ],
 )

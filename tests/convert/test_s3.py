@@ -165,7 +165,7 @@ def test_s3_parts_of_two_programs_and_two_that_finish_give_the_bytes_of_one(s3, 
 
 
 def test_s3_finish_without_a_part_names_its_units(s3, table):
-    with pytest.raises(DataError, match="no part of this conversion was made; run it with --part 1/1, or without"):
+    with pytest.raises(DataError, match="no part of this conversion has run to its end; run --part 1/N to N/N first"):
         to_s3(table, finish=True)
     convert_part(table, URL, SETTINGS, part=(2, 3), engine=threads(1))
     with pytest.raises(DataError, match=r"2 of 3 units are missing \(0, 2\): some parts have not run"):

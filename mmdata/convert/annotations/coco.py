@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,6 @@ class CocoSource:
     """
 
     may_repeat = False
-    holds_images = False
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True
@@ -73,10 +71,6 @@ class CocoSource:
             detail = f"{found} of image {excerpt(image_id)}, which is not among the file's images"
             number = len(self._content.groups) + place
             yield Row(number, self._place(image_id), fault=(Reason.MISSING_IMAGE, detail))
-
-    def rows_from(self, start: int) -> Iterator[Row]:
-        """All rows from one on. See `Source.rows_from`."""
-        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the files. See `Source.describe`."""

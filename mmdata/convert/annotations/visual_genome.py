@@ -46,7 +46,6 @@ class VisualGenomeSource:
     """
 
     may_repeat = False
-    holds_images = False
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True
@@ -90,10 +89,6 @@ class VisualGenomeSource:
         for number, image_id in enumerate(self._without, begin):
             fault = (Reason.MISSING_CAPTION, f"the image is in {IMAGE_DATA}, and has no regions")
             yield Row(number, self._place(image_id), image=self._find(image_id), fault=fault)
-
-    def rows_from(self, start: int) -> Iterator[Row]:
-        """All rows from one on. See `Source.rows_from`."""
-        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the files. See `Source.describe`."""

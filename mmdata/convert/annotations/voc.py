@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,6 @@ class VocSource:
     """
 
     may_repeat = False
-    holds_images = False
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True
@@ -116,10 +114,6 @@ class VocSource:
             else:
                 fault = (Reason.DUPLICATE_IMAGE, f"'{stem}' is in the list twice: row {first} has it")
                 yield Row(number, self._place(stem), image=path, fault=fault)
-
-    def rows_from(self, start: int) -> Iterator[Row]:
-        """All rows from one on. See `Source.rows_from`."""
-        return islice(self.rows(), start, None)
 
     def describe(self) -> dict[str, Any]:
         """A hash of the names and sizes of all files. See `Source.describe`."""
