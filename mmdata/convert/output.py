@@ -98,7 +98,7 @@ class Output:
         shutil.rmtree(self.private, ignore_errors=True)
 
     def holds_unfinished(self, *, other_than: Run | None = None) -> bool:
-        """Whether there are units of a conversion that did not end and may be gone on with, and that is not this one."""
+        """Whether there are units of a conversion that did not end, may be gone on with, and is not this one."""
         unfinished = (one for one in self._stagings() if one.has_any() and not one.was_refused)
         runs = [run for one in unfinished if (run := one.run()) is not None]
         return any(other_than is None or {**run, "mmdata": None} != {**other_than, "mmdata": None} for run in runs)

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -48,10 +49,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def s3(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+def s3(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     """A server with an empty bucket; who asks again does so at once."""
     monkeypatch.setattr(botocore.retries.standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     monkeypatch.setattr(bucket_module, "WAIT_S", 0.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of programs, some of which are killed
     server.answers.clear()
     server.commands.clear()
     objects().clear()
