@@ -34,7 +34,8 @@ from mmdata.convert.engines import Engine, local
 from mmdata.errors import counted, printable
 from mmdata.progress import duration, progress_in_rows
 from mmdata.shards import Manifest
-from mmdata.shards.folder import find_ledger
+from mmdata.shards.folder import INNER, QUARANTINE_NAME, find_ledger
+from mmdata.shards.remote.urls import is_url
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",
@@ -122,7 +123,12 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = Parser("convert", __doc__)
     parser.add_argument("source", metavar="SOURCE")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder for the shards; made if missing, else empty")
+    parser.add_argument(
+        "out",
+        type=place,
+        metavar="OUT",
+        help="folder for the shards, or s3://BUCKET/PREFIX; made if missing, else empty",
+    )
     parser.add_argument("--recipe", help="a corpus of datasets/, or a YAML file of settings; flags replace them")
     for name, text in SETTINGS.items():
         action = "append" if name in REPEATED else "store"
@@ -163,7 +169,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
     parser.add_argument(
-        "--part", metavar="K/N", type=part_of, help="do the K-th of N parts, for N jobs that share OUT; then --finish"
+        "--part", metavar="K/N", type=part_of, help="do the K-th of N parts, for N jobs that reach OUT; then --finish"
     )
     parser.add_argument("--finish", action="store_true", help="publish what the parts have made")
     parser.add_argument("--overwrite", action="store_true", help="replace another conversion in OUT")
@@ -181,6 +187,11 @@ def parse_arguments() -> argparse.Namespace:
     if options.reason and not options.retry:
         parser.error("--reason says which rows of an earlier conversion are tried again: give its folder with --retry")
     return options
+
+
+def place(text: str) -> Path | str:
+    """A folder on this disk, or a URL."""
+    return text if is_url(text) else Path(text)
 
 
 def part_of(text: str) -> tuple[int, int]:
@@ -255,7 +266,7 @@ def show_part(made: PartReport, part: tuple[int, int]) -> None:
     )
 
 
-def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
+def show(report: Report, source: str, out: Path | str, config: ConvertConfig) -> None:
     """Print the accounts, the places of the files, and the next commands."""
     if report.was_complete:
         print(f"{printable(str(out))} already holds this conversion; nothing to do")
@@ -297,7 +308,7 @@ def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
     parts = {out: report.manifest}
     if report.val is not None:
-        parts = {out / "train": report.manifest, out / "val": report.val}
+        parts = {inside(out, "train"): report.manifest, inside(out, "val"): report.val}
     for folder, manifest in parts.items():
         print(printable(one_folder(folder, manifest)))
     if accounts["duplicate"] and "merged" not in accounts and report.source["kind"] == "table":
@@ -314,17 +325,17 @@ def show(report: Report, source: str, out: Path, config: ConvertConfig) -> None:
         print("duplicates: the first row of each image was written; --keep-duplicates writes all")
 
 
-def show_next(report: Report, out: Path) -> None:
+def show_next(report: Report, out: Path | str) -> None:
     """Print the next commands."""
-    folder = out if report.val is None else out / "train"
+    folder = out if report.val is None else inside(out, "train")
     for line in next_commands(folder, report.manifest):
         print(printable(line))
 
 
-def show_retry(report: Report, earlier: list[str], out: Path) -> None:
+def show_retry(report: Report, earlier: list[str], out: Path | str) -> None:
     """Print how to train on what the earlier folders and the retry hold."""
     part = "" if report.val is None else "train"
-    listed = ", ".join(f"{{shards: {Path(folder) / part}}}" for folder in [*earlier, out])
+    listed = ", ".join(f"{{shards: {inside(folder, part) if part else folder}}}" for folder in [*earlier, out])
     print(printable(f"to train on all of them, set data.shards: [{listed}]"))
 
 
@@ -340,18 +351,25 @@ def pace(report: Report, made: int, seconds: float) -> str:
 
 def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -> None:
     """Print what a conversion would give; nothing is written."""
+    out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
-        found = preview(options.source, config, out=options.out, workers=options.workers, chosen=chosen, track=track)
+        found = preview(options.source, config, out=out, workers=options.workers, chosen=chosen, track=track)
     Console().print(preview_table(found))
     for line in preview_lines(found, str(options.out)):
         print(printable(line))
 
 
-def one_folder(folder: Path, manifest: Manifest) -> str:
+def inside(out: Path | str, name: str) -> Path | str:
+    """A sub-folder of the output."""
+    return out / name if isinstance(out, Path) else f"{out.rstrip('/')}/{name}"
+
+
+def one_folder(folder: Path | str, manifest: Manifest) -> str:
     """A sentence about a folder of shards."""
     accounts = manifest.accounts or {}
     left_out = sum(accounts["reasons"].values())
-    listed = f"; {left_out:,} left out, each with its reason in {find_ledger(folder)}" if left_out else ""
+    ledger = find_ledger(folder) if isinstance(folder, Path) else inside(folder, INNER + QUARANTINE_NAME)
+    listed = f"; {left_out:,} left out, each with its reason in {ledger}" if left_out else ""
     texts = counted(manifest.captions, "caption") if manifest.has_captions else "labels only"
     return f"{counted(manifest.num_shards, 'shard')} in {folder}: {counted(manifest.rows, 'image')}, {texts}{listed}"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from mmdata.shards import Manifest
 
 
-def next_commands(folder: Path, manifest: Manifest) -> list[str]:
+def next_commands(folder: Path | str, manifest: Manifest) -> list[str]:
     """Lines of a command's output that name the commands to type next, each with what it does.
 
     Args:
-        folder: of the shards or of their index.
+        folder: of the shards or of their index; text if it is a URL.
         manifest: of this folder.
     """
     quoted = shlex.quote(str(folder))
@@ -22,7 +22,7 @@ def next_commands(folder: Path, manifest: Manifest) -> list[str]:
     behind_urls = "://" in manifest.location
     if not behind_urls:
         lines.append(f"mmdata report {quoted}    # a page about the corpus")
-    if manifest.has_captions and manifest.tokenizer is None:
+    if manifest.has_captions and manifest.tokenizer is None and isinstance(folder, Path):
         reads = "fetches each tar again" if behind_urls else "reads no image again"
         beside = manifest.location == "." or behind_urls
         tars = quoted if beside else shlex.quote(str(folder / manifest.location))

@@ -39,13 +39,14 @@ class Fragment:
 
     Attributes:
         tar: its path.
-        sha256: of the tar.
+        sha256, size: of the tar.
         samples: how many it has.
         rows: int64 (n,), its samples that are written, ascending.
     """
 
     tar: Path
     sha256: str
+    size: int
     samples: int
     rows: NDArray[np.int64]
 
@@ -68,7 +69,7 @@ class Fragment:
     def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """int64 (all samples,) twice: where each sample begins and ends in the tar."""
         starts = self.columns.fixed("image_offset") - BLOCK  # the image comes first
-        return starts, np.append(starts[1:], self.tar.stat().st_size - len(END))
+        return starts, np.append(starts[1:], self.size - len(END))
 
     @property
     def bytes(self) -> int:
@@ -120,7 +121,14 @@ def relabel(fragment: Fragment, labels: NDArray[np.int64], tar: Path) -> Fragmen
     except BaseException:
         shard.discard()
         raise
-    return Fragment(tar, entry.sha256, entry.rows, np.arange(entry.rows))
+    return Fragment(tar, entry.sha256, entry.bytes, entry.rows, np.arange(entry.rows))
+
+
+def take_index(fragment: Fragment, tar: Path) -> ShardEntry:
+    """Make the index of a shard that is a whole fragment, wherever its tar is."""
+    _link(fragment.index, index_of(tar))
+    encoded = Encoded(fragment.index.read_bytes(), fragment.columns)
+    return encoded.entry(tar.name, index_of(tar).name, size=fragment.size, sha256=fragment.sha256)
 
 
 def index_of(tar: Path) -> Path:
@@ -130,10 +138,7 @@ def index_of(tar: Path) -> Path:
 
 def _take(fragment: Fragment, tar: Path) -> ShardEntry:
     _link(fragment.tar, tar)
-    _link(fragment.index, index_of(tar))
-    data = fragment.index.read_bytes()
-    encoded = Encoded(data, fragment.columns)
-    return encoded.entry(tar.name, index_of(tar).name, size=fragment.tar.stat().st_size, sha256=fragment.sha256)
+    return take_index(fragment, tar)
 
 
 def _link(old: Path, new: Path) -> None:

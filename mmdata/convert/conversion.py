@@ -275,7 +275,9 @@ class Conversion:
     def _open_parts(self, stack: ExitStack) -> list[Part]:
         pool = stack.enter_context(ThreadPoolExecutor(thread_name_prefix="compose"))
         return [
-            stack.enter_context(Part(number, output.private, self._config, self.staging, pool))
+            stack.enter_context(
+                Part(number, output.private, self._config, self.staging, pool, compose=output.composer(self.staging))
+            )
             for number, output in enumerate(self._outputs)
         ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mmdata.convert.accounts import CannotPublish, add_up
@@ -64,8 +63,9 @@ def convert(
             Parquet tables, or shards: a tar or a folder of tars. docs/convert.md lists them. Or the rows themselves:
             dicts such as {"image": "a.jpg", "caption": "a dog"}, from a generator, a list, or a function that returns
             them; see docs/convert.md#rows-of-a-program. A table or a folder of tables may be behind a URL.
-        out: the output folder, which may hold nothing else. Its `__mmdata__/quarantine.jsonl` lists each row left out.
-            With `val_share`, the conversion is two such folders, `out/train` and `out/val`.
+        out: the output folder, which may be s3://BUCKET/PREFIX, and may hold nothing else. Its
+            `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
+            folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
         chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. Or a `Retry` of rows that an
             earlier conversion of this source left out. None takes all.
@@ -79,9 +79,9 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
         OSError: the disk is full or broken. The same call goes on where this one ended.
     """
-    folder, config = Path(out), config or ConvertConfig()
+    config = config or ConvertConfig()
     with ExitStack() as stack:
-        (corpus, config, tokenizer, outputs), run = _open(stack, source, folder, config, chosen, overwrite=overwrite)
+        (corpus, config, tokenizer, outputs), run = _open(stack, source, out, config, chosen, overwrite=overwrite)
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
                 if not output.holds_unfinished(other_than=run):  # of one that is to replace this
@@ -98,7 +98,7 @@ def convert(
             except CannotPublish:
                 staging.refuse(config.max_bad_share)  # the units stay, in case more is allowed
                 raise
-        manifests = [Manifest.read(output.folder) for output in outputs]
+        manifests = [output.read_manifest() for output in outputs]
         return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])
 
 
@@ -127,7 +127,7 @@ def convert_part(
     engine: Engine | None = None,
     track: Track = SILENT,
 ) -> PartReport:
-    """Do a part of a conversion; several processes, on machines that share `out`, may each do one at the same time.
+    """Do a part of a conversion; several processes, on machines that reach `out`, may each do one at the same time.
 
     `convert(…, finish=True)` with the same arguments publishes the whole once all parts are done. A part that is
     repeated makes only what is missing.
@@ -140,7 +140,7 @@ def convert_part(
         DataError, OSError: as `convert`.
         ConfigError: no such part, or `train_tokenizer`, for which each part would read all captions.
     """
-    folder, config = Path(out), config or ConvertConfig()
+    config = config or ConvertConfig()
     if not 1 <= part[0] <= part[1]:
         raise ConfigError(f"part {part[0]} of {part[1]}: parts are numbered from 1 to their number")
     if config.train_tokenizer:
@@ -148,7 +148,7 @@ def convert_part(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
     with ExitStack() as stack:
-        (corpus, config, tokenizer, outputs), run = _open(stack, source, folder, config, chosen, shared=True)
+        (corpus, config, tokenizer, outputs), run = _open(stack, source, out, config, chosen, shared=True)
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = outputs[0].staging(run, overwrite=False, shared=True)
@@ -161,7 +161,7 @@ def convert_part(
 def _open(
     stack: ExitStack,
     source: str | os.PathLike[str] | Rows,
-    out: Path,
+    out: str | os.PathLike[str],
     config: ConvertConfig,
     chosen: ChosenRows | Retry | None,
     *,

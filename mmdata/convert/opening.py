@@ -15,6 +15,7 @@ from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.remote_tables import fetched
 from mmdata.convert.retry import Retry
 from mmdata.convert.rows import Source
+from mmdata.convert.s3_output import open_s3_outputs
 from mmdata.convert.sources import open_source
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
@@ -39,7 +40,7 @@ class Opened(NamedTuple):
 def open_conversion(
     stack: ExitStack,
     source: str | os.PathLike[str] | Rows,
-    out: Path,
+    out: str | os.PathLike[str],
     config: ConvertConfig,
     chosen: ChosenRows | Retry | None,
     *,
@@ -52,13 +53,18 @@ def open_conversion(
     is the whole corpus; `Retry.rows` takes its rows.
     """
     if isinstance(chosen, Retry):
-        config, chosen = chosen.prepare(out, config), chosen.chosen
+        if is_url(out):
+            raise ConfigError(f"output '{out}': a retry is made in a folder of this machine; push it afterwards")
+        config, chosen = chosen.prepare(local_folder(out), config), chosen.chosen
     if not isinstance(source, (str, os.PathLike)):
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
         _check_places(local_folder(source), out, config)
     parts = PARTS if config.val_share else ()
-    outputs = stack.enter_context(open_outputs(out, parts, shared=shared, overwrite=overwrite))
+    if is_url(out):
+        outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))
+    else:
+        outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, chosen, outputs[0], stack)
     return Opened(corpus, config, _load_tokenizer(config), outputs)
 
@@ -92,11 +98,13 @@ def _load_tokenizer(config: ConvertConfig) -> Tokenizer | None:
     return Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
 
 
-def _check_places(path: Path, out: Path, config: ConvertConfig) -> None:
+def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:
     """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
-    if path.is_dir() and config.table is None and out.resolve().is_relative_to(path.resolve()):
+    if is_url(out) or not path.is_dir() or config.table is not None:
+        return
+    if local_folder(out).resolve().is_relative_to(path.resolve()):
         raise ConfigError(f"output '{out}' lies inside the source '{path}'; choose a folder beside it")
 
 

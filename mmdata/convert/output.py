@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.atomic import LOCK_NAME, lock, sync_folder
+from mmdata.convert.compose import compose
 from mmdata.convert.input_rows import ROWS_FOLDER, TIMINGS_NAME
+from mmdata.convert.part import Compose
 from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
 from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
@@ -52,6 +54,35 @@ class Output:
         self.folder = folder
         self.private = folder / PRIVATE_NAME
 
+    @property
+    def place(self) -> str:
+        """Where the conversion is published, for messages."""
+        return str(self.folder)
+
+    def composer(self, staging: Staging) -> Compose:
+        """What makes the shards, in `private`, of the units."""
+        return compose
+
+    def read_manifest(self) -> Manifest:
+        """The manifest of the published conversion."""
+        return Manifest.read(self.folder)
+
+    def published(self) -> Manifest | None:
+        """The manifest that is published now; None if there is none."""
+        return _manifest(self.folder)
+
+    def listing(self) -> set[str]:
+        """Files that are published: their paths, `__mmdata__` alone with what is in it."""
+        return _listing(self.folder)
+
+    def size(self, name: str) -> int:
+        """Size of a published file."""
+        return (self.folder / name).stat().st_size
+
+    def names(self, manifest: Manifest) -> set[str]:
+        """Paths, as in `listing`, of all that a conversion publishes; empty if the manifest is not a conversion's."""
+        return _names(manifest)
+
     def clear_private(self, *, keep: tuple[str, ...] = (UNITS_NAME,)) -> None:
         """Make the hidden folder empty but for units of an unfinished conversion, or for what `keep` begins."""
         (self.private / INNER).mkdir(parents=True, exist_ok=True)
@@ -83,20 +114,23 @@ class Output:
         Raises:
             DataError: there are units of another conversion.
         """
-        run = {**run, "mmdata": {"version": version("mmdata"), "pillow": version("pillow")}}
-        digest = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
+        run, digest = identified(run)
         wanted = Staging(self.private / f"{UNITS_NAME}-{digest}")  # the name keeps a process of another run out
         for staging in self._stagings():
             if staging.folder == wanted.folder or (other := staging.run()) is None:
                 continue
             if shared or not (overwrite or staging.was_refused or not staging.has_any()):
-                raise DataError(
-                    f"output '{self.folder}': holds an unfinished conversion ({'; '.join(differences(other, run))}); "
-                    "run that again, which goes on where it ended, or start anew with --overwrite"
-                )
+                raise self.unfinished(other, run)
             staging.remove()
         wanted.begin(run, overwrites=overwrite)
         return wanted
+
+    def unfinished(self, other: Run, run: Run) -> DataError:
+        """The error of units that belong to another run."""
+        return DataError(
+            f"output '{self.place}': holds an unfinished conversion ({'; '.join(differences(other, run))}); "
+            "run that again, which goes on where it ended, or start anew with --overwrite"
+        )
 
     def _stagings(self) -> list[Staging]:
         return [Staging(path) for path in self.private.glob(f"{UNITS_NAME}-*")]
@@ -107,18 +141,18 @@ class Output:
         Raises:
             DataError: it holds another conversion, or a damaged one.
         """
-        published = _manifest(self.folder)
+        published = self.published()
         if published is None:
             return False
         if changes := differences(cast(Run, (published.accounts or {})["run"]), run):
             raise DataError(
-                f"output '{self.folder}': holds another conversion ({'; '.join(changes)}); "
+                f"output '{self.place}': holds another conversion ({'; '.join(changes)}); "
                 "choose another folder, or replace it with --overwrite"
             )
-        damages = [f"'{name}' is missing" for name in sorted(_names(published) - _listing(self.folder))]
-        if damages := damages or list(_wrong_sizes(published, self.folder)):
+        damages = [f"'{name}' is missing" for name in sorted(self.names(published) - self.listing())]
+        if damages := damages or list(self._wrong_sizes(published)):
             raise DataError(
-                f"output '{self.folder}': holds this conversion, damaged ({'; '.join(damages[:3])}); "
+                f"output '{self.place}': holds this conversion, damaged ({'; '.join(damages[:3])}); "
                 "make it anew with --overwrite"
             )
         return True
@@ -134,7 +168,7 @@ class Output:
             ours |= _names(old)
         foreign = sorted(_listing(self.folder) - ours)
         if foreign:
-            raise _foreign(self.folder, foreign)
+            raise foreign_files(self.place, foreign)
 
     def publish(self) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
@@ -176,6 +210,12 @@ class Output:
             (old / top).unlink()
             sync_folder(old / manifest.prefix)
 
+    def _wrong_sizes(self, manifest: Manifest) -> Iterator[str]:
+        """Names shards whose size is not the manifest's; only `mmdata verify` hashes them."""
+        for entry in manifest:
+            if (size := self.size(entry.name)) != entry.bytes:
+                yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
+
 
 def publish_all(outputs: Sequence[Output]) -> None:
     """Publish complete conversions. Old ones are withdrawn from all folders first.
@@ -186,6 +226,8 @@ def publish_all(outputs: Sequence[Output]) -> None:
         output.withdraw_old()
     for output in outputs:
         output.publish()
+    for output in outputs:
+        output.remove_private()
 
 
 def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> bool:
@@ -198,6 +240,17 @@ def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> boo
         return False
     complete = [output.is_complete(run) for output in outputs]  # all are asked: the second may hold another conversion
     return all(complete)
+
+
+def identified(run: Run) -> tuple[Run, str]:
+    """A run with the version of mmdata, and a name for it: equal for equal runs."""
+    run = {**run, "mmdata": {"version": version("mmdata"), "pillow": version("pillow")}}
+    return run, digest_of(run)
+
+
+def digest_of(run: Run) -> str:
+    """The name of such a run."""
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -231,11 +284,11 @@ def open_outputs(
 def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared: bool, overwrite: bool) -> None:
     """Hold the folder of the parts, which may hold nothing else but what a conversion that failed has left."""
     if folder.is_dir() and (foreign := sorted(set(os.listdir(folder)) - {*parts, LOCK_NAME, PRIVATE_NAME})):
-        raise _foreign(folder, foreign)
+        raise foreign_files(str(folder), foreign)
     _lock(folder, held, shared=shared)
     failed = Output(folder)
     if manifest_prefix(failed.private) is not None:
-        raise _foreign(folder, [PRIVATE_NAME])
+        raise foreign_files(str(folder), [PRIVATE_NAME])
     if failed.holds_unfinished() and not overwrite:
         raise DataError(
             f"output '{folder}': holds an unfinished conversion without --val-share; run that again, which goes on "
@@ -277,9 +330,10 @@ def _recover(outputs: Sequence[Output]) -> None:
             shutil.rmtree(output.private)
 
 
-def _foreign(folder: Path, names: Sequence[str]) -> DataError:
+def foreign_files(place: str, names: Sequence[str]) -> DataError:
+    """The error of an output that holds files which no conversion wrote."""
     return DataError(
-        f"output '{folder}': holds {len(names)} file(s) that are not a conversion's "
+        f"output '{place}': holds {len(names)} file(s) that are not a conversion's "
         f"({', '.join(names[:3])}); nothing is deleted: choose an empty folder"
     )
 
@@ -287,13 +341,6 @@ def _foreign(folder: Path, names: Sequence[str]) -> DataError:
 def _manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder, or None."""
     return None if manifest_prefix(folder) is None else Manifest.read(folder)
-
-
-def _wrong_sizes(manifest: Manifest, folder: Path) -> Iterator[str]:
-    """Names shards whose size is not the manifest's; only `mmdata verify` hashes them."""
-    for entry in manifest:
-        if (size := (folder / entry.name).stat().st_size) != entry.bytes:
-            yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
 
 
 def _listing(folder: Path) -> set[str]:

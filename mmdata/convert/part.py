@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
@@ -31,6 +32,9 @@ logger = logging.getLogger("mmdata")
 
 RELABELLED_NAME = ".relabelled"
 
+Compose = Callable[[Sequence[Fragment], Path], ShardEntry]
+"""Makes a shard of fragments."""
+
 
 class Part:
     """A folder of shards in the making. A context manager; its manifest is written by `close`, last.
@@ -41,19 +45,28 @@ class Part:
         config: the largest shard.
         staging: of the units.
         pool: makes shards.
+        compose: makes one; see `compose`.
 
     Attributes:
         accounts: of the rows that belong to the folder.
     """
 
     def __init__(
-        self, number: int, folder: Path, config: ConvertConfig, staging: Staging, pool: ThreadPoolExecutor
+        self,
+        number: int,
+        folder: Path,
+        config: ConvertConfig,
+        staging: Staging,
+        pool: ThreadPoolExecutor,
+        *,
+        compose: Compose = compose,
     ) -> None:
         self._number = number
         self._folder = folder
         self._limits = config.shard_rows, config.shard_bytes
         self._staging = staging
         self._pool = pool
+        self._compose = compose
         self._ledger = folder / INNER / QUARANTINE_NAME
         self._stack = ExitStack()
         self._shard: list[Fragment] = []  # of the shard that is being filled
@@ -87,9 +100,10 @@ class Part:
             places = kept[start : start + tar.samples]
             start += tar.samples
             path = self._staging.unit(decided.receipt.unit) / fragment_name(self._number, number)
-            fragment = Fragment(path, tar.sha256, tar.samples, np.flatnonzero(written[places]))
+            fragment = Fragment(path, tar.sha256, tar.bytes, tar.samples, np.flatnonzero(written[places]))
             if decided.labels is not None and len(fragment.rows):
-                fragment = relabel(fragment, decided.labels[places], self._new_relabelled())
+                with self._staging.at_hand(path):
+                    fragment = relabel(fragment, decided.labels[places], self._new_relabelled())
             if len(fragment.rows):
                 shards[places[written[places]]] = self._place(fragment)
         count_rows(self.accounts, decided, self._number)
@@ -137,7 +151,7 @@ class Part:
         if not self._shard:
             return
         tar = self._folder / shard_names(self._num_shards)[0]
-        self._composing.append(self._pool.submit(compose, self._shard, tar))
+        self._composing.append(self._pool.submit(self._compose, self._shard, tar))
         self._shard, self._rows, self._bytes = [], 0, len(END)
         self._num_shards += 1
         self._collect(at_most=self._most_composing)

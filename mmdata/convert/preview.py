@@ -20,6 +20,7 @@ from mmdata.convert.group import Merges
 from mmdata.convert.opening import open_alone
 from mmdata.convert.packing import Packing, pack
 from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.rows import images_of
 from mmdata.convert.sampled_row import Look, Seen
 from mmdata.convert.sampling import Estimate, SampleOf
 from mmdata.convert.survey import Survey
@@ -150,7 +151,7 @@ def preview(
         began = time.monotonic()
         rows = survey.count(merges)
         passes_s = time.monotonic() - began
-        sample = SampleOf.choose(rows, in_runs=corpus.holds_images)
+        sample = SampleOf.choose(rows, in_runs=images_of(corpus) is not None)
         look = Look(examiner, config.val_share, tokenizer.count if tokenizer else None)
         with FetchStage.from_config(config) as fetch:
             wanted = fetch(survey.rows(sample, survey.merges_of(sample, merges)))

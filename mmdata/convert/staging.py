@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,10 @@ class Staging:
     def unit(self, number: int) -> Path:
         """The folder of a unit."""
         return self.folder / f"{number:06d}"
+
+    def at_hand(self, tar: Path) -> AbstractContextManager[object]:
+        """A context in which a tar in the folder of a unit can be read; the other files of a unit always can."""
+        return nullcontext()
 
     def receipt(self, number: int) -> Receipt | None:
         """The receipt of a unit; None if the unit is not there."""

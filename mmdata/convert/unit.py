@@ -209,7 +209,7 @@ class _Fragments:
         """End the tar that is open."""
         if self._open is not None:
             entry = self._open.finish(encode(self._open.rows, self._count_tokens))
-            self.tars.append(Tar(entry.sha256, entry.rows))
+            self.tars.append(Tar(entry.sha256, entry.bytes, entry.rows))
             self._open = None
 
     def discard(self) -> None:
@@ -251,9 +251,10 @@ class _GuessedLabels:
 
 @dataclass(frozen=True)
 class Tar:
-    """What is known of a tar of a unit: its SHA-256 and number of samples."""
+    """What is known of a tar of a unit: its SHA-256, its size and number of samples."""
 
     sha256: str
+    bytes: int
     samples: int
 
 

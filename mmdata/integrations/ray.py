@@ -1,7 +1,8 @@
 """Converts on a Ray cluster: `mmdata convert … --engine ray`. A task makes a unit; the bytes are those of one process.
 
-Every node must see the corpus and the output folder under the same paths and have mmdata installed. Tasks write there,
-and give back receipts: a task that is repeated, or that goes on after its node was given up, changes nothing.
+Every node must see the corpus and the output folder under the same paths (or the output is on S3), and have mmdata
+installed. Tasks write there, and give back receipts: a task that is repeated, or that goes on after its node was given
+up, changes nothing.
 """
 
 from __future__ import annotations

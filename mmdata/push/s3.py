@@ -12,18 +12,16 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from importlib.util import find_spec
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.push.files import PushedFile
-from mmdata.push.s3_parts import PART_BYTES, encoded, upload_in_parts
+from mmdata.push.s3_parts import PART_BYTES, upload_in_parts
 from mmdata.push.store import COMPARERS, Sent, Stored
 from mmdata.shards.folder import INNER
 from mmdata.shards.remote.concurrently import map_concurrently
-from mmdata.shards.remote.fetch import ATTEMPTS, GIVE_CREDENTIALS, cause_of, is_denied
-
-CONNECT_S = 10
-"""Longest wait for a connection."""
+from mmdata.shards.remote.fetch import GIVE_CREDENTIALS, cause_of, is_denied
+from mmdata.shards.remote.s3_client import code_of, encoded, new_client, status_of
 
 
 class S3Store:
@@ -59,19 +57,7 @@ class S3Store:
 
     @cached_property
     def _client(self) -> Any:
-        # botocore comes with s3fs, which reads; boto3 does not. Its own retries know the errors that S3 wants repeated.
-        import botocore.session
-        from botocore.config import Config
-
-        retries = {"mode": "standard", "total_max_attempts": ATTEMPTS}
-        config = Config(
-            retries=retries,
-            connect_timeout=CONNECT_S,
-            max_pool_connections=max(COMPARERS, self._threads),
-            request_checksum_calculation="when_required",  # ours is given; stores of others know no trailing ones
-            response_checksum_validation="when_required",
-        )
-        return botocore.session.get_session().create_client("s3", config=config)
+        return new_client(max(COMPARERS, self._threads))
 
     def _place(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._folder + name}
@@ -107,7 +93,7 @@ class S3Store:
             try:
                 head = self._client.head_object(**self._place(file.name), ChecksumMode="ENABLED")
             except Exception as error:
-                if _status(error) == 404:
+                if status_of(error) == 404:
                     return False
                 raise
         tag = head["ETag"].strip('"')
@@ -184,11 +170,11 @@ class S3Store:
         try:
             write(**condition)
         except Exception as error:
-            if _status(error) == 501:  # a store that knows no conditions
+            if status_of(error) == 501:  # a store that knows no conditions
                 if old is None and file.name in self._list(file.name):
                     raise self._conflict(file) from error
                 write()
-            elif _code(error) == "NoSuchBucket" or _status(error) not in (404, 409, 412):
+            elif code_of(error) == "NoSuchBucket" or status_of(error) not in (404, 409, 412):
                 raise
             elif not self._has(file):
                 raise self._conflict(file) from error
@@ -211,7 +197,7 @@ class S3Store:
             yield
         except (BotoCoreError, ClientError) as error:
             cause = cause_of(error)
-            if _code(error) == "NoSuchBucket":
+            if code_of(error) == "NoSuchBucket":
                 made = f"make it with `aws s3 mb s3://{self._bucket}`, or correct the URL"
                 raise ConfigError(f"'{self.url}': no such bucket; {made}") from error
             if is_denied(error):
@@ -227,19 +213,3 @@ def _md5(file: PushedFile) -> str:
     for piece in file.chunks(1 << 20):
         digest.update(piece)
     return digest.hexdigest()
-
-
-def _status(error: Exception) -> int:
-    """The HTTP status of an answer of S3, or 0."""
-    return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _code(error: Exception) -> str:
-    """The code of an error of S3, or ""."""
-    return str(_answer(error).get("Error", {}).get("Code", ""))
-
-
-def _answer(error: Exception) -> dict[str, Any]:
-    """What S3 said; empty for other errors, some of which have a `response` of another kind, or None."""
-    found = getattr(error, "response", None)
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

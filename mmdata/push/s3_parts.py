@@ -5,13 +5,13 @@ The file is seen when all parts are there. Before that its hash is compared, ove
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from threading import Event
 from typing import Any
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.push.files import PushedFile
+from mmdata.shards.remote.s3_client import encoded
 
 PART_BYTES = 64 * 2**20
 """Size of a part; a larger file has larger parts, as there are at most MAX_PARTS."""
@@ -57,11 +57,6 @@ def upload_in_parts(
         client.abort_multipart_upload(**place, UploadId=upload)
         raise
     client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
-
-
-def encoded(digest: bytes) -> str:
-    """A hash as S3 writes it."""
-    return base64.b64encode(digest).decode()
 
 
 def _unfinished(client: Any, place: dict[str, str]) -> str | None:

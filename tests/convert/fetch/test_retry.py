@@ -91,15 +91,16 @@ def test_interrupted_retry_goes_on_with_its_units(album: Site, table: Path, tmp_
     class Cut(Exception):
         pass
 
-    def track(rows: Any, what: str, total: int) -> Any:
-        for number, row in enumerate(rows):
-            if what == "convert" and number == 8:
-                raise Cut
-            yield row
+    class Cutting(Track):
+        def __call__(self, rows: Any, what: str, total: int, *, is_exact: bool = True) -> Any:
+            for number, row in enumerate(rows):
+                if what == "convert" and number == 8:
+                    raise Cut
+                yield row
 
     config = ConvertConfig(allow_private_addresses=True, shard_rows=3)
     with pytest.raises(Cut):
-        convert(table, tmp_path / "b", config, chosen=Retry(*retry), engine=threads(1), track=track)
+        convert(table, tmp_path / "b", config, chosen=Retry(*retry), engine=threads(1), track=Cutting())
     album.requests.clear()
     with pytest.raises(DataError, match=r"unfinished conversion \(source.retry: was "):
         make(table, tmp_path / "b", *retry[:1], ["http_status", "timed_out"])
