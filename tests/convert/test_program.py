@@ -33,11 +33,11 @@ def start(*arguments: Any) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def long_table(tmp_path: Path, photo: Any) -> Path:
-    """Three thousand rows on a large photo: a conversion of several seconds on any machine."""
+    """Eight thousand rows on a large photo: a conversion of many seconds on any machine."""
     (tmp_path / "long").mkdir()
     (tmp_path / "long/big.jpg").write_bytes(photo(900, 1200))
     table = tmp_path / "long/t.csv"
-    table.write_text("image,caption\n" + "".join(f"big.jpg,photo {i}\n" for i in range(3000)))
+    table.write_text("image,caption\n" + "".join(f"big.jpg,photo {i}\n" for i in range(8000)))
     return table
 
 

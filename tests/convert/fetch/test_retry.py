@@ -12,6 +12,7 @@ import pytest
 from mmdata.convert import ConvertConfig, Retry, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
+from mmdata.progress import Track
 from tests.convert.conftest import jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect
 
