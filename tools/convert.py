@@ -31,7 +31,7 @@ from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe, preview
 from mmdata.convert.engines import Engine, local
-from mmdata.errors import counted, printable
+from mmdata.errors import Reason, counted, printable
 from mmdata.progress import duration, progress_in_rows
 from mmdata.shards import Manifest
 from mmdata.shards.folder import INNER, QUARANTINE_NAME, find_ledger
@@ -277,7 +277,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     for name in ("written", "merged", "duplicate", "filtered", "quarantined"):
         table.add_row(name, f"{accounts.get(name, 0):,}")  # an earlier version merged none
     for reason, count in accounts["reasons"].items():
-        table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
+        if reason not in (Reason.DUPLICATE_IMAGE, Reason.FILTERED):  # which have a line of their own
+            table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
     for loss, count in accounts.get("lost", {}).items():
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)

@@ -79,12 +79,13 @@ class Conversion:
             output.clear_private(keep=(UNITS_NAME, SOURCE_NAME))
         return self._train(self._config.train_tokenizer) if self._config.train_tokenizer else tokenizer
 
-    def make_units(self, tokenizer: Tokenizer | None, *, part: tuple[int, int] = (1, 1)) -> list[Receipt]:
+    def make_units(self, tokenizer: Tokenizer | None, *, part: tuple[int, int] | None = None) -> list[Receipt]:
         """Make the units that are missing.
 
         Args:
             tokenizer: counts captions; None counts none.
-            part: (k, n), the k-th of n parts of the units, from 1: units k - 1, n + k - 1, and so on.
+            part: (k, n), the k-th of n parts of the units, from 1: units k - 1, n + k - 1, and so on. None makes all,
+                and ends early where too many rows cannot be used.
 
         Returns:
             The receipts of the units of the part, in order.
@@ -93,7 +94,7 @@ class Conversion:
             DataError: too many rows cannot be used.
             OSError: the disk is full or broken. The units that were made stay, for the next run.
         """
-        place, parts = part
+        place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
 
         def is_missing(unit: int) -> bool:
@@ -108,7 +109,7 @@ class Conversion:
         with self._new_merges() as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
-            made = self._rows_made(units, tokenizer, receipts, is_whole=parts == 1)
+            made = self._rows_made(units, tokenizer, receipts, is_whole=part is None)
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self.staging.set_rows(units.rows)

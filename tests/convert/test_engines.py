@@ -243,6 +243,47 @@ def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expect
     assert content(tmp_path / "out") == expected
 
 
+def test_rows_that_a_script_makes_are_read_in_its_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import io\nfrom PIL import Image\nfrom mmdata.convert import ConvertConfig, convert\n"
+        "def rows():\n"
+        "    for i in range(6):\n"
+        "        file = io.BytesIO()\n"
+        "        Image.new('RGB', (8, 8), (i, 0, 0)).save(file, 'PNG')\n"
+        "        yield {'image': file.getvalue(), 'caption': f'c{i}'}\n"
+        f"report = convert(rows, {str(tmp_path / 'out')!r}, ConvertConfig(shard_rows=2))\n"
+        "print(report.accounts['written'])\n"
+    )
+    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+
+
+def test_processes_run_nothing_of_the_current_folder(
+    table: Path, tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/json.py").write_text("raise SystemExit('a file of the current folder')")
+    monkeypatch.chdir(tmp_path / "here")
+    convert(table, tmp_path / "out", SETTINGS, engine=processes(2))
+    assert content(tmp_path / "out") == expected
+
+
+def test_process_that_cannot_read_what_it_is_sent_says_so(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = type("Odd", (), {"__module__": "__main__", "__qualname__": "Odd"})
+    monkeypatch.setattr(sys.modules["__main__"], "Odd", odd, raising=False)
+
+    def with_odd_rows(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        strange = (replace(unit, rows=[replace(row, extra={"x": odd()}) for row in unit.rows or []]) for unit in units)
+        return processes(2)(job, strange)
+
+    with pytest.raises(AttributeError, match="Can't get attribute 'Odd'"):
+        convert(table, tmp_path / "out", SETTINGS, engine=with_odd_rows)
+    assert workers_alive() == []
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A cluster of two nodes, each with processes of its own; its address."""

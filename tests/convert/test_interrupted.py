@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -149,3 +152,84 @@ def test_conversions_end_in_the_same_bytes(photo: Callable[..., bytes], tmp_path
     case = OfThese.TestCase()
     case.settings = settings(max_examples=25, stateful_step_count=14)
     case.runTest()
+
+
+@pytest.fixture
+def corpus_with_a_broken_image(photo: Callable[..., bytes], tmp_path: Path) -> Path:
+    """Six rows, whose first image is none."""
+    for seed in range(6):
+        (tmp_path / f"{seed}.jpg").write_bytes(photo(8, 8, seed=seed) if seed else b"not an image")
+    table = tmp_path / "t.csv"
+    table.write_text("image,caption\n" + "".join(f"{number}.jpg,photo {number}\n" for number in range(6)))
+    return table
+
+
+def test_overwriting_reads_repaired_images_and_goes_on_when_it_is_killed(
+    corpus_with_a_broken_image: Path, tmp_path: Path, photo: Callable[..., bytes]
+) -> None:
+    table, out, config = corpus_with_a_broken_image, tmp_path / "out", ConvertConfig(shard_rows=2, max_bad_share=0.5)
+    with pytest.raises(Killed):
+        convert(table, out, config, engine=killing(3))
+    (tmp_path / "0.jpg").write_bytes(photo(8, 8, seed=9))
+    with pytest.raises(Killed):
+        convert(table, out, config, engine=killing(3), overwrite=True)
+    made: list[int] = []
+
+    def noting(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        for event in threads(1)(job, units):
+            made.extend([event.unit] if isinstance(event, Receipt) else [])
+            yield event
+
+    assert convert(table, out, config, engine=noting, overwrite=True).accounts["written"] == 6
+    assert made == [1, 2]
+
+
+def test_refused_conversion_reads_again_what_was_repaired(
+    corpus_with_a_broken_image: Path, tmp_path: Path, photo: Callable[..., bytes]
+) -> None:
+    table, out, config = corpus_with_a_broken_image, tmp_path / "out", ConvertConfig(shard_rows=2)
+    with pytest.raises(DataError, match="1 of 6 rows are unusable"):
+        convert(table, out, config, engine=threads(1))
+    (tmp_path / "0.jpg").write_bytes(photo(8, 8, seed=9))
+    assert convert(table, out, config, engine=threads(1)).accounts["written"] == 6
+
+
+def test_conversion_with_val_share_does_not_remove_an_unfinished_one(
+    corpus_with_a_broken_image: Path, tmp_path: Path
+) -> None:
+    table, out = corpus_with_a_broken_image, tmp_path / "out"
+    with pytest.raises(Killed):
+        convert(table, out, ConvertConfig(shard_rows=2, max_bad_share=0.5), engine=killing(3))
+    divided = ConvertConfig(shard_rows=2, max_bad_share=0.5, val_share=0.5)
+    with pytest.raises(DataError, match="an unfinished conversion without --val-share; run that again, which goes on"):
+        convert(table, out, divided, engine=threads(1))
+    convert(table, out, divided, engine=threads(1), overwrite=True)
+    assert not (out / ".mmdata-convert").exists()
+
+
+def test_old_conversion_that_is_complete_leaves_the_one_alone_that_is_to_replace_it(
+    corpus_with_a_broken_image: Path, tmp_path: Path
+) -> None:
+    table, out = corpus_with_a_broken_image, tmp_path / "out"
+    old, new = (ConvertConfig(shard_rows=rows, max_bad_share=0.5) for rows in (3, 2))
+    convert(table, out, old, engine=threads(1))
+    with pytest.raises(Killed):
+        convert(table, out, new, engine=killing(3), overwrite=True)
+    assert convert(table, out, old, engine=threads(1)).was_complete
+    assert list(out.glob(".mmdata-convert/.units-*/000000"))
+
+
+def test_table_of_images_that_is_replaced_meanwhile_is_an_error(photo: Callable[..., bytes], tmp_path: Path) -> None:
+    def write(words: str) -> None:
+        rows = [{"image": photo(8, 8, seed=seed), "caption": f"{words} {seed}"} for seed in range(6)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+
+    def replacing(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        for event in threads(1)(job, units):
+            yield event
+            if isinstance(event, Receipt) and event.unit == 0:
+                write("other words")
+
+    write("words")
+    with pytest.raises(DataError, match=r"t.parquet': has changed since it was opened; run the conversion again"):
+        convert(tmp_path / "t.parquet", tmp_path / "out", ConvertConfig(shard_rows=2), engine=replacing)

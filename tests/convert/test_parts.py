@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -116,3 +117,54 @@ def test_parts_that_cannot_be_are_an_error(table: Path, tmp_path: Path, flags: l
 def test_part_that_is_none_is_an_error(table: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="part 3 of 2: parts are numbered from 1 to their number"):
         convert_part(table, tmp_path / "out", SETTINGS, part=(3, 2))
+
+
+def begin_together(barrier: Any, table: Path, out: Path, part: int) -> None:
+    barrier.wait()
+    convert_part(table, out, SETTINGS, part=(part, 3), engine=threads(1))
+
+
+def test_parts_that_begin_and_end_at_the_same_time_take_turns_with_the_folder(table: Path, tmp_path: Path) -> None:
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:21]))
+    fork = multiprocessing.get_context("fork")
+    for number in range(4):
+        barrier = fork.Barrier(3)
+        out = tmp_path / f"out{number}"
+        parts = [fork.Process(target=begin_together, args=(barrier, table, out, part)) for part in (1, 2, 3)]
+        for part in parts:
+            part.start()
+        for part in parts:
+            part.join()
+        assert [part.exitcode for part in parts] == [0, 0, 0]
+        assert convert(table, out, SETTINGS, finish=True).accounts["rows"] == 21
+
+
+def test_part_with_other_settings_leaves_one_alone_that_is_in_its_first_unit(table: Path, tmp_path: Path) -> None:
+    other = SETTINGS.model_copy(update={"min_side": 9})
+
+    def meanwhile(job: Any, units: Any) -> Any:
+        with pytest.raises(DataError, match="an unfinished conversion"):
+            convert_part(table, tmp_path / "out", other, part=(1, 2), engine=threads(1))
+        return threads(1)(job, units)
+
+    assert convert_part(table, tmp_path / "out", SETTINGS, part=(1, 2), engine=meanwhile).units == 12
+
+
+def test_units_that_were_refused_are_published_when_more_is_allowed(table: Path, tmp_path: Path) -> None:
+    strict = SETTINGS.model_copy(update={"max_bad_share": 0.0})
+    for part in (1, 2):
+        convert_part(table, tmp_path / "out", strict, part=(part, 2), engine=threads(1))
+    with pytest.raises(DataError, match=r"8 of 168 rows are unusable, over max_bad_share=0.0; nothing is published"):
+        convert(table, tmp_path / "out", strict, finish=True)
+    convert(table, tmp_path / "out", SETTINGS, finish=True)
+    convert(table, tmp_path / "one", SETTINGS, engine=threads(1))
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+def test_part_of_rows_that_cannot_be_used_is_left_to_the_finish(table: Path, tmp_path: Path) -> None:
+    table.write_text("".join(f'{{"image": "gone{number}.jpg", "captions": ["x"]}}\n' for number in range(2400)))
+    strict = ConvertConfig(shard_rows=600)
+    made = convert_part(table, tmp_path / "out", strict, part=(1, 1), engine=threads(1))
+    assert (made.rows, made.quarantined) == (2400, 2400)
+    with pytest.raises(DataError, match="2400 of 2400 rows are unusable"):
+        convert(table, tmp_path / "out", strict, finish=True)
