@@ -117,8 +117,8 @@ def main() -> None:
     old = folder / "old"
     for scenario, disturb, step, over in (
         ("fresh", die, 1, None),
-        ("overwrite", die, 1, old),
-        ("failing", fail, 2, None),
+        ("overwrite", die, 2, old),
+        ("failing", fail, 4, None),
     ):
         number, status = 0, -1
         while status:
@@ -127,7 +127,7 @@ def main() -> None:
             number += step
         report[scenario] = number - step
     report["full"] = 0
-    for size in range(0, max(map(len, expected.values())), 512 + 7):
+    for size in range(0, max(map(len, expected.values())), 1024 + 7):
         limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
         status, wrong = repeat(table, folder / "out", expected, limit)
         report["full"] += status == 9
