@@ -2,15 +2,14 @@
 
 `open_source` opens a folder, a table or tars as a `Source`, which gives `Row`s in one fixed order, and `open_rows` the
 dicts of a program. `fetched` brings tables behind a URL to this machine first. `annotations` are sources whose images
-have boxes.
-`fetch` replaces URLs in rows by the bytes of the images.
-`GroupedSource` merges the rows of one image. `Conversion` runs the whole: one folder, or `train` and `val`.
-An `Examiner` turns a row into a sample or a fault: it reads and decodes the image and cleans the captions.
-An engine applies the examiner to rows, in threads or with Ray, and returns the results in the order of the rows.
-`Accounts` count what becomes of each row; `ShardWriter` writes the samples; the ledger names each row left out.
-`Retry` names rows that an earlier conversion (`Earlier`) left out; `RetriedRows` is the source of these rows.
-`preview` examines a sample of the rows, and writes nothing: how many will be written, what is wrong with the others.
+have boxes. `Retry` names rows that an earlier conversion left out; `RetriedRows` is the source of these rows.
+`Merges` says which rows of one image become one sample. `Units` cuts the rows into ranges, and an engine makes a unit
+of each, in processes, threads or with Ray: `fetch` replaces URLs by the bytes of the images, an `Examiner` turns a row
+into a sample or a fault, `UnitWriter` writes tars and records, and `Staging` commits the unit.
+`Conversion` runs the whole. When all units are there, a `Decider` finds duplicates and numbers classes, and a `Part` of
+the output puts shards together and counts in `Accounts` what became of each row.
 `Output` is the folder: the conversion is made in a hidden sub-folder and moved into place whole, the manifest last.
+`preview` examines a sample of the rows, and writes nothing: how many will be written, what is wrong with the others.
 """
 
 from mmdata.convert.accounts import Accounts

@@ -47,9 +47,6 @@ class Conversion:
         staging: of the units; those that are there are not made again.
         engine: makes units.
         track: shows progress.
-
-    Attributes:
-        staging: as given.
     """
 
     def __init__(
@@ -65,7 +62,7 @@ class Conversion:
         self._source = source
         self._config = config
         self._outputs = outputs
-        self.staging = staging
+        self._staging = staging
         self._engine = engine
         self._track = track
         self._retried = source if isinstance(source, RetriedRows) else None
@@ -74,7 +71,7 @@ class Conversion:
 
     def begin(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
         """Make the hidden folders empty but for units; the tokenizer that counts captions, trained if it is to be."""
-        self.staging.remove_attempts()
+        self._staging.remove_attempts()
         for output in self._outputs:
             output.clear_private(keep=(UNITS_NAME, SOURCE_NAME))
         return self._train(self._config.train_tokenizer) if self._config.train_tokenizer else tokenizer
@@ -100,7 +97,7 @@ class Conversion:
         def is_missing(unit: int) -> bool:
             if unit % parts != place - 1:
                 return False
-            if (receipt := self.staging.receipt(unit)) is not None:
+            if (receipt := self._staging.receipt(unit)) is not None:
                 receipts[unit] = receipt
                 self._track.skip(receipt.rows)
                 self._track.leave_out(receipt.quarantined, receipt.rows)
@@ -112,7 +109,7 @@ class Conversion:
             made = self._rows_made(units, tokenizer, receipts, is_whole=part is None)
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
-        self.staging.set_rows(units.rows)
+        self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
     def finish(self, tokenizer: Tokenizer | None, run: Run) -> None:
@@ -128,7 +125,7 @@ class Conversion:
         """
         if (images := images_of(self._source)) is not None:
             images.check_unchanged()
-        rows = self.staging.rows()
+        rows = self._staging.rows()
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
             parts = self._open_parts(stack)
@@ -214,7 +211,7 @@ class Conversion:
         merges.find(keys, again, self._examiner.say, rows_at_most=corpus.rows_at_most)
 
     def _new_merges(self) -> Merges:
-        folder = self.staging.folder
+        folder = self._staging.folder
         return Merges(folder) if self._retried is None else RetriedMerges(folder, self._retried.numbers)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
@@ -231,7 +228,7 @@ class Conversion:
         self, units: Units, tokenizer: Tokenizer | None, receipts: dict[int, Receipt], *, is_whole: bool
     ) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""
-        job = Job(images_of(self._source), self._source.classes, self._config, self._examiner, tokenizer, self.staging)
+        job = Job(images_of(self._source), self._source.classes, self._config, self._examiner, tokenizer, self._staging)
         first: list[Receipt] = []  # of the units up to the first missing one
         quarantined = 0  # in these
         for event in self._engine(job, units):
@@ -266,7 +263,7 @@ class Conversion:
             DataError: units are missing.
         """
         size = self._config.shard_rows
-        receipts = [self.staging.receipt(unit) for unit in range(-(-rows // size))]
+        receipts = [self._staging.receipt(unit) for unit in range(-(-rows // size))]
         found = [receipt for receipt in receipts if receipt is not None]
         missing = [unit for unit, receipt in enumerate(receipts) if receipt is None]
         if missing or not receipts:
@@ -277,7 +274,7 @@ class Conversion:
         pool = stack.enter_context(ThreadPoolExecutor(thread_name_prefix="compose"))
         return [
             stack.enter_context(
-                Part(number, output.private, self._config, self.staging, pool, compose=output.composer(self.staging))
+                Part(number, output.private, self._config, self._staging, pool, compose=output.composer(self._staging))
             )
             for number, output in enumerate(self._outputs)
         ]
@@ -285,7 +282,7 @@ class Conversion:
     def _decider(self, receipts: Sequence[Receipt]) -> Decider:
         keep = self._config.keep_duplicates
         return Decider(
-            self.staging,
+            self._staging,
             receipts,
             self._source.classes,
             unit_rows=self._config.shard_rows,

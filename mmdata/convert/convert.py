@@ -12,15 +12,13 @@ from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion
 from mmdata.convert.engines import Engine, local
 from mmdata.convert.given_rows import Rows
-from mmdata.convert.opening import Opened, open_conversion
-from mmdata.convert.output import Run, are_complete
+from mmdata.convert.opening import open_conversion
+from mmdata.convert.output import are_complete
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.retry import Retry
-from mmdata.convert.rows import Source
 from mmdata.errors import ConfigError
 from mmdata.progress import SILENT, Track
 from mmdata.shards import Manifest
-from mmdata.transform.text import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,9 @@ def convert(
     """
     config = config or ConvertConfig()
     with ExitStack() as stack:
-        (corpus, config, tokenizer, outputs), run = _open(stack, source, out, config, chosen, overwrite=overwrite)
+        corpus, config, tokenizer, outputs, run = open_conversion(
+            stack, source, out, config, chosen, overwrite=overwrite
+        )
         if was_complete := are_complete(outputs, run, overwrite=overwrite):
             for output in outputs:
                 if not output.holds_unfinished(other_than=run):  # of one that is to replace this
@@ -148,7 +148,7 @@ def convert_part(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
     with ExitStack() as stack:
-        (corpus, config, tokenizer, outputs), run = _open(stack, source, out, config, chosen, shared=True)
+        corpus, config, tokenizer, outputs, run = open_conversion(stack, source, out, config, chosen, shared=True)
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = outputs[0].staging(run, overwrite=False, shared=True)
@@ -156,37 +156,3 @@ def convert_part(
         receipts = conversion.make_units(tokenizer, part=part)
     rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
     return PartReport(len(receipts), rows, quarantined)
-
-
-def _open(
-    stack: ExitStack,
-    source: str | os.PathLike[str] | Rows,
-    out: str | os.PathLike[str],
-    config: ConvertConfig,
-    chosen: ChosenRows | Retry | None,
-    *,
-    shared: bool = False,
-    overwrite: bool = False,
-) -> tuple[Opened, Run]:
-    """What a conversion works with, and what decides its bytes."""
-    opened = open_conversion(stack, source, out, config, chosen, shared=shared, overwrite=overwrite)
-    run = _describe(opened.corpus, opened.config, opened.tokenizer)
-    if isinstance(chosen, Retry):
-        corpus = chosen.rows(opened.corpus, run)
-        return opened._replace(corpus=corpus), {**run, "source": corpus.describe()}
-    return opened, run
-
-
-def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
-    # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
-    # wherever it lies, and max_bad_share decides whether shards are published, not what is in them.
-    settings = config.model_dump(mode="json", exclude={"table", "max_bad_share", "contact", "connections"})
-    for name in ("hash_column", "blur_boxes", "ignore_opt_outs", "allow_private_addresses"):
-        if not settings[name]:  # conversions made before there was this setting are the same
-            del settings[name]
-    if config.resize is None and config.blur_boxes is None:
-        del settings["quality"]  # has no effect without them
-    if config.check == "full":
-        del settings["check"]  # earlier versions knew nothing else
-    settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
-    return {"source": source.describe(), "settings": settings}

@@ -25,7 +25,6 @@ class Units:
 
     Attributes:
         rows: of the units so far; all of them once the iteration has ended.
-        count: of the units so far, the ones that are not wanted included.
     """
 
     def __init__(self, source: Source, unit_rows: int, merges: Merges, wanted: Callable[[int], bool]) -> None:
@@ -34,7 +33,7 @@ class Units:
         self._merges = merges
         self._wanted = wanted
         self.rows = 0
-        self.count = 0
+        self._count = 0
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that are wanted."""
@@ -46,7 +45,7 @@ class Units:
         rows = self._source.rows_at_most
         for start in range(0, rows, self._unit_rows):
             stop = min(start + self._unit_rows, rows)
-            number, self.rows, self.count = self.count, stop, self.count + 1
+            number, self.rows, self._count = self._count, stop, self._count + 1
             if self._wanted(number):
                 yield Unit(number, start, stop, merges=self._merges.between(start, stop))
 
@@ -56,7 +55,7 @@ class Units:
         while chunk := list(islice(rows, self._unit_rows)):
             _note(labels, chunk)
             start = self.rows
-            number, self.rows, self.count = self.count, start + len(chunk), self.count + 1
+            number, self.rows, self._count = self._count, start + len(chunk), self._count + 1
             if self._wanted(number):
                 merges = self._merges.between(start, self.rows)
                 yield Unit(number, start, self.rows, chunk, merges, tuple(labels.names))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.given_source import open_rows
-from mmdata.convert.output import Output, open_outputs
+from mmdata.convert.output import Output, Run, open_outputs
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.remote_tables import fetched
 from mmdata.convert.retry import Retry
@@ -29,12 +29,17 @@ PARTS = ("train", "val")
 
 
 class Opened(NamedTuple):
-    """What a conversion works with; `config` is that of the rows that a program gives."""
+    """What a conversion works with; `config` is that of the rows that a program gives.
+
+    Attributes:
+        run: what decides the bytes.
+    """
 
     corpus: Source
     config: ConvertConfig
     tokenizer: Tokenizer | None
     outputs: list[Output]
+    run: Run
 
 
 def open_conversion(
@@ -49,9 +54,9 @@ def open_conversion(
 ) -> Opened:
     """Hold the output folder, and open the corpus and the tokenizer that counts its captions.
 
-    `stack` removes what lies on the disk of the output for them: rows of a program, or fetched tables. Of a retry this
-    is the whole corpus; `Retry.rows` takes its rows.
+    `stack` removes what lies on the disk of the output for them: rows of a program, or fetched tables.
     """
+    retry = chosen if isinstance(chosen, Retry) else None
     if isinstance(chosen, Retry):
         if is_url(out):
             raise ConfigError(f"output '{out}': a retry is made in a folder of this machine; push it afterwards")
@@ -66,7 +71,12 @@ def open_conversion(
     else:
         outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, chosen, outputs[0], stack)
-    return Opened(corpus, config, _load_tokenizer(config), outputs)
+    tokenizer = _load_tokenizer(config)
+    run = _describe(corpus, config, tokenizer)
+    if retry is not None:
+        corpus = retry.rows(corpus, run)
+        run = {**run, "source": corpus.describe()}
+    return Opened(corpus, config, tokenizer, outputs, run)
 
 
 def open_alone(
@@ -145,3 +155,18 @@ def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -
     except DamagedShard as error:
         instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
         raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
+
+
+def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
+    # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
+    # wherever it lies, and max_bad_share decides whether shards are published, not what is in them.
+    settings = config.model_dump(mode="json", exclude={"table", "max_bad_share", "contact", "connections"})
+    for name in ("hash_column", "blur_boxes", "ignore_opt_outs", "allow_private_addresses"):
+        if not settings[name]:  # conversions made before there was this setting are the same
+            del settings[name]
+    if config.resize is None and config.blur_boxes is None:
+        del settings["quality"]  # has no effect without them
+    if config.check == "full":
+        del settings["check"]  # earlier versions knew nothing else
+    settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
+    return {"source": source.describe(), "settings": settings}

@@ -43,14 +43,12 @@ class Receipt:
         start: number of its first row.
         rows: how many it has.
         quarantined: how many of them cannot be used.
-        fragments: tars of each part.
     """
 
     unit: int
     start: int
     rows: int
     quarantined: int
-    fragments: list[int]
 
 
 class Staging:

@@ -149,13 +149,7 @@ class UnitWriter:
         write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
-        receipt = Receipt(
-            self.unit.number,
-            self.unit.start,
-            len(self.unit),
-            self._quarantined,
-            [len(part.tars) for part in self._parts],
-        )
+        receipt = Receipt(self.unit.number, self.unit.start, len(self.unit), self._quarantined)
         self._job.staging.commit(self._attempt, receipt)
         return receipt
 

@@ -7,8 +7,8 @@ hash is the one expected. The hash is kept beside each file, as its checksum or 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from importlib.util import find_spec
 from threading import Event
@@ -20,8 +20,9 @@ from mmdata.push.s3_parts import PART_BYTES, upload_in_parts
 from mmdata.push.store import COMPARERS, Sent, Stored
 from mmdata.shards.folder import INNER
 from mmdata.shards.remote.concurrently import map_concurrently
-from mmdata.shards.remote.fetch import GIVE_CREDENTIALS, cause_of, is_denied
-from mmdata.shards.remote.s3_client import code_of, encoded, new_client, status_of
+from mmdata.shards.remote.s3_client import code_of, encoded, explained, new_client, status_of
+
+_KEPT = "what was sent is not sent again"
 
 
 class S3Store:
@@ -188,24 +189,9 @@ class S3Store:
     def _url_of(self, name: str) -> str:
         return f"s3://{self._bucket}/{self._folder}{name}"
 
-    @contextmanager
-    def _explained(self, place: str) -> Generator[None, None, None]:
+    def _explained(self, place: str) -> AbstractContextManager[None]:
         """Raise errors of botocore as our own."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            yield
-        except (BotoCoreError, ClientError) as error:
-            cause = cause_of(error)
-            if code_of(error) == "NoSuchBucket":
-                made = f"make it with `aws s3 mb s3://{self._bucket}`, or correct the URL"
-                raise ConfigError(f"'{self.url}': no such bucket; {made}") from error
-            if is_denied(error):
-                raise ConfigError(f"'{place}': access denied ({cause}); {GIVE_CREDENTIALS}") from error
-            raise DataError(
-                f"'{place}': failed, the last attempt: {cause}; run this again when the server can be reached: what "
-                "was sent is not sent again"
-            ) from error
+        return explained(place, self._bucket, kept=_KEPT)
 
 
 def _md5(file: PushedFile) -> str:

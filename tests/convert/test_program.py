@@ -43,7 +43,7 @@ def long_table(tmp_path: Path, photo: Any) -> Path:
 
 def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 300
-    while not list(out.glob(".mmdata-convert/.units-*/*/receipt.json")):
+    while not list(out.glob(".mmdata-convert/.units-*/[0-9]*/receipt.json")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)

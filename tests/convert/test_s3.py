@@ -344,7 +344,7 @@ def test_s3_too_many_bad_rows_publish_nothing_and_the_list_of_them_stays_on_the_
 
 def test_s3_no_such_bucket_denied_and_no_server_are_one_line(s3, table, monkeypatch):
     with pytest.raises(
-        ConfigError, match=r"'s3://none': no such bucket; make it with `aws s3 mb s3://none`, or correct it"
+        ConfigError, match=r"'s3://none': no such bucket; make it with `aws s3 mb s3://none`, or correct the URL"
     ):
         convert(table, "s3://none/x", SETTINGS, engine=threads(1))
     s3.answers["/bucket/a/photos/.mmdata-convert/run.json"] = lambda handler: handler.send_error(403)

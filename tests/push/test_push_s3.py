@@ -323,7 +323,7 @@ def test_missing_credentials_and_denied_writes_are_one_line(s3, shards, monkeypa
     ):
         push_now(shards)
     with pytest.raises(
-        ConfigError, match=r"'s3://none/x': no such bucket; make it with `aws s3 mb s3://none`, or correc"
+        ConfigError, match=r"'s3://none': no such bucket; make it with `aws s3 mb s3://none`, or correct the URL"
     ):
         push_now(shards, "s3://none/x")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

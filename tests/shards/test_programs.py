@@ -74,3 +74,11 @@ def test_an_expected_error_is_one_line(name, tmp_path):
     run = program(name, tmp_path / "none")
     assert (run.returncode, run.stdout) == (2, "")
     assert re.fullmatch(r"error: .*none'.*\n", run.stderr)
+
+
+def test_index_of_a_conversion_that_left_rows_out_ends_with_0(raw_corpus, tmp_path):
+    table = raw_corpus / "captions.jsonl"
+    table.write_text(table.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n')
+    assert program("convert", table, tmp_path / "out").returncode == 0
+    run = program("index", tmp_path / "out", "--tokenizer", "clip")
+    assert (run.returncode, run.stderr) == (0, "")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from mmdata.atomic import naming
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards.remote.concurrently import map_concurrently
-from mmdata.shards.remote.fetch import ATTEMPTS, CHUNK_BYTES, GIVE_CREDENTIALS, MAX_WAIT_S, WAIT_S, cause_of, is_denied
-from mmdata.shards.remote.s3_client import code_of, encoded, is_missing, new_client, status_of
+from mmdata.shards.remote.fetch import ATTEMPTS, CHUNK_BYTES, MAX_WAIT_S, WAIT_S, cause_of
+from mmdata.shards.remote.s3_client import code_of, encoded, explained, failed, is_missing, new_client, status_of
 
 CONNECTIONS = 32
 """Requests of one process at once."""
@@ -32,6 +32,7 @@ MOST_BYTES = 5 * 10**9
 
 T = TypeVar("T")
 
+_KEPT = "what was made is not made again"
 _URL = re.compile(r"s3://([^/?#]+)/?([^?#]*)")
 
 
@@ -241,31 +242,13 @@ class Bucket:
                 return consume(answer)
             except (HTTPClientError, IncompleteReadError, HTTPError) as error:
                 if attempt == ATTEMPTS - 1:
-                    raise self._failed(self._url_of(name), error) from error
+                    raise failed(self._url_of(name), error, kept=_KEPT) from error
                 _wait(attempt)
         raise AssertionError
 
-    @contextmanager
-    def _explained(self, place: str) -> Generator[None, None, None]:
+    def _explained(self, place: str) -> AbstractContextManager[None]:
         """Raise errors of botocore as our own."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            yield
-        except (BotoCoreError, ClientError) as error:
-            cause = cause_of(error)
-            if code_of(error) == "NoSuchBucket":
-                url = f"s3://{self.name}"
-                raise ConfigError(f"'{url}': no such bucket; make it with `aws s3 mb {url}`, or correct it") from error
-            if is_denied(error):
-                raise ConfigError(f"'{place}': access denied ({cause}); {GIVE_CREDENTIALS}") from error
-            raise self._failed(place, error) from error
-
-    def _failed(self, place: str, error: Exception) -> DataError:
-        return DataError(
-            f"'{place}': failed, the last attempt: {cause_of(error)}; run this again when the server can be reached: "
-            "what was made is not made again"
-        )
+        return explained(place, self.name, kept=_KEPT)
 
     def _no_conditions(self, cause: str) -> ConfigError:
         return ConfigError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
-from mmdata.shards.remote.fetch import ATTEMPTS
+from mmdata.errors import ConfigError, DataError
+from mmdata.shards.remote.fetch import ATTEMPTS, GIVE_CREDENTIALS, cause_of, is_denied
 
 CONNECT_S = 10
 """Longest wait for a connection."""
@@ -49,6 +52,39 @@ def code_of(error: Exception) -> str:
 def is_missing(error: Exception) -> bool:
     """Whether there is no such file in the bucket."""
     return status_of(error) == 404 and code_of(error) != "NoSuchBucket"
+
+
+@contextmanager
+def explained(place: str, bucket: str, *, kept: str) -> Generator[None, None, None]:
+    """Raise errors of botocore as our own.
+
+    Args:
+        place: URL that is asked for.
+        bucket: name of the bucket.
+        kept: what of the work so far is not done again, as "what was sent is not sent again".
+
+    Raises:
+        ConfigError: no such bucket, or credentials are missing or not accepted.
+        DataError: the server, or the way to it, failed each time.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        url, cause = f"s3://{bucket}", cause_of(error)
+        if code_of(error) == "NoSuchBucket":
+            raise ConfigError(f"'{url}': no such bucket; make it with `aws s3 mb {url}`, or correct the URL") from error
+        if is_denied(error):
+            raise ConfigError(f"'{place}': access denied ({cause}); {GIVE_CREDENTIALS}") from error
+        raise failed(place, error, kept=kept) from error
+
+
+def failed(place: str, error: Exception, *, kept: str) -> DataError:
+    """The error of a request that failed each time; see `explained`."""
+    return DataError(
+        f"'{place}': failed, the last attempt: {cause_of(error)}; run this again when the server can be reached: {kept}"
+    )
 
 
 def _answer(error: Exception) -> dict[str, Any]:
