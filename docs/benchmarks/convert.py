@@ -148,6 +148,11 @@ def script_of(name: str) -> str:
     return ARMS[name] + (TWO_PROCESSES if name in ("decode", "resize") else "") + RUN.format(options="")
 
 
+def file_of(name: str) -> str:
+    """File name of the program of an arm, which is that of no module."""
+    return f"arm-{name}.py".replace(" ", "-")
+
+
 def measure(python: str, script: Path, photos: Path, out: Path) -> tuple[float, float]:
     """Seconds of a run, and CPU seconds of all its processes."""
     shutil.rmtree(out, ignore_errors=True)
@@ -180,10 +185,10 @@ def main() -> None:
         count, size = copy_photos(options.photos, photos, options.copies)
         print(f"{count:,} photos of {size / count / 1000:.0f} kB on {os.cpu_count()} cores, {options.rounds} rounds")
         for name in pythons:
-            Path(temporary, f"{name}.py".replace(" ", "-")).write_text(script_of(name))
+            Path(temporary, file_of(name)).write_text(script_of(name))
         for _ in range(options.rounds):
             for name, python in pythons.items():
-                script = Path(temporary, f"{name}.py".replace(" ", "-"))
+                script = Path(temporary, file_of(name))
                 seconds, cpu = measure(python, script, photos, Path(temporary, "out"))
                 rates[name].append(count / seconds)
                 cpus[name].append(1000 * cpu / count)
