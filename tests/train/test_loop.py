@@ -157,17 +157,18 @@ def test_loop_signal_finishes_step_saves_and_same_command_resumes(
 
 def test_stop_signals_leave_where_a_library_in_c_had_set_a_handler(monkeypatch: pytest.MonkeyPatch):
     install, number = signal.signal, signal.SIGHUP
-    # What Python says of a handler that it has not set itself.
-    before = install(number, signal.SIG_DFL)
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    install(number, signal.SIG_DFL)
     with monkeypatch.context() as patched:
+        # What Python says of a handler that it has not set itself.
         patched.setattr(signal, "signal", lambda n, handler: (install(n, handler), None)[1])
         stop = StopSignals().__enter__()
     try:
         stop.__exit__(None, None, None)
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
-        install(number, before)
-        install(signal.SIGINT, signal.default_int_handler)
+        for one, handler in before.items():
+            install(one, handler)
 
 
 def test_loop_signal_in_last_step_of_epoch_resumes_at_next_epoch(whole: Path, tmp_path: Path):
