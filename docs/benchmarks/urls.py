@@ -3,11 +3,12 @@
     PYTHONPATH=. python docs/benchmarks/urls.py --img2dataset /path/to/its/bin/python [--urls 6000] [--rounds 3]
 
 The server answers after 20 ms, and one request in a hundred fails: a reset, status 500, half a body, or 2 s late.
-Each tool checks that images decode; "unchecked" is img2dataset with disable_all_reencoding, which does not.
+Each tool checks that images decode; "unchecked" is img2dataset with disable_all_reencoding, which does not; "header"
+reads headers only. "two parts" are two commands at once, `--part 1/2` and `--part 2/2`, and `--finish` after them.
 Both honour X-Robots-Tag; mmdata asks each of the 200 hosts for robots.txt and tdmrep.json too, unless opt-outs are
 ignored.
-Both may have 128 requests at once, and ask again up to three times. Rates are from the first request for an image to
-the last, as the server sees them, so that imports do not count.
+Both may have 128 requests at once, and ask again up to three times. Rates are from the first request for an image, as
+the server sees it, to the end of the command, so that imports do not count, and all that is done to the images does.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ def photos(count: int) -> list[bytes]:
 
 def serve(port: int) -> None:
     """The server's process."""
-    bodies, count, span = photos(40), 0, [0.0, 0.0]
+    bodies, count, first = photos(40), 0, 0.0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        nonlocal count
-        if request.path == "/span":
-            seconds, span[:] = span[1] - span[0], (0.0, 0.0)
+        nonlocal count, first
+        if request.path == "/first":
+            seconds, first = first, 0.0
             return web.Response(text=json.dumps(seconds))
         if not request.path.endswith(".jpg"):
             return web.Response(status=404)
-        span[:] = (span[0] or monotonic(), monotonic())
+        first = first or monotonic()
         count += 1
         number = int(request.path[1:-4])
         body = bodies[number % len(bodies)] + number.to_bytes(8, "big")  # none is a duplicate
@@ -84,7 +85,6 @@ def serve(port: int) -> None:
             request.transport.close()
             return response
         await asyncio.sleep(LATE_S if fault == 3 else 0)
-        span[1] = monotonic()
         return web.Response(status=500 if fault == 1 else 200, body=body, content_type="image/jpeg")
 
     async def run() -> None:
@@ -96,24 +96,38 @@ def serve(port: int) -> None:
     asyncio.run(run())
 
 
-def run_one(name: str, table: Path, out: Path, python: str) -> tuple[float, int]:
-    """Seconds of a tool in all, and the images that it wrote."""
+def run_all(name: str, commands: list[list[object]]) -> None:
+    """Run commands at once, to their end."""
+    programs = [
+        subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    for program in programs:
+        said = program.communicate()[1]
+        if program.returncode:
+            raise SystemExit(f"{name}: {said[-2000:]}")
+
+
+def run_one(name: str, table: Path, out: Path, python: str) -> tuple[float, float, int]:
+    """When a tool began and ended, and the images that it wrote."""
     if name.startswith("mmdata"):
         flags = ["--allow-private-addresses", "--max-bad-share", "0.5", "--shard-rows", "1000"]
-        flags += ["--ignore-opt-outs"] if name.endswith("ignored") else []
+        flags += ["--ignore-opt-outs"] if "ignored" in name else []
+        flags += ["--check", "header"] if "header" in name else []
         command = [sys.executable, "-m", "mmdata", "convert", table, out, *flags]
     else:
         command = [python, "-c", DOWNLOAD, table, out, str(int(name.endswith("unchecked")))]
     began = monotonic()
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    seconds = monotonic() - began
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+    if "parts" in name:
+        run_all(name, [[*command, "--part", part, "--workers", 1] for part in ("1/2", "2/2")])
+        command = [*command, "--finish"]
+    run_all(name, [command])
+    ended = monotonic()
     images = 0
     for path in out.glob("*.tar"):
         with tarfile.open(path) as tar:
             images += sum(member.name.endswith(".jpg") for member in tar)
-    return seconds, images
+    return began, ended, images
 
 
 def convert_files(count: int, folder: Path) -> None:
@@ -129,12 +143,12 @@ def convert_files(count: int, folder: Path) -> None:
     table.write_text("image,caption\n" + "".join(f"{n}.jpg,photo {n}\n" for n in range(count)))
     began = monotonic()
     convert(table, folder.with_name("from files"))
-    print(f"{'mmdata, from files':24} {count:,} images, {count / (monotonic() - began):,.0f}/s", flush=True)
+    print(f"{'mmdata, from files':44} {count:,} images, {count / (monotonic() - began):,.0f}/s", flush=True)
 
 
-def span_of(port: int) -> float:
-    """Seconds from the first request for an image to the last, since this was asked before."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/span") as answer:
+def first_request(port: int) -> float:
+    """When the first image was asked for since this was asked before, by the clock that all processes share."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/first") as answer:
         return json.load(answer)
 
 
@@ -149,7 +163,7 @@ def fetch_alone(urls: list[str]) -> None:
         good = sum(row.fault is None for row in stage(Row(n, "", url) for n, url in enumerate(urls)))
     share, cost = good / len(urls), (process_time() - cpu_s) / len(urls)
     rate = len(urls) / (monotonic() - began)
-    print(f"{'mmdata, fetched alone':24} {good:,} images ({share:.2%}), {rate:,.0f}/s, {cost * 1e3:.2f} ms of CPU each")
+    print(f"{'mmdata, fetched alone':44} {good:,} images ({share:.2%}), {rate:,.0f}/s, {cost * 1e3:.2f} ms of CPU each")
 
 
 def main() -> None:
@@ -170,20 +184,24 @@ def main() -> None:
         names = [
             "mmdata",
             "mmdata, opt-outs ignored",
+            "mmdata, opt-outs ignored, two parts",
+            "mmdata, opt-outs ignored, header",
+            "mmdata, opt-outs ignored, header, two parts",
             *(["img2dataset", "img2dataset unchecked"] if options.img2dataset else []),
         ]
         for turn in range(options.rounds):
             fetch_alone(urls)
-            span_of(options.port)  # the runs below begin anew
+            first_request(options.port)  # the runs below begin anew
             with tempfile.TemporaryDirectory(dir=folder) as files:
                 Path(files, "in").mkdir()
                 convert_files(options.urls, Path(files, "in"))
             for name in names:
-                seconds, images = run_one(name, table, Path(folder, f"{name} {turn}"), options.img2dataset or "")
-                span = span_of(options.port)
+                out = Path(folder, f"{name} {turn}")
+                began, ended, images = run_one(name, table, out, options.img2dataset or "")
+                rate = images / (ended - first_request(options.port))
                 share = images / options.urls
                 print(
-                    f"{name:24} {images:,} images ({share:.2%}), {images / span:,.0f}/s, {seconds:.0f} s in all",
+                    f"{name:44} {images:,} images ({share:.2%}), {rate:,.0f}/s, {ended - began:.0f} s in all",
                     flush=True,
                 )
     server.terminate()

@@ -263,7 +263,7 @@ class Conversion:
             DataError: units are missing.
         """
         size = self._config.shard_rows
-        receipts = [self._staging.receipt(unit) for unit in range(-(-rows // size))]
+        receipts = self._staging.receipts(-(-rows // size))
         found = [receipt for receipt in receipts if receipt is not None]
         missing = [unit for unit, receipt in enumerate(receipts) if receipt is None]
         if missing or not receipts:

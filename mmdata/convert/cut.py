@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 
 from mmdata.convert.group import Merges
 from mmdata.convert.rows import Row, Source, images_of
+from mmdata.convert.table_source import TableSource
 from mmdata.convert.unit import Unit
 from mmdata.errors import BadSample
 from mmdata.shards.columns.labels import Labels
@@ -36,11 +38,16 @@ class Units:
         self._count = 0
 
     def __iter__(self) -> Iterator[Unit]:
-        """The units that are wanted."""
-        return self._ranges() if images_of(self._source) else self._lists()
+        """The units that are wanted. Of a Parquet or Arrow table the rows of others are not read."""
+        if images_of(self._source):
+            return self._ranges()
+        source = self._source
+        if isinstance(source, TableSource) and source.rows_are_exact and not source.columns.label:
+            return self._sought(source)
+        return self._lists()
 
     def _ranges(self) -> Iterator[Unit]:
-        """Units without their rows: images in a table are read where they are worked on."""
+        """Units without their rows, as where images are in a table, which are read where they are worked on."""
         assert self._source.rows_are_exact
         rows = self._source.rows_at_most
         for start in range(0, rows, self._unit_rows):
@@ -48,6 +55,15 @@ class Units:
             number, self.rows, self._count = self._count, stop, self._count + 1
             if self._wanted(number):
                 yield Unit(number, start, stop, merges=self._merges.between(start, stop))
+
+    def _sought(self, source: TableSource) -> Iterator[Unit]:
+        """Units with their rows, without names of classes, for which all rows before them would be read."""
+        rows, place = source.rows_from(0), 0
+        for unit in self._ranges():
+            if unit.start != place:
+                rows = source.rows_from(unit.start)
+            place = unit.stop
+            yield replace(unit, rows=list(islice(rows, len(unit))))
 
     def _lists(self) -> Iterator[Unit]:
         labels = Labels(self._source.classes)

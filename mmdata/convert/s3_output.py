@@ -27,7 +27,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.shards.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
-from mmdata.shards.remote.bucket import MOST_BYTES, Bucket
+from mmdata.shards.remote.bucket import CONNECTIONS, MOST_BYTES, Bucket
 from mmdata.shards.remote.concurrently import map_concurrently
 from mmdata.shards.tars import file_sha256
 
@@ -146,7 +146,7 @@ class S3Output(Output):
         self._check_owner()
         self._hidden.put(NEW, data, _sha256(data))
         try:
-            for _ in map_concurrently(_call, self._shards.values(), threads=THREADS, end=lambda: None):
+            for _ in map_concurrently(_call, self._shards.values(), threads=CONNECTIONS, end=lambda: None):
                 pass
         except FileNotFoundError as error:
             if self._is_published(data):

@@ -20,12 +20,12 @@ from uuid import uuid4
 from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
 from mmdata.shards.folder import INNER
-from mmdata.shards.remote.bucket import Bucket
+from mmdata.shards.remote.bucket import CONNECTIONS, Bucket
 from mmdata.shards.remote.concurrently import map_concurrently
 from mmdata.shards.tars import file_sha256
 
 THREADS = 8
-"""Requests of one process at once."""
+"""Files that one process sends or fetches at once."""
 AHEAD = 64
 """Units whose small files are fetched together."""
 
@@ -145,6 +145,10 @@ class S3Staging(Staging):
                 return None
             self._stored[number] = stored
         return self._stored[number].receipt
+
+    def receipts(self, units: int) -> list[Receipt | None]:
+        """See `Staging.receipts`."""
+        return list(map_concurrently(self.receipt, range(units), threads=CONNECTIONS, end=lambda: None))
 
     def has_any(self) -> bool:
         """See `Staging.has_any`."""

@@ -119,6 +119,10 @@ class Staging:
         except FileNotFoundError:
             return None
 
+    def receipts(self, units: int) -> list[Receipt | None]:
+        """What is known of each of so many units: None for one that was not made."""
+        return [self.receipt(unit) for unit in range(units)]
+
     def has_any(self) -> bool:
         """Whether there is a unit."""
         return any(path.name.isdigit() for path in self.folder.iterdir())

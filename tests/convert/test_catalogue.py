@@ -1,4 +1,4 @@
-"""One raw corpus with an instance of every kind of bad row, image and path; the closing table names each with its count.
+"""One raw corpus with every kind of bad row, image and path; the closing table names each reason with its count.
 
 A file that changes while it is read is in test_paths.py, servers are in fetch/, and COCO's annotations in annotations/.
 """

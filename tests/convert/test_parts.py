@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert.arrow import ParquetTable
 from mmdata.convert.engines import threads
+from mmdata.convert.tables import TableRow
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Manifest
 from mmdata.shipped import shipped
@@ -50,6 +56,32 @@ def test_parts_give_the_bytes_of_one_job(table: Path, tmp_path: Path, parts: int
     assert not report.was_complete
     assert content(tmp_path / "out") == content(tmp_path / "one")
     assert convert_part(table, tmp_path / "out", SETTINGS, part=(1, parts)).units == 0
+
+
+def test_part_of_a_parquet_table_reads_its_own_rows_alone(
+    raw_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.loads(line) for line in (raw_corpus / "captions.jsonl").read_text().splitlines()] * 4
+    table = raw_corpus / "captions.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), table, row_group_size=9)
+    settings = SETTINGS.model_copy(update={"group_by": "none"})
+    convert(table, tmp_path / "one", settings, engine=threads(1))
+    read: list[str] = []
+    rows_from = ParquetTable.rows_from
+
+    def counted(table: ParquetTable, columns: Sequence[str], start: int) -> Iterator[TableRow]:
+        for row in rows_from(table, columns, start):
+            if len(columns) > 1:  # else the paths are looked at, to find the folder
+                read.append(row.place)
+            yield row
+
+    monkeypatch.setattr(ParquetTable, "rows_from", counted)
+    convert_part(table, tmp_path / "out", settings, part=(2, 3), engine=threads(1))
+    assert read == [f"captions.parquet, row {row + 1}" for row in range(len(rows)) if row // 7 % 3 == 1]
+    for part in (1, 3):
+        convert_part(table, tmp_path / "out", settings, part=(part, 3), engine=threads(1))
+    convert(table, tmp_path / "out", settings, finish=True)
+    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 def test_jobs_at_the_same_time_give_the_bytes_of_one(table: Path, tmp_path: Path) -> None:
