@@ -18,6 +18,7 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,16 +68,18 @@ def children_of(process: int) -> list[int]:
     return found
 
 
-def start(table: Path, out: Path) -> int:
+def start(table: Path, out: Path, stderr: Path) -> int:
     """A process that converts; its id."""
     process = os.fork()
     if process == 0:
-        with open(os.devnull, "w") as nowhere:  # a descriptor
-            os.dup2(nowhere.fileno(), 2)
+        with stderr.open("w") as file:
+            os.dup2(file.fileno(), 2)
         code = 1
         try:
             convert(table, out, SETTINGS, engine=processes(2))
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return process
@@ -98,25 +101,27 @@ def main() -> None:
         killed = {"the first process": 0, "one of the others": 0}
         ended = 0
         while sum(killed.values()) < options.kills or out.exists():
-            process = start(table, out)
+            process = start(table, out, Path(temporary, "stderr"))
             calm = sum(killed.values()) >= options.kills
             time.sleep(0 if calm else chance.uniform(0, 1.1 * usual_s))
             whom = chance.choice(list(killed))
-            others = children_of(process)
-            victim = process if whom == "the first process" or not others else chance.choice(others)
-            if not calm and os.waitpid(process, os.WNOHANG)[0] == 0:
+            ended_by_itself, status = os.waitpid(process, 0 if calm else os.WNOHANG)
+            if not ended_by_itself:
+                others = children_of(process)
+                victim = process if whom == "the first process" or not others else chance.choice(others)
                 os.kill(victim, signal.SIGKILL)
                 killed["the first process" if victim == process else "one of the others"] += 1
                 status = os.waitpid(process, 0)[1]
-            else:
-                with suppress(ChildProcessError):
-                    os.waitpid(process, 0)
-                status = 0
+            if status not in (0, signal.SIGKILL):
+                raise SystemExit(f"after {killed}, a conversion failed:\n{Path(temporary, 'stderr').read_text()}")
             for folder in (out / "train", out / "val"):
                 if (folder / "__mmdata__/manifest.json").exists():
                     assert verify(folder) == []
             if status == 0:
-                assert content(out) == expected
+                found = content(out)
+                differing = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+                if differing:
+                    raise SystemExit(f"after {killed}, these files differ: {differing}")
                 ended += 1
                 shutil.rmtree(out)
         print(f"{killed}; {ended} conversions ended, all with the bytes of the calm one (it took {usual_s:.1f} s)")

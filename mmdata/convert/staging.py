@@ -13,10 +13,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from mmdata.atomic import lock, naming, sync_folder, write_whole
 from mmdata.convert.spill import SPILL
@@ -147,7 +148,7 @@ class Staging:
         for path in self.folder.iterdir():
             is_bad = path.name.isdigit() and (receipt := self.receipt(int(path.name))) and receipt.quarantined
             if is_bad and max_bad_share <= before:
-                shutil.rmtree(path)
+                _remove_at_once(path)
         (self.folder / REFUSED_NAME).unlink()
 
     @contextmanager
@@ -169,10 +170,10 @@ class Staging:
             return None
 
     def remove_attempts(self) -> None:
-        """Remove what killed processes have left; nobody may be making a unit."""
+        """Remove what killed processes have left. One that nobody waits for may be making a unit yet."""
         for path in self.folder.iterdir():
             if path.name.startswith((_ATTEMPT, SPILL)):
-                shutil.rmtree(path, ignore_errors=True)  # a process that nobody waits for may write there yet
+                _remove_at_once(path)
 
     def remove(self) -> None:
         """Remove all units. A kill leaves them without their run, and so for nobody."""
@@ -181,6 +182,14 @@ class Staging:
         (self.folder / RUN_NAME).unlink(missing_ok=True)
         sync_folder(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_at_once(folder: Path) -> None:
+    """Remove a folder, of which others see all files or none: who is about to rename it finds nothing."""
+    gone = folder.with_name(f"{_ATTEMPT}gone-{uuid4().hex}")
+    with suppress(FileNotFoundError):  # it was committed just now
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)  # whoever holds a file open may write on
 
 
 def _rename_or_remove(new: Path, place: Path) -> None:
