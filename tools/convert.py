@@ -307,6 +307,11 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
         )
     elif config.caption_templates:
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
+    if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
+        print(
+            f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder, "
+            "above which nothing is read; --images names the folder that has all images, to which paths are relative"
+        )
     parts = {out: report.manifest}
     if report.val is not None:
         parts = {inside(out, "train"): report.manifest, inside(out, "val"): report.val}

@@ -171,5 +171,6 @@ def test_closing_table_names_each_reason_with_its_count(
     }
     reasons = {str(reason) for reason in Reason}
     assert {name: count for name, count in found.items() if name in reasons - {"filtered", "duplicate_image"}} == fates
+    assert ("3 paths lead out of the corpus's folder" in stdout) == (fates["outside_root"] == 3)
     ledger = Counter(row["reason"] for row in left_out(tmp_path / "out"))
     assert ledger == fates + Counter(duplicate_image=duplicates, filtered=filtered)
