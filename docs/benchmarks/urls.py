@@ -23,6 +23,7 @@ import sys
 import tarfile
 import tempfile
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from time import monotonic, process_time, sleep
 
@@ -166,6 +167,38 @@ def fetch_alone(urls: list[str]) -> None:
     print(f"{'mmdata, fetched alone':44} {good:,} images ({share:.2%}), {rate:,.0f}/s, {cost * 1e3:.2f} ms of CPU each")
 
 
+def look_up(urls: int, hosts: int) -> None:
+    """Print how often the names of hosts are looked up for simulated URLs, by a name service that takes 5 ms."""
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+    from mmdata.convert.fetch.addresses import CachedResolver, any_address
+
+    asked: Counter[str] = Counter()
+
+    class Names(AbstractResolver):
+        async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
+            asked[host] += 1
+            await asyncio.sleep(0.005)
+            return [ResolveResult(hostname=host, host="192.0.2.1", port=port, family=family, proto=0, flags=0)]
+
+        async def close(self) -> None:
+            pass
+
+    async def run() -> None:
+        resolver, numbers = CachedResolver(Names(), any_address), iter(range(urls))
+
+        async def some() -> None:
+            for number in numbers:
+                await resolver.resolve(f"host{number * 7919 % hosts}.example", 80)
+
+        await asyncio.gather(*(some() for _ in range(128)))
+
+    began = process_time()
+    asyncio.run(run())
+    most, cost = max(asked.values()), (process_time() - began) / urls
+    print(f"{urls:,} URLs of {len(asked):,} hosts: at most {most} query a host, {cost * 1e6:.0f} µs of CPU a URL")
+
+
 def main() -> None:
     """Run the tools in turn, and print a row for each run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,7 +206,11 @@ def main() -> None:
     parser.add_argument("--urls", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=18_765)
+    parser.add_argument("--look-up", action="store_true", help="only look up names: 10⁶ URLs of 10⁵ hosts")
     options = parser.parse_args()
+    if options.look_up:
+        look_up(10**6, 10**5)
+        return
     server = multiprocessing.Process(target=serve, args=(options.port,), daemon=True)
     server.start()
     sleep(3)
