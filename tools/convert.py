@@ -310,7 +310,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder, "
-            "above which nothing is read; --images names the folder that has all images, to which paths are relative"
+            "outside which nothing is read; --images names the folder that has all images, to which paths are relative"
         )
     parts = {out: report.manifest}
     if report.val is not None:

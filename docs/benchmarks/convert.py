@@ -149,7 +149,7 @@ def script_of(name: str) -> str:
 
 
 def file_of(name: str) -> str:
-    """File name of the program of an arm, which is that of no module."""
+    """File name of the program of an arm. It shadows no module that the program imports."""
     return f"arm-{name}.py".replace(" ", "-")
 
 

@@ -25,7 +25,7 @@ from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publ
 from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.retried import RetriedMerges, RetriedRows
-from mmdata.convert.rows import Row, Source, images_of
+from mmdata.convert.rows import ImageSource, Row, Source, images_of
 from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, part_of
 from mmdata.errors import BadSample, DataError
@@ -123,8 +123,8 @@ class Conversion:
             DataError: units are missing, too many rows cannot be used, or a folder would be empty.
             OSError: the disk is full or broken. The units stay, for the next run.
         """
-        if (images := images_of(self._source)) is not None:
-            images.check_unchanged()
+        if isinstance(self._source, ImageSource):
+            self._source.check_unchanged()
         rows = self._staging.rows()
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:

@@ -38,12 +38,11 @@ class Units:
         self._count = 0
 
     def __iter__(self) -> Iterator[Unit]:
-        """The units that are wanted. Of a Parquet or Arrow table the rows of others are not read."""
+        """The units that are wanted."""
         if images_of(self._source):
             return self._ranges()
-        source = self._source
-        if isinstance(source, TableSource) and source.rows_are_exact and not source.columns.label:
-            return self._sought(source)
+        if isinstance(self._source, TableSource) and self._source.can_seek:
+            return self._sought(self._source)
         return self._lists()
 
     def _ranges(self) -> Iterator[Unit]:
@@ -57,7 +56,7 @@ class Units:
                 yield Unit(number, start, stop, merges=self._merges.between(start, stop))
 
     def _sought(self, source: TableSource) -> Iterator[Unit]:
-        """Units with their rows, without names of classes, for which all rows before them would be read."""
+        """Units with their rows; the rows between them are not read."""
         rows, place = source.rows_from(0), 0
         for unit in self._ranges():
             if unit.start != place:

@@ -75,7 +75,7 @@ class Staging:
                 self.remove()
             if self.run() is not None:
                 return
-            shutil.rmtree(self.folder, ignore_errors=True)  # its removal was killed
+            _remove_at_once(self.folder)  # its removal was killed
             self.folder.mkdir()
             if overwrites:
                 (self.folder / OVERWRITES_NAME).touch()
@@ -181,15 +181,19 @@ class Staging:
             return
         (self.folder / RUN_NAME).unlink(missing_ok=True)
         sync_folder(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove_at_once(self.folder)
 
 
 def _remove_at_once(folder: Path) -> None:
-    """Remove a folder, of which others see all files or none: who is about to rename it finds nothing."""
+    """Remove a folder, of which others see all files or none: who is about to rename it finds nothing.
+
+    If it is gone, as an attempt that was committed just now, nothing is done.
+    """
     gone = folder.with_name(f"{_ATTEMPT}gone-{uuid4().hex}")
-    with suppress(FileNotFoundError):  # it was committed just now
+    with suppress(FileNotFoundError):
         folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)  # whoever holds a file open may write on
+        sync_folder(gone.parent)  # else a power cut might keep the removals and not the new name
+        shutil.rmtree(gone, ignore_errors=True)  # what stays is in nobody's way, and goes with the next removal
 
 
 def _rename_or_remove(new: Path, place: Path) -> None:

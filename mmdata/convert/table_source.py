@@ -35,6 +35,7 @@ class TableSource:
         holds_images: whether rows hold the bytes of images, so that many of them do not fit into memory. The number of
             rows is known then.
         can_be_sent: whether another process can read the tables.
+        can_seek: whether rows can be read without those before them, and need no class number that these decide.
 
     Raises:
         DataError: no row, or tables that differ.
@@ -67,6 +68,7 @@ class TableSource:
                 table.refuse_as_image(self.columns.image)
                 self._refuse_to_keep(table)
         self.holds_images = self.rows_are_exact and any(self.columns.image in table.images for table in tables)
+        self.can_seek = all(isinstance(table, ArrowTable) for table in tables) and not self.columns.label
         self.has_captions = bool(self.columns.captions)
         self.classes = next((first.class_names(name) for name in self.columns.label), ())
         self.root, self._found_in = self._find_root(folder, config.images)

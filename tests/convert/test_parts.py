@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.arrow import ParquetTable
-from mmdata.convert.engines import threads
+from mmdata.convert.engines import Engine, Progress, threads
+from mmdata.convert.processes import processes
+from mmdata.convert.staging import Receipt
 from mmdata.convert.tables import TableRow
+from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Manifest
 from mmdata.shipped import shipped
-from tests.convert.conftest import content
+from tests.convert.conftest import content, jsonl
 from tests.programs import Program
 
 SETTINGS = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3)
@@ -58,7 +62,7 @@ def test_parts_give_the_bytes_of_one_job(table: Path, tmp_path: Path, parts: int
     assert convert_part(table, tmp_path / "out", SETTINGS, part=(1, parts)).units == 0
 
 
-def test_part_of_a_parquet_table_reads_its_own_rows_alone(
+def test_part_of_a_parquet_table_makes_its_own_rows_alone(
     raw_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [json.loads(line) for line in (raw_corpus / "captions.jsonl").read_text().splitlines()] * 4
@@ -82,6 +86,47 @@ def test_part_of_a_parquet_table_reads_its_own_rows_alone(
         convert_part(table, tmp_path / "out", settings, part=(part, 3), engine=threads(1))
     convert(table, tmp_path / "out", settings, finish=True)
     assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+@pytest.mark.parametrize("engine", [threads(1), processes(2)], ids=["threads", "processes"])
+def test_parquet_tables_that_are_read_from_any_row_give_the_tars_of_json_lines(
+    raw_corpus: Path, tmp_path: Path, engine: Engine
+) -> None:
+    rows = [json.loads(line) for line in (raw_corpus / "captions.jsonl").read_text().splitlines()]
+    rows = [{**row, "split": "test" if number % 5 == 3 else "train"} for number, row in enumerate(rows * 3)]
+    jsonl(raw_corpus / "rows.jsonl", rows)
+    settings = SETTINGS.model_copy(update={"split": "train"})
+    convert(raw_corpus / "rows.jsonl", tmp_path / "lines", settings, engine=threads(1))
+    for number, some in enumerate((rows[:50], rows[50:])):
+        pq.write_table(pa.Table.from_pylist(some), raw_corpus / f"rows-{number}.parquet", row_group_size=11)
+    settings = settings.model_copy(update={"table": "rows-*.parquet"})
+    for part in (1, 2):
+        convert_part(raw_corpus, tmp_path / "out", settings, part=(part, 2), engine=engine)
+    for unit in (4, 5, 9):  # holes, for the run that goes on
+        shutil.rmtree(next((tmp_path / "out/train/.mmdata-convert").glob(f".units-*/{unit:06d}")))
+    convert(raw_corpus, tmp_path / "out", settings, engine=engine)
+
+    def shards(out: Path) -> dict[str, bytes]:
+        return {name: data for name, data in content(out).items() if re.search(r"\d{6}\.(tar|index\.arrow)$", name)}
+
+    assert len(shards(tmp_path / "out")) == 10
+    assert shards(tmp_path / "out") == shards(tmp_path / "lines")
+
+
+def test_table_that_grows_while_it_is_converted_is_an_error(raw_corpus: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (raw_corpus / "captions.jsonl").read_text().splitlines()]
+    tables = [raw_corpus / f"rows-{number}.parquet" for number in range(2)]
+    for table in tables:
+        pq.write_table(pa.Table.from_pylist(rows), table)
+
+    def replacing(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        pq.write_table(pa.Table.from_pylist(rows * 2), tables[1])
+        yield from threads(1)(job, units)
+
+    settings = ConvertConfig(shard_rows=7, table="rows-*.parquet", group_by="none")
+    with pytest.raises(DataError, match=r"rows-1.parquet': has changed since it was opened"):
+        convert(raw_corpus, tmp_path / "out", settings, engine=replacing)
+    assert not (tmp_path / "out/__mmdata__").exists()
 
 
 def test_jobs_at_the_same_time_give_the_bytes_of_one(table: Path, tmp_path: Path) -> None:
