@@ -97,7 +97,8 @@ class ParquetTable(ArrowTable):
             raise DataError(f"table '{path}': not a whole Parquet file: {error}") from error
 
     def _batches(self, columns: list[str], size: int, start: int) -> Iterator[Any]:
-        with pq.ParquetFile(self.path) as file:
+        # With pre_buffer, what was read of the file would stay in memory until its end.
+        with pq.ParquetFile(self.path, pre_buffer=False) as file:
             groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
             first = 0
             while first < len(groups) and start >= groups[first]:

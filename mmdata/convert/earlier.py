@@ -115,7 +115,7 @@ class Earlier:
 
 def _read(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             if missing := sorted(set(columns) - set(file.schema_arrow.names)):
                 raise DataError(
                     f"'{path}': no column '{missing[0]}', which an earlier version did not write; convert anew"

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
+from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index
 from tests.convert.conftest import left_out
@@ -216,3 +217,15 @@ def test_path_that_is_no_path_is_not_repeated_whole(corpus: Path, tmp_path: Path
     assert (line["reason"], len(line["path"])) == ("missing_image", 4096)
     assert line["detail"].startswith("the image's path has 1000005 characters: 'data:AAA")
     assert len(line["detail"]) < 200
+
+
+def test_parquet_file_is_not_held_in_memory_while_it_is_read(tmp_path: Path) -> None:
+    schema = pa.schema([("image", pa.binary()), ("caption", pa.string())])
+    with pq.ParquetWriter(tmp_path / "t.parquet", schema) as writer:
+        for _ in range(12):
+            images = [os.urandom(50_000) for _ in range(100)]
+            writer.write_table(pa.table([images, ["a photo"] * 100], schema=schema))
+    source = TableSource.open(tmp_path, [tmp_path / "t.parquet"], ConvertConfig())
+    before = pa.total_allocated_bytes()
+    most = max(pa.total_allocated_bytes() for _ in source.rows()) - before
+    assert most < (tmp_path / "t.parquet").stat().st_size // 3
