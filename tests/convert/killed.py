@@ -1,4 +1,4 @@
-"""Run by test_output: disturbs conversions at operations that make something durable, and repeats them.
+"""Run by test_output: disturbs conversions at every operation that makes something durable, and repeats them.
 
 They are killed, really, or the operation fails; or the system lets no file grow beyond some size, so that writes are
 short and then fail, whoever makes them.
@@ -25,8 +25,6 @@ from mmdata.convert.engines import threads
 from mmdata.errors import DataError
 from mmdata.shards.verify import verify
 
-STEP = int(os.environ.get("STEP", "3"))
-"""Places between two disturbances. STEP=1 disturbs at each, which takes minutes."""
 OPERATIONS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 
 
@@ -118,9 +116,9 @@ def main() -> None:
     report: dict[str, Any] = {"wrong": []}
     old = folder / "old"
     for scenario, disturb, step, over in (
-        ("fresh", die, STEP, None),
-        ("overwrite", die, 2 * STEP, old),
-        ("failing", fail, 2 * STEP, None),
+        ("fresh", die, 1, None),
+        ("overwrite", die, 1, old),
+        ("failing", fail, 2, None),
     ):
         number, status = 0, -1
         while status:
@@ -129,7 +127,7 @@ def main() -> None:
             number += step
         report[scenario] = number - step
     report["full"] = 0
-    for size in range(0, max(map(len, expected.values())), STEP * 701):
+    for size in range(0, max(map(len, expected.values())), 512 + 7):
         limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
         status, wrong = repeat(table, folder / "out", expected, limit)
         report["full"] += status == 9

@@ -19,7 +19,7 @@ from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.shards.remote.bucket import Bucket
 
-STEP = int(os.environ.get("STEP", "15"))
+STEP = int(os.environ.get("STEP", "11"))
 """Requests between two kills. STEP=1 kills before each, which takes minutes."""
 MANIFEST = "__mmdata__/manifest.json"
 

@@ -148,7 +148,7 @@ def table_of_csv(raw: Path, photo: Callable[..., bytes]) -> list[str]:
 
 
 def closing_table(stdout: str) -> dict[str, int]:
-    found = re.findall(r"^[│ ]*(\w+)[│ ]+([\d,]+)[│ ]*$", stdout, re.MULTILINE)
+    found = re.findall(r"^ *(\w+) +([\d,]+)$", stdout, re.MULTILINE)
     return {name: int(count.replace(",", "")) for name, count in found}
 
 

@@ -46,7 +46,7 @@ def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_pa
     assert report["fresh"] > 20, report  # places where it was killed
     assert report["overwrite"] > report["fresh"]
     assert report["failing"] > 20
-    assert report["full"] > 2  # sizes at which it failed
+    assert report["full"] > 5  # sizes at which it failed
 
 
 def test_same_conversion_again_does_nothing(table: Path, tmp_path: Path) -> None:
