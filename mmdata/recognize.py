@@ -6,6 +6,8 @@ from enum import Enum
 from pathlib import Path
 
 HEAD_BYTES = 512
+NO_RUN = "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
+"""What a message says of a path where a run is expected and nothing is."""
 TAR_MAGIC = slice(257, 262)
 """Where a tar's first header says "ustar"."""
 

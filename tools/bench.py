@@ -8,20 +8,19 @@ mmdata bench configs/scenes.yaml --against webdataset,torch
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from mmdata.cli import Parser, run
+from mmdata.commands.paths import check_shards
 from mmdata.config import DataConfig, load_config
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError
-from mmdata.inspect.against import PEERS, WHAT, compare, fit_workers, peers_of
-from mmdata.inspect.profile import Profile, profile
-from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
-from mmdata.loader import Loader
-from mmdata.train.prefetch import DevicePrefetcher
+
+if TYPE_CHECKING:
+    from mmdata.inspect.profile import Profile
 
 BAR = 40  # characters of a full bar
 
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--steps", type=int, default=50, help="batches to measure after the first (50)")
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a training step takes; 0: full speed")
-    parser.add_argument("--against", metavar="NAMES", help=f"also these loaders, in turn: {','.join(PEERS)}")
+    parser.add_argument("--against", metavar="NAMES", help="also these loaders, in turn: webdataset,torch")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each loader with --against (3)")
     given = parser.parse_intermixed_args()
     if given.steps < 1 or given.step_ms < 0 or given.rounds < 1:
@@ -42,7 +41,17 @@ def main() -> None:
             f"got {given.steps}, {given.rounds}, {given.step_ms}"
         )
     data = load_config(given.config, given.overrides).data
+    check_shards(data)
     console = Console(highlight=False)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    import torch
+
+    from mmdata.inspect.against import peers_of
+    from mmdata.inspect.profile import profile
+    from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
+    from mmdata.loader import Loader
+    from mmdata.train.prefetch import DevicePrefetcher
+
     if given.against is not None:
         print_comparison(console, data, peers_of(given.against), steps=given.steps, rounds=given.rounds)
         return
@@ -106,6 +115,8 @@ def bar(share: float) -> str:
 
 def print_comparison(console: Console, data: DataConfig, names: list[str], *, steps: int, rounds: int) -> None:
     """Medians of all loaders, and their ratios."""
+    from mmdata.inspect.against import WHAT, compare, fit_workers
+
     fitted = fit_workers(data, names)
     if fitted is not data:
         console.print(

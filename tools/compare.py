@@ -15,10 +15,8 @@ import argparse
 import os
 from pathlib import Path
 
-import torch
-
 from mmdata.cli import Parser, run
-from mmdata.commands.compare import Experiment, Run, Stopped, metrics_of
+from mmdata.commands.paths import check_shards
 from mmdata.config import load_config
 from mmdata.errors import ConfigError
 
@@ -31,9 +29,15 @@ def main() -> int:
         raise ConfigError(f"config '{options.config}': no section compare; see configs/mining.yaml for one")
     if unknown := set(options.arms or []) - set(config.compare.arms):
         raise ConfigError(f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}")
-    torch.set_num_threads(1)
     if not config.data.val:
         raise ConfigError("data.val is not set: retrieval on it is measured, and what tuning goes by")
+    check_shards(config.data)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    import torch
+
+    from mmdata.commands.compare import Experiment, Run, Stopped, metrics_of
+
+    torch.set_num_threads(1)
     metric = options.metric or config.compare.primary
     if metric not in (known := metrics_of(config.compare)):
         named = "--metric" if options.metric else "compare.primary"

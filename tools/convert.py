@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata.cli import Parser, run
-from mmdata.commands.chosen import chosen_rows
 from mmdata.commands.next_commands import next_commands
 from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe, preview
+from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
 from mmdata.progress import duration, progress_in_rows
@@ -90,7 +90,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
-    chosen = chosen_rows(options.source, options.select, options.join) if options.select else None
+    chosen: ChosenRows | Retry | None = None
+    if options.select:
+        # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
+        from mmdata.commands.chosen import chosen_rows
+
+        chosen = chosen_rows(options.source, options.select, options.join)
     if options.plan:
         show_plan(options, config, chosen)
         return 0

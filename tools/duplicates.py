@@ -22,23 +22,31 @@ import argparse
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmdata.cli import Parser, run
+from mmdata.commands.paths import check_folder
 from mmdata.cores import usable_cores
-from mmdata.duplicates.groups import MAX_PAIRS
-from mmdata.duplicates.table import Advance, Duplicates, find_duplicates, is_table
 from mmdata.errors import ConfigError, counted, printable
 from mmdata.shards import ShardCache
 from mmdata.shards.remote.cache import GB
+
+if TYPE_CHECKING:
+    from mmdata.duplicates.table import Advance, Duplicates
 
 
 def main() -> int:
     """Write the table, print how many rows are what; 1 with --strict if a row leaks or has no hash."""
     options = parse_arguments()
     check(options)
+    for folder in (options.shards, *options.against):
+        check_folder(folder)
+    check_out(options.out)
+    from mmdata.duplicates.table import find_duplicates
+
     with ExitStack() as stack:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
@@ -80,27 +88,36 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse what cannot end well, before hours of decoding; make the folder of the table."""
+    """Refuse options that cannot end well."""
     if options.out.suffix != ".parquet":
         raise ConfigError(f"--out '{options.out}': the table is a Parquet file; end its name with .parquet")
     if options.out.is_dir():
         raise ConfigError(f"--out '{options.out}': a folder; give the file to write, such as copies.parquet")
-    if options.out.exists() and not (options.out.is_file() and is_table(options.out)):
-        raise ConfigError(
-            f"--out '{options.out}': exists, and is no table of this program, so it is not overwritten; give another "
-            "name, or remove it"
-        )
     if options.val_share is not None and not 0 < options.val_share < 1:
         raise ConfigError(f"--val-share {options.val_share:g}: must be above 0 and below 1, such as 0.01")
     if options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: must be at least 1")
     if not options.cache_gb > 0:
         raise ConfigError(f"--cache-gb {options.cache_gb:g}: must be above 0")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def check_out(out: Path) -> None:
+    """Refuse a file that is no table of this program, before hours of decoding; make the folder of the table."""
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.duplicates.table import is_table
+
+    if out.exists() and not (out.is_file() and is_table(out)):
+        raise ConfigError(
+            f"--out '{out}': exists, and is no table of this program, so it is not overwritten; give another name, or "
+            "remove it"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def lines(found: Duplicates, options: argparse.Namespace) -> list[str]:
     """The accounts of the rows, and what to put into a config."""
+    from mmdata.duplicates.groups import MAX_PAIRS
+
     kept = found.rows - found.exact - found.near
     said = [
         f"{counted(found.rows, 'row')}: {kept:,} first + {found.exact:,} exact copies + {found.near:,} near copies",

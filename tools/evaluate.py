@@ -27,19 +27,25 @@ from rich.table import Table
 
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
-from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes, with_settings
-from mmdata.compositional import read_pairs
+from mmdata.commands.paths import check_folder, check_run
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
-from mmdata.train.evaluation.prompts import read_classes
-from mmdata.train.ranks import collectives
-from mmdata.train.run.trainer import EVALUATION
-from mmdata.trained import TrainedRun
 
 
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
     options = parse_arguments()
+    check_run(options.run)
+    if options.shards is not None:
+        check_folder(options.shards)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes, with_settings
+    from mmdata.compositional import read_pairs
+    from mmdata.train.evaluation.prompts import read_classes
+    from mmdata.train.ranks import collectives
+    from mmdata.train.run.trainer import EVALUATION
+    from mmdata.trained import TrainedRun
+
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
     trained = with_settings(TrainedRun.load(options.run, device), options.overrides)

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from mmdata.cli import Parser, run
+from mmdata.commands.paths import check_run
 from mmdata.errors import printable
-from mmdata.trained import load_run
 
 
 def main() -> int:
@@ -24,8 +24,12 @@ def main() -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
     parser.add_argument("--to", choices=("transformers",), default="transformers", help="default: transformers")
     options = parser.parse_args()
+    check_run(options.run)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once; so does transformers, and a wrong
+    # run is told before.
+    from mmdata.trained import load_run
+
     trained = load_run(options.run, device="cpu")
-    # Imported here: transformers takes seconds to import, and a wrong run is told immediately.
     from transformers.utils.logging import disable_progress_bar
 
     from mmdata.trained.card import usage

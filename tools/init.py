@@ -16,8 +16,7 @@ import sys
 from functools import partial
 
 from mmdata.cli import Parser, progress_in_bytes, run
-from mmdata.commands.init import Init, Request
-from mmdata.commands.starter import Machine
+from mmdata.commands.paths import check_source
 from mmdata.errors import printable
 from mmdata.progress import progress_in_rows
 
@@ -33,6 +32,11 @@ def main() -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace the config, and another conversion in OUT")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done, and print the config")
     options = parser.parse_args()
+    check_source(options.source)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.init import Init, Request
+    from mmdata.commands.starter import Machine
+
     request = Request(
         options.source,
         options.out,

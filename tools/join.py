@@ -16,13 +16,17 @@ import argparse
 import os
 
 from mmdata.cli import Parser, run
-from mmdata.commands.join import join_tables, settings_of
+from mmdata.commands.paths import check_config_or_shards
 from mmdata.errors import printable
 
 
 def main() -> None:
     """Join the tables, and say what was found."""
     options = parse_arguments()
+    check_config_or_shards(options.place)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.join import join_tables, settings_of
+
     data = settings_of(
         options.place, options.words, key=options.key, captions=options.captions, tokenizer=options.tokenizer
     )

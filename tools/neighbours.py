@@ -13,28 +13,36 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 from mmdata.cli import Parser, run
-from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
+from mmdata.commands.paths import check_config_or_shards, check_run
 from mmdata.errors import ConfigError, printable
-from mmdata.loader.corpus import open_index
-from mmdata.plan.groups import write_groups
-from mmdata.train.memory.neighbours import group_neighbours, mean_similarity, usable_rows
-from mmdata.train.ranks import collectives
-from mmdata.trained import TrainedRun
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 
 def main() -> int:
     """Embed, group, write the file, say what to put into a config."""
     options = parse_arguments()
+    check_config_or_shards(options.config, options.overrides)
+    if options.run is not None:
+        check_run(options.run)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
+    from mmdata.loader.corpus import open_index
+    from mmdata.plan.groups import write_groups
+    from mmdata.train.memory.neighbours import mean_similarity, usable_rows
+    from mmdata.train.ranks import collectives
+    from mmdata.trained import TrainedRun
+
     data = data_of(options.config, options.overrides)
     index = open_index(data)
     check(options, len(index))
@@ -93,6 +101,8 @@ def group(
     features: NDArray[np.floating[Any]], same: NDArray[np.int64], options: argparse.Namespace, device: torch.device
 ) -> Tensor:
     """int64 (N,): the group of each row."""
+    from mmdata.train.memory.neighbours import group_neighbours
+
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("grouping", total=2 * len(features))
         groups = group_neighbours(

@@ -12,12 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mmdata import cli
-from mmdata.commands.plan import plan_of
+from mmdata.commands.paths import check_config_or_shards
 from mmdata.errors import counted, printable
-from mmdata.inspect.epoch import epoch_in_words
-from mmdata.loader.meaning import hashes_by
-from mmdata.plan import IndexRows, summarize
-from mmdata.plan.weighted_plan import WeightedPlan
 
 
 def main() -> int:
@@ -28,6 +24,14 @@ def main() -> int:
     parser.add_argument("--epoch", type=int, default=0, help="captions, and so lengths, may differ by epoch")
     parser.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks, to say what each reads")
     arguments = parser.parse_intermixed_args()
+
+    check_config_or_shards(arguments.config, arguments.overrides)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.plan import plan_of
+    from mmdata.inspect.epoch import epoch_in_words
+    from mmdata.loader.meaning import hashes_by
+    from mmdata.plan import IndexRows, summarize
+    from mmdata.plan.weighted_plan import WeightedPlan
 
     planned = plan_of(arguments.config, arguments.overrides)
     plan, rows = planned.plan, planned.plan.rows

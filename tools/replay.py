@@ -15,11 +15,8 @@ from pathlib import Path
 from PIL import Image
 
 from mmdata.cli import Parser, run
-from mmdata.commands.replay import data_of
+from mmdata.commands.paths import check_config_or_shards
 from mmdata.errors import ConfigError, printable
-from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
-from mmdata.loader import Loader
-from mmdata.plan.select.rows import excluded_by
 
 
 def main() -> int:
@@ -37,7 +34,15 @@ def main() -> int:
     if given.save:
         check_image_name(given.save)
 
-    data = data_of(given.config, [word for word in given.words if "=" in word])
+    overrides = [word for word in given.words if "=" in word]
+    check_config_or_shards(given.config, overrides)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.replay import data_of
+    from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
+    from mmdata.loader import Loader
+    from mmdata.plan.select.rows import excluded_by
+
+    data = data_of(given.config, overrides)
     loader = Loader.from_config(data, rank=0, world_size=1)
     epoch, step = given.epoch, 0
     if given.ledger:

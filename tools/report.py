@@ -11,16 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.cli import Parser, run
-from mmdata.commands.plan import plan_of
-from mmdata.commands.report import QUERY_ROWS, found_by
+from mmdata.commands.paths import check_folder, check_run
 from mmdata.config import load_config
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, printable
-from mmdata.inspect.report import write_report
 from mmdata.recognize import Kind, recognize
 from mmdata.shards.folder import local_folder
-from mmdata.train.run.find import check_run_folder
 
+QUERY_ROWS = 1000
+"""Images that the queries of a report are asked among, unless --query-rows says otherwise."""
 MAX_QUERY_ROWS = 10_000
 """Every caption is compared with every image: 10,000 of them take 400 MB."""
 
@@ -62,7 +61,11 @@ def main() -> None:
             f"one config at a time: got {', '.join(map(str, [given.config or '', *configs])).strip(', ')}"
         )
     for folder in given.run:
-        check_run_folder(folder)
+        check_run(folder)
+        if recognize(folder) is not Kind.RUN:
+            from mmdata.train.run.find import check_run_folder
+
+            check_run_folder(folder)
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
     of_run = given.run[0] / "config.yaml" if given.run else None
@@ -72,6 +75,13 @@ def main() -> None:
         shards = [local_folder(source.shards) for source in sources(config.data)]
     if not shards:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
+    for folder in shards:
+        check_folder(str(folder))
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.plan import plan_of
+    from mmdata.commands.report import found_by
+    from mmdata.inspect.report import write_report
+
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
     planned = None
     if overrides and config is None:

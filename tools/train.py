@@ -13,11 +13,10 @@ import os
 from pathlib import Path
 
 from mmdata.cli import Parser, run
-from mmdata.commands.train import train
+from mmdata.commands.paths import check_shards
 from mmdata.config import load_config
 from mmdata.config.run_folder import run_folder
 from mmdata.launcher import launch_command
-from mmdata.train.ranks import collectives
 
 
 def main() -> int:
@@ -27,7 +26,12 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. train.lr=1e-3")
     options = parser.parse_args()
     config = load_config(options.config, options.overrides)
+    check_shards(config.data)
     output = run_folder(options.config, config)
+    # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    from mmdata.commands.train import train
+    from mmdata.train.ranks import collectives
+
     return train(config, output, collectives.init(config.train.device), command=launch_command())
 
 

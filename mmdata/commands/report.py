@@ -12,13 +12,11 @@ from mmdata.inspect.queries import TITLE, queries
 from mmdata.inspect.runs import short_names
 from mmdata.trained import TrainedRun
 
-QUERY_ROWS = 1000
-"""Images that the queries of a report are asked among."""
 MAX_SECONDS = 60.0
 """After this time the report embeds no further images; several runs share it."""
 
 
-def found_by(runs: Sequence[Path], *, max_rows: int = QUERY_ROWS) -> list[Section]:
+def found_by(runs: Sequence[Path], *, max_rows: int) -> list[Section]:
     """Sections with queries and what they find, on the CPU; where something is missing, a section that says what.
 
     Args:

@@ -93,7 +93,7 @@ def test_no_caption_and_no_image_is_shown_twice(data: dict[str, Any], monkeypatc
 
 
 def test_queries_of_a_trained_run(trained_run: Path, caplog: pytest.LogCaptureFixture):
-    shown, missed = found_by([trained_run])
+    shown, missed = found_by([trained_run], max_rows=1000)
     assert caplog.messages == []  # fewer rows than a batch of the queries: no advice about data.global_batch_size
     assert len(shown.queries) == 12
     texts = [query.text for query in [*shown.queries, *missed.queries]]
@@ -103,7 +103,7 @@ def test_queries_of_a_trained_run(trained_run: Path, caplog: pytest.LogCaptureFi
     assert all(len(query.images) == 6 for query in shown.queries)
     pictures = [image.picture for query in [*shown.queries, *missed.queries] for image in query.images]
     assert all(picture.startswith("data:image/webp;base64,") for picture in pictures)
-    assert found_by([trained_run])[0] == shown  # the same each time
+    assert found_by([trained_run], max_rows=1000)[0] == shown  # the same each time
     ranks = [int(query.note.split()[1]) for query in missed.queries]
     assert ranks == sorted(ranks, reverse=True)
 
@@ -114,16 +114,16 @@ def test_queries_of_a_part_of_the_images_say_so(trained_run: Path, monkeypatch: 
     assert f"among 10 images drawn from {ROWS}" in shown.note
     assert len(shown.queries) == 10
     monkeypatch.setattr("mmdata.commands.report.MAX_SECONDS", 0.0)
-    shown = found_by([trained_run])[0]
+    shown = found_by([trained_run], max_rows=1000)[0]
     assert f"among 4 images drawn from {ROWS}" in shown.note
     assert "No more were embedded, as that took 0 s." in shown.note
     assert found_by([trained_run], max_rows=0) == []
-    assert found_by([]) == []
+    assert found_by([], max_rows=1000) == []
 
 
 def test_several_runs_get_the_same_queries(trained_run: Path, tmp_path: Path):
     shutil.copytree(trained_run, tmp_path / "other")
-    found = found_by([trained_run, tmp_path / "other", tmp_path])
+    found = found_by([trained_run, tmp_path / "other", tmp_path], max_rows=1000)
     titles = ["What the model finds: run", "Worst misses: run", "What the model finds: other", "Worst misses: other"]
     assert [section.title for section in found] == [*titles, f"What the model finds: {tmp_path.name}"]
     assert found[0].queries == found[2].queries
@@ -131,7 +131,7 @@ def test_several_runs_get_the_same_queries(trained_run: Path, tmp_path: Path):
 
 
 def test_queries_that_cannot_be_made_say_why(trained_run: Path, tmp_path: Path):
-    (section,) = found_by([tmp_path])
+    (section,) = found_by([tmp_path], max_rows=1000)
     assert section.missing.startswith(f"No queries: '{tmp_path}': neither a checkpoint nor the folder of a run")
 
 

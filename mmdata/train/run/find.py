@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmdata.config.run_folder import run_of_config
 from mmdata.errors import DataError
-from mmdata.recognize import Kind, find_run, recognize
+from mmdata.recognize import NO_RUN, Kind, find_run, recognize
 from mmdata.train.run.checkpoint import CHECKPOINTS, LATEST, NAME, latest_checkpoint
 
 
@@ -45,7 +45,7 @@ def _no_run(path: Path) -> str:
         remedy = f"give '{own}'" if made else f"`mmdata train {path}` makes it"
         return f"a config, and a run is expected; its run is '{own}': {remedy}"
     if not path.exists():
-        return "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
+        return NO_RUN
     inside = sorted(entry.name for entry in path.iterdir())
     if path.name == CHECKPOINTS and any(NAME.fullmatch(name) for name in inside):
         return f"the checkpoints of a run; give the run itself, '{path.parent}', or one of these"

@@ -1,0 +1,58 @@
+"""Looks at the paths of a command line before torch is imported, which takes seconds: a wrong one is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmdata.config import DataConfig, load_config
+from mmdata.config.data import sources
+from mmdata.config.wrong_file import not_a_config
+from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import NO_RUN, Kind, recognize
+
+
+def check_config_or_shards(place: str, overrides: list[str] | None = None) -> None:
+    """Look at a config, and at the shards that it names; or at a folder of shards. A URL is taken as it is.
+
+    Args:
+        place: a YAML file, the folder of a run, or a folder or URL of shards.
+        overrides: of the config; None: the config is only looked for, and not read.
+
+    Raises:
+        ConfigError: nothing is there, the config has a mistake, or its shards are not there.
+    """
+    path, kind = Path(place), recognize(Path(place))
+    if "://" in place:
+        return
+    if kind is Kind.ABSENT:
+        raise ConfigError(not_a_config(path))
+    if overrides is not None and (kind is Kind.RUN or not path.is_dir()):
+        check_shards(load_config(path / "config.yaml" if kind is Kind.RUN else path, overrides).data)
+
+
+def check_folder(folder: str) -> None:
+    """Raise a DataError if there is no such folder of shards; a URL is taken as it is."""
+    if "://" not in folder and not Path(folder).exists():
+        raise DataError(f"folder '{folder}': no such folder")
+
+
+def check_source(source: str) -> None:
+    """Raise a DataError if there is no such corpus to convert; a URL is taken as it is."""
+    if "://" not in source and not Path(source).exists():
+        raise DataError(f"source '{source}': no such file or folder")
+
+
+def check_run(run: Path) -> None:
+    """Raise a DataError if there is no such run or checkpoint."""
+    if not run.exists():
+        raise DataError(f"'{run}': {NO_RUN}")
+
+
+def check_shards(data: DataConfig) -> None:
+    """Raise a ConfigError if a folder of shards that the settings name is not there."""
+    named = [("data.shards", source.shards) for source in sources(data)]
+    if data.val.shards is not None:
+        named.append(("data.val.shards", data.val.shards))
+    for setting, folder in named:
+        if "://" not in folder and not Path(folder).exists():
+            raise ConfigError(f"{setting}: folder '{folder}': no such folder")
