@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -23,6 +23,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_when
 from tenacity.nap import sleep_using_event
 
 from mmdata.errors import ConfigError, DataError, Interrupted
+from mmdata.forked import new_lock
 from mmdata.safe_read import open_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote import http
@@ -85,7 +86,7 @@ class RemoteFolder:
             raise ConfigError(f"'{display_name(url)}': a chain of protocols is not followed; give one URL")
         self.url = url
         self.cache = cache
-        self._lock = Lock()
+        self._lock = new_lock()
         self._opened: tuple[int, Any] | None = None
         self.file_system()
 
