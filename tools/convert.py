@@ -53,7 +53,8 @@ SETTINGS = {
     "blur-boxes": "column with boxes to blur, such as faces: lists of [left, top, right, bottom], each from 0 to 1; "
     "images with boxes are stored as JPEG",
     "contact": "URL or mail address that servers of images see in the User-Agent, where the table holds URLs",
-    "connections": "images behind URLs fetched at once (default 128), at most two of one host",
+    "connections": "images behind URLs fetched at once (default 128)",
+    "connections-per-host": "images fetched at once from one host (default 2); more is for servers of your own",
     "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
     "may be given more than once",
     "keep": "column to store in each sample's JSON (\"path\" is the image's, '*' stands for all columns); "
@@ -67,7 +68,8 @@ SETTINGS = {
     "min-side": "smallest height or width, in pixels",
     "max-aspect": "largest ratio of the sides",
     "max-pixels": "most pixels an image may have",
-    "max-bad-share": "share of unusable rows above which nothing is published (default 0.05)",
+    "max-bad-share": "share of unusable rows above which nothing is published (default 0.05); rows whose URL gives no "
+    "image do not count",
     "shard-rows": "most samples of a shard (default 10000)",
     "shard-bytes": "most bytes of a shard (default 1e9)",
     "tokenizer": "tokenizer that counts caption lengths: a folder, or a Hugging Face name",
@@ -76,7 +78,16 @@ SETTINGS = {
 """Flags that replace a recipe's setting of the same name."""
 CLASSES_SHOWN = 10
 REPEATED = {"caption-column": "caption_columns", "caption-template": "caption_templates", "keep": "keep"}
-WHOLE = ("connections", "resize", "quality", "min-side", "max-pixels", "train-tokenizer", "shard-rows")
+WHOLE = (
+    "connections",
+    "connections-per-host",
+    "resize",
+    "quality",
+    "min-side",
+    "max-pixels",
+    "train-tokenizer",
+    "shard-rows",
+)
 NUMBERS: dict[str, Callable[[str], int | float]] = {
     **dict.fromkeys(WHOLE, int),
     **dict.fromkeys(("max-aspect", "max-bad-share", "val-share"), float),
@@ -312,6 +323,11 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
         )
     elif config.caption_templates:
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
+    if unfetched := accounts.get("unfetched"):
+        print(
+            f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; "
+            "--retry tries them again, into another folder"
+        )
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder, "

@@ -108,10 +108,17 @@ def _verdict(found: Preview) -> list[str]:
         lines.append("not enough room: choose a folder on another disk, or shrink the images with --resize")
     if found.fails is not False:
         would = "would be published: more" if found.fails else "may be published: perhaps more"
-        lines.append(
-            f"nothing {would} than {100 * found.max_bad_share:g} % of the rows cannot be used; repair the corpus, or "
-            "allow more with --max-bad-share"
-        )
+        bad, unfetched = found.largest_shares
+        if found.bad.high > bad * found.rows:
+            lines.append(
+                f"nothing {would} than {100 * bad:g} % of the rows cannot be used; repair the corpus, or allow more "
+                "with --max-bad-share"
+            )
+        else:
+            lines.append(
+                f"nothing {would} than {100 * unfetched:g} % of the rows have a URL that gives no image; allow more "
+                "with max_unfetched_share in the recipe"
+            )
     return lines
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
+from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.missing import where_looked
+from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.errors import DataError, Reason
 from mmdata.shards.texts import Losses
@@ -20,6 +22,7 @@ EXAMPLES = 3
 """Reasons that the error of a failed conversion explains."""
 EARLY = 1000
 """Quarantined rows below which a conversion does not end early."""
+_NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
 
 
 class Accounts:
@@ -33,6 +36,7 @@ class Accounts:
         merged: rows whose captions are in the sample of another row of the same image.
         differing: duplicates with captions or a label that the written row of their image has not.
         reasons: number of rows left out for each reason.
+        unfetched: of these, rows whose image could not be had from its URL.
         missing: the first path at which no image was found; "" for none.
         losses: of written rows with an unusable text file.
     """
@@ -42,6 +46,7 @@ class Accounts:
         self.merged = 0
         self.differing = 0
         self.reasons: Counter[Reason] = Counter()
+        self.unfetched: Counter[Reason] = Counter()
         self.first: dict[Reason, str] = {}
         self.missing = ""
         self.losses = Losses()
@@ -68,6 +73,11 @@ class Accounts:
         return self.reasons.total() - self.duplicate - self.filtered
 
     @property
+    def bad(self) -> int:
+        """Rows that cannot be used, for another reason than that their URL gave no image."""
+        return self.quarantined - self.unfetched.total()
+
+    @property
     def ledger(self) -> str:
         """Path of the ledger."""
         return self._ledger.name
@@ -75,6 +85,7 @@ class Accounts:
     def leave_out(self, *, row: int, place: str, path: str, reason: Reason, detail: str) -> None:
         """Count a row that is neither written nor merged, and record it."""
         self.reasons[reason] += 1
+        self.unfetched[reason] += is_unfetched(path, reason) and reason not in _NOT_QUARANTINED
         self.first.setdefault(reason, f"{place}: {detail}")
         if reason is Reason.MISSING_IMAGE:
             self.missing = self.missing or path
@@ -84,9 +95,10 @@ class Accounts:
         self._ledger.write(text + b"\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts for the manifest; "lost" and "differing" only if there are such rows."""
+        """The counts for the manifest; "lost", "differing" and "unfetched" only if there are such rows."""
         lost = {"lost": self.losses.as_dict()} if self.losses.counts else {}
         differing = {"differing": self.differing} if self.differing else {}
+        unfetched = {"unfetched": self.unfetched.total()} if self.unfetched.total() else {}
         return {
             "rows": self.rows,
             "written": self.written,
@@ -97,12 +109,13 @@ class Accounts:
             "reasons": {str(reason): self.reasons[reason] for reason in sorted(self.reasons)},
             **lost,
             **differing,
+            **unfetched,
         }
 
 
-def is_hopeless(quarantined: int, max_bad_share: float, rows_at_most: int) -> bool:
-    """Whether a conversion in progress must fail: EARLY rows and more are quarantined, whatever the others will be."""
-    return quarantined >= EARLY and quarantined > max_bad_share * rows_at_most
+def is_hopeless(left_out: int, share: float, rows_at_most: int) -> bool:
+    """Whether a conversion in progress must fail: EARLY rows and more are left out, whatever the others will be."""
+    return left_out >= EARLY and left_out > share * rows_at_most
 
 
 class CannotPublish(DataError):
@@ -123,21 +136,28 @@ class Balance:
         self._accounts = accounts
         self._source = source
 
-    def check(self, max_bad_share: float, *, rows_at_most: int | None = None) -> None:
+    def check(self, config: ConvertConfig, *, rows_at_most: int | None = None) -> None:
         """Raise CannotPublish if too many rows are quarantined.
 
         Args:
-            max_bad_share: largest quarantined share of the input rows.
+            config: the largest shares of the input rows.
             rows_at_most: during a conversion, an upper bound of the input rows.
         """
-        quarantined = sum(one.quarantined for one in self._accounts)
         total = self._rows if rows_at_most is None else max(self._rows, rows_at_most)
-        if quarantined > max_bad_share * total:
-            ledgers = " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
+        of_total = f"of {'' if rows_at_most is None else 'at most '}{total} rows"
+        bad, unfetched = self._add(lambda one: one.reasons - one.unfetched), self._add(lambda one: one.unfetched)
+        if (count := sum(one.bad for one in self._accounts)) > config.max_bad_share * total:
             raise CannotPublish(
-                f"{quarantined} of {'' if rows_at_most is None else 'at most '}{total} rows are unusable, over "
-                f"max_bad_share={max_bad_share}; nothing is published. {self._explain()}. "
-                f"Each has a line in {ledgers}. Repair the corpus, or allow more with --max-bad-share"
+                f"{count} {of_total} are unusable, over max_bad_share={config.max_bad_share}; nothing is published. "
+                f"{self._explain(bad)}. Each has a line in {self._ledgers()}. "
+                "Repair the corpus, or allow more with --max-bad-share"
+            )
+        if (count := unfetched.total()) > config.max_unfetched_share * total:
+            raise CannotPublish(
+                f"{count} {of_total} have a URL that gave no image, over "
+                f"max_unfetched_share={config.max_unfetched_share}; nothing is published. {self._explain(unfetched)}. "
+                f"Each has a line in {self._ledgers()}. Start again when the servers answer, or allow more with "
+                "max_unfetched_share in the recipe"
             )
 
     def settle(self) -> None:
@@ -146,13 +166,20 @@ class Balance:
         if accounted != self._rows:
             raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
         if not any(one.written for one in self._accounts):
-            raise CannotPublish(f"none of {self._rows} rows could be written; nothing is published. {self._explain()}")
+            all_reasons = self._add(lambda one: one.reasons)
+            raise CannotPublish(
+                f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
+            )
 
-    def _explain(self) -> str:
-        reasons: Counter[Reason] = Counter()
+    def _add(self, reasons_of: Callable[[Accounts], Counter[Reason]]) -> Counter[Reason]:
+        return sum((reasons_of(one) for one in self._accounts), Counter[Reason]())
+
+    def _ledgers(self) -> str:
+        return " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
+
+    def _explain(self, reasons: Counter[Reason]) -> str:
         first: dict[Reason, str] = {}
         for one in self._accounts:
-            reasons.update(one.reasons)
             first = {**one.first, **first}
         top = [reason for reason, _ in reasons.most_common(EXAMPLES)]
         listed = "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)

@@ -41,6 +41,7 @@ _BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
         "blur_boxes": _TABLES,
         "contact": _ROWS,
         "connections": _ROWS,
+        "connections_per_host": _ROWS,
         "ignore_opt_outs": _ROWS,
         "allow_private_addresses": _ROWS,
     }

@@ -140,7 +140,7 @@ class Conversion:
             balance = Balance([part.accounts for part in parts], rows or 0, self._source)
             for part in parts:
                 part.close_ledger()
-            balance.check(self._config.max_bad_share)
+            balance.check(self._config)
             balance.settle()
             self._refuse_empty(parts, least)
             classes = {"classes": decider.labels.names} if decider.labels.names else {}
@@ -230,7 +230,7 @@ class Conversion:
         """Make units; yields once for each of their rows, and adds the receipts."""
         job = Job(images_of(self._source), self._source.classes, self._config, self._examiner, tokenizer, self._staging)
         first: list[Receipt] = []  # of the units up to the first missing one
-        quarantined = 0  # in these
+        left_out = [0, 0]  # in these: rows that are bad, and rows whose URL gave no image
         for event in self._engine(job, units):
             if isinstance(event, Progress):
                 yield from repeat(None, event.rows)
@@ -239,8 +239,10 @@ class Conversion:
             self._track.leave_out(event.quarantined, event.rows)
             while is_whole and len(first) in receipts:
                 first.append(receipts[len(first)])
-                quarantined += first[-1].quarantined
-                if is_hopeless(quarantined, self._config.max_bad_share, self._source.rows_at_most):
+                left_out[0] += first[-1].quarantined - first[-1].unfetched
+                left_out[1] += first[-1].unfetched
+                shares = zip(left_out, self._config.largest_shares, strict=True)
+                if any(is_hopeless(count, share, self._source.rows_at_most) for count, share in shares):
                     self._explain(first)
 
     def _explain(self, receipts: list[Receipt]) -> None:
@@ -254,7 +256,7 @@ class Conversion:
                 for number, one in enumerate(accounts):
                     count_rows(one, decided, number)
             balance = Balance(accounts, sum(receipt.rows for receipt in receipts), self._source)
-            balance.check(self._config.max_bad_share, rows_at_most=self._source.rows_at_most)
+            balance.check(self._config, rows_at_most=self._source.rows_at_most)
 
     def _all_receipts(self, rows: int) -> list[Receipt]:
         """The receipts of all units.

@@ -90,13 +90,13 @@ def convert(
             staging = outputs[0].staging(run, overwrite=overwrite)
             conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
             try:
-                staging.retry(config.max_bad_share)
+                staging.retry(config.largest_shares)
                 tokenizer = conversion.begin(tokenizer)
                 if not finish:
                     conversion.make_units(tokenizer)
                 conversion.finish(tokenizer, run)
             except CannotPublish:
-                staging.refuse(config.max_bad_share)  # the units stay, in case more is allowed
+                staging.refuse(config.largest_shares)  # the units stay, in case more is allowed
                 raise
         manifests = [output.read_manifest() for output in outputs]
         return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])

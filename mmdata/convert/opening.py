@@ -24,6 +24,8 @@ from mmdata.shards.remote.fetch import display_name
 from mmdata.shards.remote.urls import is_url
 from mmdata.transform.text import Tokenizer
 
+LIMITS = ("max_bad_share", "max_unfetched_share")
+HOW_TO_ASK = ("contact", "connections", "connections_per_host")
 PARTS = ("train", "val")
 """Folders of a conversion that sets samples aside for validation."""
 
@@ -159,8 +161,8 @@ def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
     # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
-    # wherever it lies, and max_bad_share decides whether shards are published, not what is in them.
-    settings = config.model_dump(mode="json", exclude={"table", "max_bad_share", "contact", "connections"})
+    # wherever it lies, and the limits decide whether shards are published, not what is in them.
+    settings = config.model_dump(mode="json", exclude={"table", *LIMITS, *HOW_TO_ASK})
     for name in ("hash_column", "blur_boxes", "ignore_opt_outs", "allow_private_addresses"):
         if not settings[name]:  # conversions made before there was this setting are the same
             del settings[name]

@@ -14,7 +14,7 @@ from pathlib import Path
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.engines import in_order
 from mmdata.convert.examine import Examiner
-from mmdata.convert.fetch import FetchStage
+from mmdata.convert.fetch import FetchStage, is_unfetched
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.group import Merges
 from mmdata.convert.opening import open_alone
@@ -72,7 +72,9 @@ class Preview:
         free_bytes: on the disk of the output; None if no output was named, or it is no folder of this machine.
         knows_merges: whether rows of one image were looked for: not where images must be read to find them.
         keeps_duplicates: whether duplicates are written, so that there is nothing to predict.
-        max_bad_share: of the settings.
+        bad: rows that are quarantined, and not because their URL gives no image.
+        unfetched: rows that are quarantined because their URL gives no image.
+        largest_shares: of the settings: of bad rows, and of unfetched ones.
     """
 
     rows: int
@@ -95,7 +97,9 @@ class Preview:
     free_bytes: int | None
     knows_merges: bool
     keeps_duplicates: bool
-    max_bad_share: float
+    bad: Estimate
+    unfetched: Estimate
+    largest_shares: tuple[float, float]
 
     @property
     def room_bytes(self) -> tuple[int, int]:
@@ -108,11 +112,11 @@ class Preview:
 
     @property
     def fails(self) -> bool | None:
-        """Whether more rows are quarantined than `max_bad_share` allows; None if the sample leaves it open."""
-        most = self.max_bad_share * self.rows
-        if self.quarantined.low > most:
+        """Whether more rows are quarantined than the settings allow; None if the sample leaves it open."""
+        counts = [(self.bad, self.largest_shares[0] * self.rows), (self.unfetched, self.largest_shares[1] * self.rows)]
+        if any(count.low > most for count, most in counts):
             return True
-        return None if self.quarantined.high > most else False
+        return None if any(count.high > most for count, most in counts) else False
 
 
 def preview(
@@ -176,6 +180,10 @@ class _Found:
         reasons = [fault and fault[0] for fault in self._faults]
         kinds = Counter(reason for reason in reasons if reason)
         apart = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
+        quarantined = [reason is not None and reason not in apart for reason in reasons]
+        unfetched = [
+            reason is not None and is_unfetched(one.path, reason) for one, reason in zip(seen, reasons, strict=True)
+        ]
         urls = [one for one in seen if one.is_url]
         merged = [one.into is not None and fault is None for one, fault in zip(seen, self._faults, strict=True)]
         grouped, split = self._survey.finds_merges, self._config.split
@@ -188,7 +196,7 @@ class _Found:
             merged=count(merged) if grouped else NONE,
             duplicate=count([reason is Reason.DUPLICATE_IMAGE for reason in reasons]) if grouped else NONE,
             filtered=count([reason is Reason.FILTERED for reason in reasons]) if split else NONE,
-            quarantined=count([reason is not None and reason not in apart for reason in reasons]),
+            quarantined=count(quarantined),
             reasons={kind: count([reason is kind for reason in reasons]) for kind in sorted(kinds)},
             examples=self._examples(),
             bytes=sample.total([one.bytes for one in seen]),
@@ -202,7 +210,9 @@ class _Found:
             free_bytes=free_bytes,
             knows_merges=self._survey.knows_merges,
             keeps_duplicates=self._config.keep_duplicates,
-            max_bad_share=self._config.max_bad_share,
+            bad=count([out and not lost for out, lost in zip(quarantined, unfetched, strict=True)]),
+            unfetched=count([out and lost for out, lost in zip(quarantined, unfetched, strict=True)]),
+            largest_shares=self._config.largest_shares,
         )
 
     def _examples(self) -> dict[Reason, str]:

@@ -86,7 +86,9 @@ class ConvertConfig(Settings):
     """URL or mail address of who runs the conversion, which servers see in the User-Agent where images are behind
     URLs."""
     connections: Positive = 128
-    """Images fetched at once where they are behind URLs; at most two of one host."""
+    """Images fetched at once where they are behind URLs, over all hosts."""
+    connections_per_host: Positive = 2
+    """Images fetched at once from one host. More is for a server of your own, or one whose owner agrees."""
     ignore_opt_outs: bool = False
     """Whether images behind URLs are taken whose owners opted out: by robots.txt, X-Robots-Tag or TDMRep."""
     allow_private_addresses: bool = False
@@ -124,7 +126,10 @@ class ConvertConfig(Settings):
     max_image_bytes: Positive = 268_435_456
     """Largest image file, in bytes."""
     max_bad_share: Share = 0.05
-    """Largest share of quarantined rows; above it nothing is published. Duplicates and filtered rows do not count."""
+    """Largest share of quarantined rows; above it nothing is published. Duplicates and filtered rows do not count, nor
+    do rows whose image could not be had from its URL."""
+    max_unfetched_share: Share = 1.0
+    """Largest share of rows whose image could not be had from its URL: no answer, an error, or no usable image."""
     shard_rows: Positive = 10_000
     """Largest number of samples in a shard."""
     shard_bytes: Positive = 1_000_000_000
@@ -135,6 +140,11 @@ class ConvertConfig(Settings):
     """Vocabulary size of a tokenizer to train on the corpus's captions, as "tokenizer" in the output folder."""
     max_length: Positive = 77
     """Text length, in tokens, that is recorded in a trained tokenizer."""
+
+    @property
+    def largest_shares(self) -> tuple[float, float]:
+        """The largest shares of rows that are bad, and of rows whose URL gave no image."""
+        return self.max_bad_share, self.max_unfetched_share
 
     @property
     def tables(self) -> TableOptions:

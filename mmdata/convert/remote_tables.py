@@ -33,6 +33,7 @@ from mmdata.shards.remote.fetch import (
     is_denied,
     is_http,
     is_missing,
+    read_range,
     repeat_requests,
 )
 from mmdata.shards.remote.http import WrongAnswer
@@ -116,12 +117,12 @@ def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
     server = RemoteFolder(url, ShardCache(folder))  # the cache stays empty
     files, protocol = server.file_system(), url.partition("://")[0]
     stop, whole = Event(), url.rstrip("/")
-    found: dict[str, Any] = repeat_requests(stop)(files.info, whole)
+    found: dict[str, Any] = repeat_requests(display_name(url), stop)(files.info, whole)
     if found["type"] != "directory":
         root, names = posixpath.dirname(found["name"]), [posixpath.basename(found["name"])]
         sizes = {names[0]: int(found["size"])}
     else:
-        listed: dict[str, Any] = repeat_requests(stop)(files.find, whole, detail=True)
+        listed: dict[str, Any] = repeat_requests(display_name(url), stop)(files.find, whole, detail=True)
         root = str(found["name"]).rstrip("/")
         sizes = {posixpath.relpath(name, root): int(entry["size"]) for name, entry in listed.items()}
         names = _choose(display_name(url), sorted(sizes), config)
@@ -191,7 +192,8 @@ def _chunks(server: RemoteFolder, url: str, stop: Event) -> Iterator[bytes]:
     size, offset = version[0], 0
     while offset < size:
         end = min(offset + CHUNK_BYTES, size)
-        data: bytes = repeat_requests(stop)(server.file_system().cat_file, url, start=offset, end=end)
+        retrying = repeat_requests(display_name(url), stop)
+        data = retrying(read_range, server.file_system(), url, offset, end)
         if not data:
             break
         yield data

@@ -96,7 +96,7 @@ class Retry:
                     "choose a folder beside it"
                 )
         first = Earlier.read(local_folder(self.folders[0]))
-        changed: dict[str, Any] = {"max_bad_share": 1.0}
+        changed: dict[str, Any] = {"max_bad_share": 1.0, "max_unfetched_share": 1.0}
         if config.train_tokenizer and config.train_tokenizer == first.settings.get("train_tokenizer"):
             changed |= {"train_tokenizer": None, "tokenizer": str(first.inner / TOKENIZER_NAME)}
         return config.model_copy(update=changed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -154,7 +154,7 @@ class S3Staging(Staging):
         """See `Staging.has_any`."""
         return any(name.endswith(f"/{RECEIPT_NAME}") for name in self.bucket.listing(f"{self.units}/"))
 
-    def refuse(self, max_bad_share: float) -> None:
+    def refuse(self, shares: Sequence[float]) -> None:
         """See `Staging.refuse`. Here the units do not stay."""
         self.remove()
 

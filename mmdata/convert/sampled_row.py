@@ -22,6 +22,7 @@ class Seen:
     Attributes:
         number: of the row.
         place: of the row in the source, for people.
+        path: of its image, or the URL.
         fault: reason and detail if the row cannot be used.
         into: number of the row that takes its captions; None for a row of its own.
         part: 0 for training, 1 for validation.
@@ -34,6 +35,7 @@ class Seen:
 
     number: int
     place: str
+    path: str
     fault: tuple[Reason, str] | None
     into: int | None
     part: int
@@ -77,6 +79,7 @@ class Look:
         return Seen(
             number=row.number,
             place=row.place,
+            path=examined.path,
             fault=fault,
             into=row.merged_into,
             part=part_of(examined.digest, self.val_share),

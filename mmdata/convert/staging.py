@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,12 +44,14 @@ class Receipt:
         start: number of its first row.
         rows: how many it has.
         quarantined: how many of them cannot be used.
+        unfetched: how many of these have a URL that gave no image.
     """
 
     unit: int
     start: int
     rows: int
     quarantined: int
+    unfetched: int = 0
 
 
 class Staging:
@@ -128,26 +130,27 @@ class Staging:
         """Whether there is a unit."""
         return any(path.name.isdigit() for path in self.folder.iterdir())
 
-    def refuse(self, max_bad_share: float) -> None:
-        """Note that the units were not good enough to publish with this share of rows that cannot be used."""
-        write_whole(self.folder / REFUSED_NAME, json.dumps(max_bad_share).encode())
+    def refuse(self, shares: Sequence[float]) -> None:
+        """Note that the units were not good enough to publish with these shares of rows that cannot be used."""
+        write_whole(self.folder / REFUSED_NAME, json.dumps(shares).encode())
 
     @property
     def was_refused(self) -> bool:
         """Whether the units were not good enough to publish."""
         return (self.folder / REFUSED_NAME).exists()
 
-    def retry(self, max_bad_share: float) -> None:
+    def retry(self, shares: Sequence[float]) -> None:
         """Begin again after `refuse`. If no more is allowed, what could not be used must have been repaired.
 
         Units with rows that cannot be used are then made again.
         """
         if not self.was_refused:
             return
-        before: float = json.loads((self.folder / REFUSED_NAME).read_bytes())
+        before: list[float] = json.loads((self.folder / REFUSED_NAME).read_bytes())
+        allows_more = any(now > then for now, then in zip(shares, before, strict=True))
         for path in self.folder.iterdir():
             is_bad = path.name.isdigit() and (receipt := self.receipt(int(path.name))) and receipt.quarantined
-            if is_bad and max_bad_share <= before:
+            if is_bad and not allows_more:
                 _remove_at_once(path)
         (self.folder / REFUSED_NAME).unlink()
 

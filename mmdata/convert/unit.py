@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mmdata.atomic import write_whole
 from mmdata.convert.examine import Examined, Examiner, hash_of
+from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.group import Merge
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import RecordWriter, Status
@@ -107,7 +108,7 @@ class UnitWriter:
         self._records = RecordWriter()
         self._labels = _GuessedLabels(job.classes, unit.names)
         self._parts = [_Fragments(self._attempt, part, job) for part in range(2 if job.config.val_share else 1)]
-        self._quarantined = 0
+        self._quarantined = self._unfetched = 0
 
     @property
     def is_full(self) -> bool:
@@ -136,7 +137,9 @@ class UnitWriter:
                 self._write(examined, part)
             except BadSample as bad:
                 fault = (bad.reason, bad.detail)
-        self._quarantined += fault is not None and fault[0] is not Reason.FILTERED
+        if fault is not None and fault[0] is not Reason.FILTERED:
+            self._quarantined += 1
+            self._unfetched += is_unfetched(examined.path, fault[0])
         status = Status.KEPT if fault is None else Status.LEFT_OUT
         self._records.add(examined, status, part=part, fault=fault, losses=losses, seconds=seconds)
 
@@ -149,7 +152,8 @@ class UnitWriter:
         write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
-        receipt = Receipt(self.unit.number, self.unit.start, len(self.unit), self._quarantined)
+        unit = self.unit
+        receipt = Receipt(unit.number, unit.start, len(unit), self._quarantined, self._unfetched)
         self._job.staging.commit(self._attempt, receipt)
         return receipt
 

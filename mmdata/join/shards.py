@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from threading import Event, Lock
+from threading import Event
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.forked import new_lock
 from mmdata.hashing import fast_hash
 from mmdata.join.captions import TableCaptions
 from mmdata.join.match import check_missing, match, warn_of_shared_keys
@@ -71,7 +72,7 @@ class JoinedShards:
         self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
         self._first_rows = index.starts
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def __str__(self) -> str:
         return f"'{self.folder}'"

@@ -6,7 +6,6 @@ A batch may be kept for as long as the user likes: its memory comes back when th
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdata.forked import new_lock
 from mmdata.loader.lending import Lending
 
 
@@ -35,7 +35,7 @@ class BufferPool:
         self._allocate = allocate
         self._free: list[NDArray[np.uint8]] = []
         self._lending: Lending[NDArray[np.uint8]] = Lending()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def abandon_lent(self) -> None:
         """Never lend the buffers again that are lent now: each is freed when the last tensor that shares it is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -45,6 +46,7 @@ class ShardPrefetcher:
         # leave the lock held. Only the threads of this object wait for it; an interrupt reaches the main thread alone.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._owner = os.getpid()
         self._stop = Stop()
         self._error: Exception | None = None  # what the plan raised
         self._ready: SimpleQueue[Step | None] = SimpleQueue()  # None: there are no more steps
@@ -78,6 +80,8 @@ class ShardPrefetcher:
 
     def close(self) -> None:
         """Request no more shards, and abandon those that are being fetched."""
+        if self._owner != os.getpid():  # a forked child has none of the threads, one of which may hold the lock
+            return
         self._stop.set()
         with self._lock:
             self._changed.notify_all()

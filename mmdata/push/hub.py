@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from math import inf
 from threading import Event
 from typing import Any, TypeVar, cast
 
@@ -197,7 +198,7 @@ class HubStore:
                 raise self._as_ours(cause if isinstance(cause, Exception) else error) from error
 
         try:
-            return repeat_requests(Event())(once)
+            return repeat_requests(self.url, Event(), budget_s=inf)(once)  # uploads take long
         except (ConfigError, DataError):
             raise
         except Exception as error:

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple, SupportsIndex, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import ConfigError
+from mmdata.forked import new_lock
 from mmdata.shards.columns.by_shard import RowsByShard, group_by_shard
 from mmdata.shards.columns.columns import FIXED, LISTS, Columns
 from mmdata.shards.columns.ragged import offsets_of, spans
@@ -116,7 +116,7 @@ class Index:
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._rows_open = 0
         self._checksums: dict[int, int] = {}  # 0 from a shard's first read; its checksum once its columns made room
-        self._lock = Lock()
+        self._lock = new_lock()
         # A weak reference: a store refers to its index, and its files must close when the last sample is gone.
         self._store: Callable[[], ShardStore | None] = lambda: None
 

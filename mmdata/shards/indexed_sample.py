@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmdata.errors import BadSample, DataError, excerpt
+from mmdata.forked import cached_property
 from mmdata.hashing import fast_hash, hash64
 from mmdata.nearest import nearest
 from mmdata.shards.captions import captions_of

@@ -7,13 +7,14 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import DataError, Interrupted
+from mmdata.forked import new_lock
 from mmdata.shards.remote.extract import Extract
 from mmdata.shards.remote.fetch import NoRanges
 from mmdata.shards.spans import spans_of
@@ -41,7 +42,7 @@ class ShardStore:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._lock = Lock()
+        self._lock = new_lock()
         self._rows_of: Callable[[int], NDArray[np.int64]] | None = None
         self._whole_samples = False
         self._without_ranges = set[str]()  # folders whose server sends whole shards alone

@@ -73,14 +73,14 @@ def test_attempt_that_was_committed_before_its_removal_stays_whole(
 
 def test_unit_whose_removal_is_killed_is_not_there(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     staging.commit(attempt(staging), RECEIPT)
-    staging.refuse(0.1)
+    staging.refuse((0.1, 1.0))
 
     def killed() -> None:
         raise KeyboardInterrupt
 
     removing(monkeypatch, killed)
     with pytest.raises(KeyboardInterrupt):
-        staging.retry(0.1)
+        staging.retry((0.1, 1.0))
     monkeypatch.undo()
     again = Staging(staging.folder)
     again.begin({"version": 1})

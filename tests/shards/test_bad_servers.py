@@ -18,7 +18,7 @@ import mmdata.shards.remote.http as http_module
 from mmdata.errors import DataError
 from mmdata.shards import Index, ShardCache, ShardStore
 from mmdata.streaming.samples import read_shard
-from tests.shards.servers import Server, serve
+from tests.shards.servers import Server, serve, serve_s3
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 SHARD = "/000000.tar"
@@ -269,3 +269,91 @@ def test_zeros_without_end_behind_a_tar_are_an_error(server: Server, monkeypatch
     with pytest.raises(DataError, match="more than 1,048,576 bytes of zeros behind the end blocks"):
         list(read_shard(f"{server.url}{SHARD}"))
     assert eventually(sent, 1)[0] < MOST
+
+
+def pieces(begin: bytes, piece: bytes) -> Answer:
+    """Raw bytes, and then a piece now and then, until the client goes."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        try:
+            handler.wfile.write(begin)
+            for _ in range(1200):
+                handler.wfile.write(piece)
+                time.sleep(0.05)
+        except OSError:
+            pass
+
+    return answer
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "headers": (pieces(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), r"Failed: no answer for 0\.3 s"),
+    "100 Continue": (pieces(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), r"Failed: no answer for 0\.3 s"),
+    "a body that is not ended": (pieces(CHUNKED + b"24\r\n" + PAGE + b"\r\n", b""), r"Failed: no byte came for 0\.3 s"),
+    "an extension of a chunk": (pieces(CHUNKED + b"24;", b"x"), r"Failed: no byte came for 0\.3 s"),
+}
+
+
+@pytest.mark.parametrize("path", [SHARD, "/__mmdata__/manifest.json"])
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_never_ends_is_given_up_with_a_line_for_each_attempt(
+    server: Server,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    path: str,
+):
+    answer, cause = ENDLESS[kind]
+    monkeypatch.setattr(http_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(http_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 3)
+    index = Index.open(server.url, cache=cache)
+    server.answers[path] = answer
+    before = [asked for asked, _ in server.requests].count(path)
+    with pytest.raises(
+        DataError, match=rf"'{server.url}{path}': cannot be fetched, 3 attempts from byte 0 on, .*{cause}"
+    ):
+        ShardStore(index).read(0, 0, 1) if path == SHARD else Index.open(server.url, cache=cache)
+    assert [asked for asked, _ in server.requests].count(path) - before == 3
+    said = [text for text in caplog.messages if text.startswith(f"'{server.url}{path}': attempt ")]
+    assert len(said) == 2  # the last one is the error
+    for number, text in enumerate(said, 1):
+        assert re.fullmatch(rf".*: attempt {number} of 3 failed \({cause}\); the next one in \d+\.\d s", text)
+
+
+def test_no_attempt_is_begun_when_the_time_for_a_file_is_over(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(remote_module, "BUDGET_S", 0.2)
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = ENDLESS["headers"][0]
+    with pytest.raises(DataError, match=r"000000\.tar': cannot be fetched, 1 attempts from byte 0 on, the last one: "):
+        store.read(0, 0, 1)
+    assert asked(server) == 1
+
+
+def test_a_file_of_unknown_size_that_goes_on_and_on_is_given_up(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_module, "WHOLE_S", 0.5)
+    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 100_000)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
+    server.answers["/__mmdata__/manifest.json"] = pieces(CHUNKED, b"80\r\n" + b" " * 128 + b"\r\n")
+    with pytest.raises(DataError, match=r"2 attempts .*, the last one: Failed: the answer did not end within 1 s"):
+        Index.open(server.url, cache=cache)
+
+
+def test_an_answer_of_s3_that_never_ends_is_given_up(shards: Path, cache: ShardCache, monkeypatch: pytest.MonkeyPatch):
+    with serve_s3(shards) as server:
+        store = ShardStore(Index.open("s3://bucket", cache=cache))
+        store.bytes_of(0)
+        monkeypatch.setattr(remote_module, "ATTEMPT_S", 0.5)
+        monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
+        server.answers["/bucket/000000.tar"] = pieces(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n")
+        with pytest.raises(
+            DataError, match=r"'s3://bucket/000000\.tar': cannot be fetched, 2 attempts .*: no whole answer for 0.5 s"
+        ):
+            store.read(0, 0, 1)

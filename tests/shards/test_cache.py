@@ -179,16 +179,86 @@ def test_a_cached_file_that_was_cut_is_fetched_again(tmp_path):
     assert read(cache, file) == b"a" * 30
 
 
-def test_a_fetch_that_is_stopped_leaves_nothing(tmp_path):
-    stop = threading.Event()
+@pytest.mark.parametrize("end", [None, DataError("the server is gone"), KeyboardInterrupt()])
+def test_what_a_fetch_that_ended_early_has_got_is_gone_on_with(tmp_path, end):
+    stop, file = threading.Event(), File(b"a" * 60)
 
     def chunks(offset: int) -> Iterator[bytes]:
-        yield b"a" * 10
+        yield b"a" * 20
+        if end is not None:
+            raise end
         stop.set()
         yield b"a" * 10
 
-    with pytest.raises(Interrupted):
-        ShardCache(tmp_path).open(Remote("x", sha(b"a" * 20), 20, chunks), stop)
+    with pytest.raises(Interrupted if end is None else type(end)):
+        ShardCache(tmp_path).open(file.remote._replace(chunks=chunks), stop)
+    assert names(tmp_path) == {f"{file.remote.sha256}.60.part"}
+    assert read(ShardCache(tmp_path, max_bytes=100), file) == b"a" * 60
+    assert file.asked == [30 if end is None else 20]
+    read(ShardCache(tmp_path, max_bytes=100), File(b"b" * 60))  # what was kept is counted once
+    assert names(tmp_path) == {sha(b"b" * 60)}
+
+
+def test_a_fetch_that_ended_before_its_first_byte_leaves_nothing(tmp_path):
+    def chunks(offset: int) -> Iterator[bytes]:
+        raise DataError("the server is gone")
+
+    with pytest.raises(DataError, match="the server is gone"):
+        ShardCache(tmp_path).open(File(b"a" * 20).remote._replace(chunks=chunks))
+    assert names(tmp_path) == set()
+
+
+def test_what_has_come_of_a_file_without_a_hash_is_not_kept(tmp_path):
+    def chunks(offset: int) -> Iterator[bytes]:
+        yield b"a" * 10
+        raise DataError("the server is gone")
+
+    with pytest.raises(DataError, match="the server is gone"):
+        ShardCache(tmp_path).open(File(b"a" * 20).remote._replace(chunks=chunks, is_hash=False))
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("when", ["stat", "unlink", "open"])
+def test_room_is_made_although_a_cleaner_removes_the_files_meanwhile(tmp_path, monkeypatch, when):
+    """The cleaner is there just before a file is looked at, and before it or a part of it is removed."""
+    cache = ShardCache(tmp_path, max_bytes=100)
+    for letter in (b"a", b"b"):
+        read(cache, File(letter * 40))
+    if when == "open":
+        for path in cache.folder.glob("*[0-9a-f]"):
+            path.rename(f"{path}.40.part")
+    remove, begin, look = os.unlink, os.open, os.scandir
+
+    def gone(path, *rest):
+        if when != "open" or str(path).endswith(".40.part"):
+            remove(path)
+        return remove(path) if when == "unlink" else begin(path, *rest)
+
+    def looked(folder):
+        for entry in list(look(folder)):
+            if when == "stat" and len(entry.name) == 64:
+                remove(entry.path)
+            yield entry
+
+    monkeypatch.setattr(os, "scandir", looked)
+    if when != "stat":
+        monkeypatch.setattr(os, when, gone)
+    descriptor = cache.open(File(b"c" * 80).remote)
+    monkeypatch.undo()
+    assert os.pread(descriptor, 100, 0) == b"c" * 80
+    os.close(descriptor)
+    assert names(tmp_path) == {sha(b"c" * 80)}
+
+
+def test_a_file_is_read_although_a_cleaner_removes_it_while_it_comes(tmp_path):
+    def chunks(offset: int) -> Iterator[bytes]:
+        yield b"a" * 10
+        (tmp_path / f"{sha(b'a' * 20)}.20.part").unlink()
+        yield b"a" * 10
+
+    descriptor = ShardCache(tmp_path).open(File(b"a" * 20).remote._replace(chunks=chunks))
+    assert os.pread(descriptor, 100, 0) == b"a" * 20
+    os.close(descriptor)
     assert names(tmp_path) == set()
 
 

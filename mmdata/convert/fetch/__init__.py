@@ -2,11 +2,11 @@
 
 `FetchStage` maps rows to rows in their order, fetching ahead within a bound of rows and bytes (`room`).
 `Fetcher` fetches one URL: redirects by hand, each checked; retries; the rules of the site, read once (`opt_outs`).
-`request` asks once, and reads no more than may come. `hosts` holds two connections a host, and their pauses.
+`request` asks once, and reads no more than may come. `hosts` holds the connections of each host, and its pauses.
 `effort` counts what was spent on a URL.
 `addresses` refuses private addresses where the socket is made. `tally` counts for the log.
 """
 
-from mmdata.convert.fetch.stage import FetchStage, has_url, refuse_urls
+from mmdata.convert.fetch.stage import FetchStage, has_url, is_unfetched, refuse_urls
 
-__all__ = ["FetchStage", "has_url", "refuse_urls"]
+__all__ = ["FetchStage", "has_url", "is_unfetched", "refuse_urls"]

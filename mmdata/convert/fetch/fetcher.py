@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver
@@ -72,7 +74,7 @@ class Fetcher:
         self._connections = asyncio.Semaphore(settings.connections)
         self._session = ClientSession(
             connector=connector,
-            timeout=ClientTimeout(total=None, sock_connect=settings.connect_s, sock_read=settings.silence_s),
+            timeout=ClientTimeout(total=None, sock_connect=settings.connect_s),
             headers={"User-Agent": settings.user_agent, "Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity"},
             cookie_jar=DummyCookieJar(),
             auto_decompress=False,
@@ -118,18 +120,25 @@ class Fetcher:
         settings, effort = self._settings, effort or Effort()
         pauses = wait_random_exponential(settings.backoff_s, max=settings.longest_wait_s)
 
+        patience_s = settings.patience_s * (1 if space else 2)  # a site's rules decide about all of its URLs
+
         def is_enough(state: RetryCallState) -> bool:
-            effort.failed()
+            effort.failed(_failure(state).final)
             is_over = effort.failures >= settings.attempts or effort.spent_s() >= settings.budget_s
-            return is_over or _asked_to_wait(state) > settings.longest_wait_s
+            return is_over or effort.hung_s >= patience_s or _failure(state).after_s > settings.longest_wait_s
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(TryAgain),
             stop=is_enough,
-            wait=lambda state: max(pauses(state), jitter(_asked_to_wait(state))),
-            retry_error_callback=lambda state: _give_up(state, effort.failures),
+            wait=lambda state: max(pauses(state), jitter(_failure(state).after_s)),
+            retry_error_callback=lambda state: _give_up(state, effort),
         )
-        return await attempts(self._follow, url, space, effort)
+        try:
+            return await attempts(self._follow, url, space, effort)
+        except LeftAlone as error:
+            if effort.last is None:
+                raise
+            raise effort.final(error.detail) from error
 
     async def _follow(self, url: URL, space: Space | None, effort: Effort) -> bytes:
         """The body at the end of up to MAX_REDIRECTS redirects, each of which is checked as the first URL was."""
@@ -149,11 +158,13 @@ class Fetcher:
         raise TooManyRedirects(MAX_REDIRECTS)
 
     async def _ask(self, url: URL, host: Host, asked: Asked, effort: Effort) -> Answer:
-        async with host.slot():
+        async with AsyncExitStack() as stack:
+            with effort.paused():
+                await stack.enter_async_context(host.slot())
             effort.begin()
             if effort.failures and effort.spent_s() >= self._settings.budget_s:
-                detail = f"no further attempt after {self._settings.budget_s:g} s and {effort.failures} failures"
-                raise BadSample(Reason.TIMED_OUT, detail)
+                raise effort.final(f"no further attempt after {self._settings.budget_s:g} s")
+            began = monotonic()
             try:
                 # Of thousands of hosts, only those that are asked again at once may keep a connection.
                 is_last = asked.space is not None and host.wanted == 1
@@ -161,6 +172,8 @@ class Fetcher:
             except TryAgain as error:
                 host.pause(error.after_s)
                 final = error.final
+                if final.reason is Reason.TIMED_OUT:
+                    effort.hung_s += monotonic() - began
                 if isinstance(final, BadStatus) and final.status != 429:
                     host.answered()
                 else:
@@ -262,18 +275,13 @@ def _refuse_opted_out(headers: CIMultiDictProxy[str]) -> None:
         raise BadSample(Reason.OPTED_OUT, f"the answer says {header}")
 
 
-def _asked_to_wait(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    return error.after_s if isinstance(error, TryAgain) else 0.0
-
-
-def _give_up(state: RetryCallState, failures: int) -> bytes:
-    """Raise the last failure, with the number of attempts."""
+def _failure(state: RetryCallState) -> TryAgain:
     error = state.outcome.exception() if state.outcome else None
     assert isinstance(error, TryAgain)
-    times = f" ({failures} times asked)" if failures > 1 else ""
-    asked = f"; the host asks to wait {error.after_s:,.0f} s" if error.after_s else ""
-    detail = f"{error.final.detail}{times}{asked}"
-    if isinstance(error.final, BadStatus):
-        raise BadStatus(error.final.status, detail) from error
-    raise BadSample(error.final.reason, detail) from error
+    return error
+
+
+def _give_up(state: RetryCallState, effort: Effort) -> bytes:
+    """Raise the last failure."""
+    error = _failure(state)
+    raise effort.final(f"the host asks to wait {error.after_s:,.0f} s" if error.after_s else "") from error

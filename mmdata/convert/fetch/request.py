@@ -135,6 +135,7 @@ async def _read(response: ClientResponse, settings: FetchSettings, asked: Asked)
     Raises:
         BadSample: too large or too slow.
         NoRoom: see `Space.need`.
+        TryAgain: it is silent for too long.
     """
     most, space, declared = asked.most, asked.space, response.content_length
     if declared is not None and declared > most and not asked.cut:
@@ -146,7 +147,12 @@ async def _read(response: ClientResponse, settings: FetchSettings, asked: Asked)
     marked_s, marked = 0.0, 0
     while True:
         started = monotonic()
-        part = await response.content.readany()
+        try:
+            # aiohttp's own timeout begins anew with bytes that are not of the body, as those between its chunks.
+            part = await asyncio.wait_for(response.content.readany(), settings.silence_s)
+        except asyncio.TimeoutError as error:
+            silent = f"no byte of the body came for {settings.silence_s:g} s"
+            raise TryAgain(BadSample(Reason.TIMED_OUT, silent)) from error
         if not part:
             break
         waited_s += monotonic() - started

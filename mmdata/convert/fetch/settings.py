@@ -24,15 +24,16 @@ class FetchSettings:
         rows_ahead: rows that are fetched before the first of them is taken.
         bytes_ahead: most bytes of these rows. The first of them may exceed it, by `max_bytes`.
         connect_s: timeout of a connection, TLS included.
-        silence_s: timeout of a read that gets no byte.
+        silence_s: timeout of a read that gets no byte of a body.
         answer_s: timeout from a request to the end of the answer's headers.
+        patience_s: a URL whose requests have timed out after so long in all is not asked again.
         body_s: timeout of a body, while one waits for its bytes.
         slow_s: a body of fewer than `least_bytes_per_s` for this long is given up.
         least_bytes_per_s: see `slow_s`.
         attempts: requests for one URL, redirects not counted.
         backoff_s: pause after the first failure, at most; it doubles each time, and is random from 0.
         longest_wait_s: longest pause; a host that asks for a longer one is not asked again.
-        budget_s: time after which no further attempt is made for a URL.
+        budget_s: time after which no further attempt is made for a URL, without waits for its turn.
         rules_again_s: time after which rules of a site that could not be read are asked for again.
         silent_urls: URLs of a host in a row without an answer, or with 429, after which it is left alone.
         silent_s: time that they take at least, so that a host may start anew.
@@ -50,7 +51,8 @@ class FetchSettings:
     bytes_ahead: int = 512 * MIB
     connect_s: float = 10.0
     silence_s: float = 20.0
-    answer_s: float = 30.0
+    answer_s: float = 15.0
+    patience_s: float = 15.0
     body_s: float = 120.0
     slow_s: float = 10.0
     least_bytes_per_s: int = 1000

@@ -21,7 +21,7 @@ from mmdata.convert.fetch.settings import FetchSettings, user_agent
 from mmdata.convert.fetch.tally import Tally
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Row
-from mmdata.errors import BadSample, ConfigError
+from mmdata.errors import BadSample, ConfigError, Reason
 
 if TYPE_CHECKING:  # conversions without URLs do without aiohttp
     from mmdata.convert.fetch.fetcher import Fetcher
@@ -35,9 +35,20 @@ _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 _USER = re.compile(r"^(\s*[a-z][a-z0-9+.-]*:[/\\]{2})[^/?#]*@", re.IGNORECASE)
 
 
+_OF_THE_TABLE = frozenset(
+    {Reason.MISSING_CAPTION, Reason.EMPTY_CAPTION, Reason.BAD_CAPTION, Reason.CAPTION_TOO_LONG, Reason.BROKEN_ROW}
+)
+"""Reasons that lie in a row itself, whatever its URL answers."""
+
+
 def has_url(row: Row) -> bool:
     """Whether the row's image is behind a URL, of whatever scheme."""
     return isinstance(row.image, str) and row.fault is None and row.merged_into is None and bool(_URL.match(row.image))
+
+
+def is_unfetched(path: str, reason: Reason) -> bool:
+    """Whether a row is left out because no usable image could be had from its URL; `path` is of its image."""
+    return reason not in _OF_THE_TABLE and bool(_URL.match(path))
 
 
 def without_user(url: str) -> str:
@@ -91,6 +102,7 @@ class FetchStage:
                 allow_private_addresses=config.allow_private_addresses,
                 max_bytes=config.max_image_bytes,
                 connections=config.connections,
+                per_host=config.connections_per_host,
             )
         )
 

@@ -6,11 +6,11 @@ A batch depends on its position in the plan alone, so threads and processes make
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
 
 from mmdata.errors import ConfigError, LoadError
+from mmdata.forked import new_lock
 from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
@@ -126,7 +126,7 @@ class StoppableSteps(RankSteps):
 
     def __init__(self, plan: Plan, maker: BatchMaker, ranks: Ranks) -> None:
         super().__init__(plan, maker, ranks)
-        self._taking = threading.Lock()  # held while a thread takes a step
+        self._taking = new_lock()  # held while a thread takes a step
         self._ended = False
         self._next: tuple[int, int] | None = None  # epoch and step of the next step; None: there is none
 

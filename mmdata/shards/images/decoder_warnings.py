@@ -16,6 +16,8 @@ from typing import Any
 
 import PIL
 
+from mmdata.forked import new_lock
+
 logger = logging.getLogger("mmdata")
 
 _PILLOW = os.path.dirname(PIL.__file__) + os.sep
@@ -26,7 +28,7 @@ class _Sample(threading.local):
 
 
 _sample = _Sample()
-_lock = threading.Lock()
+_lock = new_lock()
 _told: set[tuple[str, int]] = set()  # places in Pillow's code that have warned
 _show_before: Callable[..., Any] = warnings.showwarning
 

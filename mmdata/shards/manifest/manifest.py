@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.forked import cached_property, new_lock
 from mmdata.shards.captions import unique_keys
 from mmdata.shards.columns.columns import OLDEST_VERSION, Columns
 from mmdata.shards.folder import (
@@ -74,7 +75,7 @@ class Manifest(Top):
     prefix: str = field(default=INNER, compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
-        init=False, default_factory=lambda: [Lock() for _ in range(OPENERS)], compare=False, repr=False
+        init=False, default_factory=lambda: [new_lock() for _ in range(OPENERS)], compare=False, repr=False
     )
 
     @classmethod

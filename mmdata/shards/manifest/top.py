@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.errors import DataError
+from mmdata.forked import cached_property
 from mmdata.shards.columns.columns import OLDEST_VERSION, SCHEMA_VERSION
 from mmdata.shards.manifest.pages import PAGE_SHARDS, REMAKE, Page, page_name
 

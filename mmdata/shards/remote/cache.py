@@ -2,8 +2,9 @@
 
 A file is named by its SHA-256, so equal files are held once. The process that holds the lock of a file writes it as
 NAME.BYTES.part, checks it while it arrives, syncs and renames it. The kernel releases the lock when the process ends:
-a killed process leaves one part for each download under way. The next request for that file continues its part; like
-any other file, a part is removed when room is needed. The size in a part's name is reserved from the beginning.
+a process that is stopped, killed, or fails leaves a part for each download under way. The next request for that file
+continues its part; like any other file, a part is removed when room is needed. The size in a part's name is reserved
+from the beginning. Others may remove any file at any time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from threading import Event
 from typing import NamedTuple
 
 from mmdata.errors import ConfigError, DataError, Interrupted
+from mmdata.forked import held
 
 GB = 10**9
 LOCK_NAME = ".lock"
@@ -170,33 +172,45 @@ class ShardCache:
                 os.ftruncate(descriptor, 0)
                 found = _fill(remote, descriptor, stop)
             if found != remote.sha256:
+                os.ftruncate(descriptor, 0)
                 raise DataError(
                     f"'{remote.name}': its SHA-256 is {found}, and the manifest says {remote.sha256}: the file changed "
                     "since it was indexed; index it anew, or put back the file that was indexed"
                 )
             os.fsync(descriptor)
-            with self.locked():
-                os.rename(part, self.path(remote.sha256))
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        except BaseException:
-            try:
-                with self.locked() as lock:
-                    part.unlink(missing_ok=True)
+            with self.locked() as lock:
+                try:
+                    os.rename(part, self.path(remote.sha256))
+                except FileNotFoundError:  # a cleaner removed it; what is open can be read all the same
                     write_total(lock, None)
-            finally:
-                os.close(descriptor)
+            unlock(descriptor)
+        except BaseException as error:
+            self._leave(remote, descriptor, is_kept=remote.is_hash and not isinstance(error, OSError))
             raise
         return descriptor
+
+    def _leave(self, remote: Remote, descriptor: int, *, is_kept: bool) -> None:
+        """Close a part that is not whole; what has come of it stays for the next request, if it `is_kept`."""
+        try:
+            if not (is_kept and os.fstat(descriptor).st_size):
+                with self.locked() as lock:
+                    self.part(remote).unlink(missing_ok=True)
+                    write_total(lock, None)
+        finally:
+            unlock(descriptor)
+            os.close(descriptor)
 
     @contextmanager
     def locked(self) -> Generator[int, None, None]:
         """Hold the folder's lock, which guards making and renaming parts. Its file says how many bytes are taken."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        held.add(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield lock
         finally:
+            unlock(lock)
             os.close(lock)
 
     def _make_room(self, lock: int, needed: int) -> bool:
@@ -213,8 +227,9 @@ class ShardCache:
         found: list[tuple[int, int, str]] = []
         for entry in os.scandir(self.folder):
             if match := _ENTRY.fullmatch(entry.name):
-                status = entry.stat()
-                found.append((status.st_mtime_ns, int(match[1] or status.st_size), entry.path))
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    found.append((status.st_mtime_ns, int(match[1] or status.st_size), entry.path))
         total = sum(size for _, size, _ in found)
         if total <= room:
             return total
@@ -251,26 +266,37 @@ def _fill(remote: Remote, descriptor: int, stop: Event) -> str:
 
 
 def _remove_unless_alive(path: str) -> bool:
-    """Remove a file, or a part that no process is filling."""
-    if not path.endswith(".part"):
-        os.unlink(path)
-        return True
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        dead = _try_lock(descriptor)
-        if dead:
+    """Remove a file, or a part that no process is filling; whether it is gone."""
+    with suppress(FileNotFoundError):
+        if not path.endswith(".part"):
             os.unlink(path)
-    finally:
-        os.close(descriptor)
-    return dead
+            return True
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            if not _try_lock(descriptor):
+                return False
+            os.unlink(path)
+        finally:
+            unlock(descriptor)
+            os.close(descriptor)
+    return True
 
 
 def _try_lock(descriptor: int) -> bool:
+    held.add(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        held.discard(descriptor)
         return False
     return True
+
+
+def unlock(descriptor: int) -> None:
+    """Release a lock. To close the file would not do, as a forked child may have it open too."""
+    held.discard(descriptor)
+    with suppress(OSError):  # the file system has no locks, which was raised before
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _read_total(lock: int) -> int | None:

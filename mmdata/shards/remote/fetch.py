@@ -1,6 +1,7 @@
 """A folder of shards behind a URL. Its files are fetched whole, with fsspec, into a `ShardCache`.
 
-A request asks for a range of a file. A request that fails is repeated after a wait, from where the last one ended. A
+A request asks for a range of a file. A request that fails is logged, and repeated after a wait, from where the last one
+ended: ATTEMPTS times, and not when BUDGET_S have passed. A
 failure that waiting cannot mend (no such file, no credentials, a response that is not the file) is raised immediately.
 No request reads more bytes than it asked for, or than the manifest says that the file has.
 """
@@ -8,21 +9,32 @@ No request reads more bytes than it asked for, or than the manifest says that th
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import fsspec
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_when_event_set, wait_random_exponential
+import fsspec.exceptions
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
 from tenacity.nap import sleep_using_event
 
 from mmdata.errors import ConfigError, DataError, Interrupted
+from mmdata.forked import new_lock
 from mmdata.safe_read import open_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote import http
@@ -31,12 +43,18 @@ from mmdata.shards.remote.concurrently import map_concurrently
 from mmdata.shards.remote.extract import Extract
 from mmdata.shards.remote.http import Span, WrongAnswer
 
+logger = logging.getLogger("mmdata")
+
 ATTEMPTS = 8
 """Requests for the same range before an error is raised: about a minute of waiting."""
 WAIT_S = 0.5
 """Upper bound of the wait before the second request. The bound doubles with each request; the wait is a random part."""
 MAX_WAIT_S = 30
 """Largest bound of a wait."""
+BUDGET_S = 180
+"""No request for a range is made again when so much time has passed since the first one."""
+ATTEMPT_S = 300
+"""Timeout of a request that is not of HTTP."""
 CHUNK_BYTES = 8 * 2**20
 """Largest range of a request."""
 EXTRACT_THREADS = 8
@@ -85,7 +103,7 @@ class RemoteFolder:
             raise ConfigError(f"'{display_name(url)}': a chain of protocols is not followed; give one URL")
         self.url = url
         self.cache = cache
-        self._lock = Lock()
+        self._lock = new_lock()
         self._opened: tuple[int, Any] | None = None
         self.file_system()
 
@@ -198,7 +216,7 @@ class RemoteFolder:
         """
         file_system = self.file_system()
         file_system.invalidate_cache()  # a listing of before
-        found: dict[str, Any] = repeat_requests(stop)(file_system.info, url)
+        found: dict[str, Any] = repeat_requests(display_name(url), stop)(file_system.info, url)
         versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
         return int(found["size"]), " ".join(versions)
 
@@ -273,15 +291,15 @@ class RemoteFolder:
             ConfigError: credentials are missing or not accepted.
             Interrupted: `stop` was set.
         """
-        retrying = repeat_requests(stop)
         file_system, name = self.file_system(), display_name(url)
+        retrying = repeat_requests(name, stop)
         start, end = (span.start, span.end) if span else (0, most + 1)
         try:
             if is_http(url):
                 return retrying(http.read_http, file_system, url, name, span=span, most=most, stop=stop)
             if url.startswith("file://"):
                 return _read_local(url.removeprefix("file://"), start, end)
-            return retrying(file_system.cat_file, url, start=start, end=end)
+            return retrying(read_range, file_system, url, start, end)
         except Exception as error:
             if stop.is_set():
                 raise Interrupted(name) from error
@@ -308,18 +326,49 @@ class NoRanges(Exception):
     """A server that sends whole files alone was asked for a part of one; names the file."""
 
 
-def repeat_requests(stop: Event, *, failures: int = 0) -> Retrying:
+def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: float | None = None) -> Retrying:
     """Repeats a request that fails, as long as waiting may help; `stop` ends the waiting.
 
-    There are ATTEMPTS, of which `failures` have been used up.
+    There are ATTEMPTS, of which `failures` have been used up, and none is begun after `budget_s`, by default BUDGET_S.
+    Each failure that is followed by another attempt is logged; the last one is raised.
+
+    Args:
+        name: of the file, for the log.
     """
+
+    def log(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        assert error is not None
+        logger.warning(
+            "'%s': attempt %d of %d failed (%s); the next one in %.1f s",
+            name,
+            failures + state.attempt_number,
+            ATTEMPTS,
+            cause_of(error),
+            state.next_action.sleep if state.next_action else 0.0,
+        )
+
+    until = stop_after_delay(BUDGET_S if budget_s is None else budget_s)
     return Retrying(
-        stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | stop_when_event_set(stop),
+        stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | until | stop_when_event_set(stop),
+        before_sleep=log,
         wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
         retry=retry_if_exception(_may_pass),
         sleep=sleep_using_event(stop),
         reraise=True,
     )
+
+
+def read_range(file_system: Any, url: str, start: int, end: int) -> bytes:
+    """Bytes [start, end) of a file that is not behind HTTP.
+
+    ATTEMPT_S is the bound where fsspec can keep one: timeouts of its packages begin anew with each byte of a header.
+    """
+    bound = {"timeout": ATTEMPT_S} if file_system.async_impl else {}
+    try:
+        return file_system.cat_file(url, start=start, end=end, **bound)
+    except fsspec.exceptions.FSTimeoutError as error:
+        raise http.Failed(f"no whole answer for {ATTEMPT_S} s") from error
 
 
 def is_http(url: str) -> bool:

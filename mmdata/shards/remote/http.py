@@ -27,8 +27,10 @@ CONNECT_S = 30
 """Timeout of a connection."""
 SILENCE_S = 60
 """Timeout of a read that gets no byte."""
-ANSWER_S = 120
+ANSWER_S = 60
 """Timeout from a request to the end of the response's headers, redirects included."""
+WHOLE_S = 180
+"""Timeout of a body of unknown size, which may take one second more for each MB that it may have."""
 LEAST_BYTES_PER_S = 1000
 SLOW_S = 30.0
 """Waiting this long at less than LEAST_BYTES_PER_S gives a warning; as long again, and the request has failed."""
@@ -229,7 +231,11 @@ async def _read_once(file_system: Any, url: str, name: str, span: Span | None, m
     try:
         whole = span is None or response.status == 200
         limit = most if span is None else span.size if whole else span.end - span.start
-        data = await _read_body(response, limit + 1, _Rate(name), stop)  # one byte more shows a body that is too long
+        try:
+            body = _read_body(response, limit + 1, _Rate(name), stop)  # one byte more shows a body that is too long
+            data = await asyncio.wait_for(body, None if span else WHOLE_S + most / 1e6)
+        except asyncio.TimeoutError as error:
+            raise Failed(f"the answer did not end within {WHOLE_S + most / 1e6:,.0f} s") from error
         if len(data) > limit:
             why = _CHANGED if span else "is it what mmdata wrote?"
             raise WrongAnswer(f"the answer goes on after the {limit:,} bytes that it may have; {why}")
@@ -348,7 +354,8 @@ async def _read_piece(response: ClientResponse, most: int, rate: _Rate) -> bytes
     """The bytes of a body that have arrived, at most `most`; none only at the end of the body."""
     started = monotonic()
     try:
-        part = await response.content.read(min(most, _PIECE))
+        # aiohttp's own timeout begins anew with bytes that are not of the body, as those between its chunks.
+        part = await asyncio.wait_for(response.content.read(min(most, _PIECE)), SILENCE_S)
     except asyncio.TimeoutError as error:
         raise Failed(f"no byte came for {SILENCE_S} s") from error
     if part:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from mmdata.shards.remote.cache import Remote, ShardCache, write_total
+from mmdata.shards.remote.cache import Remote, ShardCache, unlock, write_total
 
 
 def _nothing(offset: int) -> Iterator[bytes]:
@@ -77,5 +77,6 @@ class Incoming:
             self._close()
 
     def _close(self) -> None:
+        unlock(self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1

@@ -45,7 +45,7 @@ class ResumedHttpFile(io.RawIOBase):
         self._piece = 0  # offset of the piece that is read
         self._failures = 0  # in this piece
         self._file: HttpFile | None = None  # None after a failure
-        self._first: HttpFile = fetch.repeat_requests(self._stop)(self._open)
+        self._first: HttpFile = fetch.repeat_requests(name, self._stop)(self._open)
         self.size = self._first.size
 
     def readable(self) -> bool:
@@ -56,7 +56,7 @@ class ResumedHttpFile(io.RawIOBase):
         """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
         if self._at - self._piece >= PIECE_BYTES:
             self._piece, self._failures = self._at, 0
-        return fetch.repeat_requests(self._stop, failures=self._failures)(self._read_once, buffer)
+        return fetch.repeat_requests(self._name, self._stop, failures=self._failures)(self._read_once, buffer)
 
     def close(self) -> None:
         """End the connection."""
