@@ -94,11 +94,12 @@ def _check_mode(mode: int, path: str | os.PathLike[str], what: str) -> None:
 
 
 def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a regular file inside `root`, after links are resolved.
+    """Read a regular file inside `root`, or where a link in `root` leads: who made the corpus has put it there.
 
     Args:
         root: real path of the corpus's folder.
-        path: as the corpus gives it, relative to root or absolute; its NFC and NFD spellings are tried too.
+        path: as the corpus gives it, relative to root or absolute; its NFC and NFD spellings are tried too. A path that
+            leaves root by itself, through ".." or as an absolute one, is refused.
         max_bytes: a larger file is refused unread.
 
     Raises:
@@ -122,22 +123,22 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
 
 
 def locate(root: str, path: str) -> str:
-    """The real path of a file inside `root`; see `read_inside`."""
+    """The real path of a file; see `read_inside`."""
     if not path or "\0" in path:
         raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
     if "://" in path:
         raise BadSample(Reason.MISSING_IMAGE, f"'{path}' is a URL; fetch the files first and give their paths")
     failure: OSError | ValueError | None = None
     for spelling in dict.fromkeys((path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path))):
-        joined = os.path.join(root, spelling)
-        if not _is_inside(root, os.path.normpath(joined)) and not os.path.isabs(spelling):
+        written = os.path.normpath(os.path.join(root, spelling))  # ".." undoes what is written before it, also a link
+        if not (is_inside := _is_inside(root, written)) and not os.path.isabs(spelling):
             raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
         try:
-            real = os.path.realpath(joined, strict=True)
+            real = os.path.realpath(written, strict=True)
         except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
             failure = failure or error
             continue
-        if not _is_inside(root, real):
+        if not is_inside and not _is_inside(root, real):  # an absolute path may name the root by a link to it
             raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
         return real
     assert failure is not None

@@ -309,8 +309,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
-            f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder, "
-            "outside which nothing is read; --images names the folder that has all images, to which paths are relative"
+            f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
+            "--images names the folder that has all images, and a link in it may lead to those elsewhere"
         )
     parts = {out: report.manifest}
     if report.val is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.fields import FieldReader
+from mmdata.convert.files import Entry, list_folder
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
@@ -53,7 +54,8 @@ class FolderSource:
     """Images whose captions are in a file of the same stem ending in .json, .txt or .caption, or in class folders.
 
     The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
-    that are neither image nor caption, are no rows; `describe` counts them.
+    that are neither image nor caption, are no rows; `describe` counts them. A link to a folder elsewhere is walked as
+    that folder, once; one that leads back into the corpus is a row that cannot be used.
 
     Where no image has such a file, the folders are classes, as torchvision's ImageFolder numbers them: the label of
     cats/a/1.jpg is the place of "cats" among the sorted names. Folders such as train/ and val/ are parts of the corpus,
@@ -115,8 +117,13 @@ class FolderSource:
         names = _folders(self.root)
         if config.split is None and names and all(name.lower() in PARTS for name in names):
             self._descend(_part(self.root, names[0] if len(names) == 1 else None))
+        seen = {self.root}
         while len(names := _folders(self.root)) == 1 and _folders(os.path.join(self.root, names[0])):
-            self._descend(os.path.join(self.root, names[0]))  # flowers/ holds daisy/ and rose/
+            below = os.path.realpath(os.path.join(self.root, names[0]))
+            if below in seen:  # links from folder to folder lead in a circle
+                break
+            seen.add(below)
+            self._descend(below)  # flowers/ holds daisy/ and rose/
         if len(names) < 2:
             raise DataError(
                 f"source '{folder}': its images have neither captions nor labels; put a .txt with the "
@@ -154,19 +161,25 @@ class FolderSource:
         """A hash of all names and sizes. See `Source.describe`."""
         return {"kind": "folder", "ignored_files": self._ignored, "listing_sha256": self._listing}
 
-    def _walk(self, below: str) -> Iterator[_Found]:
-        files: list[os.DirEntry[str]] = []
+    def _walk(self, below: str, followed: set[str] | None = None) -> Iterator[_Found]:
+        """What is in a folder and in those below it; `followed` are the folders that links have led to so far."""
+        followed = set[str]() if followed is None else followed
+        files: list[Entry] = []
         folders: list[str] = []
-        with os.scandir(os.path.join(self.root, below)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                else:
-                    files.append(entry)
+        for entry in list_folder(os.path.join(self.root, below)):
+            if not entry.is_folder:
+                files.append(entry)
+            elif not entry.is_link:
+                folders.append(entry.name)
+            elif (target := _target(self.root, os.path.join(below, entry.name))) is None or target in followed:
+                files.append(entry)
+            else:
+                followed.add(target)
+                folders.append(entry.name)
         yield _pair(below, files)
         for name in folders:
             if not name.startswith("."):
-                yield from self._walk(os.path.join(below, name))
+                yield from self._walk(os.path.join(below, name), followed)
 
 
 @dataclass(frozen=True)
@@ -183,7 +196,7 @@ class _Found:
         return {os.path.splitext(name)[1].lower() for _, sidecars, _ in self.rows for name in sidecars}
 
 
-def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
+def _pair(below: str, entries: list[Entry]) -> _Found:
     """Rows of one folder: images with the caption files of their stem, and captions without an image, as faults."""
     visible = [entry for entry in entries if not entry.name.startswith(".")]
     stems: dict[str, list[str]] = {os.path.splitext(entry.name)[0]: [] for entry in visible}
@@ -198,8 +211,8 @@ def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
         path = os.path.join(below, entry.name)
         if end.lower() in SIDECARS:
             continue
-        if entry.is_symlink() and entry.is_dir():
-            fault = (Reason.NOT_A_FILE, "a link to a folder is not followed; convert that folder for itself")
+        if entry.is_folder:
+            fault = (Reason.NOT_A_FILE, "a link to a folder that is in the corpus already is not followed")
             rows.append((path, (), fault))
         elif stems[stem] or end.lower() in IMAGE_SUFFIXES:
             with_image.add(stem)
@@ -208,20 +221,26 @@ def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
     for stem, sidecars in sorted(stems.items()):
         if sidecars and stem not in with_image:
             rows.append((os.path.join(below, sidecars[0]), (), (Reason.MISSING_IMAGE, "a caption without an image")))
-    sizes = (f"{os.path.join(below, e.name)}\0{e.stat(follow_symlinks=False).st_size}\n" for e in visible)
+    sizes = (f"{os.path.join(below, entry.name)}\0{entry.size}\n" for entry in visible)
     return _Found(rows, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
+
+
+def _target(root: str, path: str) -> str | None:
+    """The folder that a link in a corpus leads to; None for one that is in the corpus, or has the corpus in it."""
+    target = os.path.realpath(os.path.join(root, path))
+    return None if os.path.commonpath([root, target]) in (root, target) else target
 
 
 def _folders(folder: str) -> list[str]:
     """Names of the sub-folders that are walked, sorted."""
-    with os.scandir(folder) as entries:
-        return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False) and one.name[0] != ".")
+    found = (entry for entry in list_folder(folder) if entry.is_folder and not entry.name.startswith("."))
+    return [entry.name for entry in found if not entry.is_link or _target(folder, entry.name)]
 
 
 def _part(folder: str, split: str | None) -> str:
     """The folder of one part of a corpus; raises for None, and for a part that is not there."""
     names = _folders(folder)
-    return os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split))
+    return os.path.realpath(os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split)))
 
 
 def _tables(folder: str) -> list[str]:

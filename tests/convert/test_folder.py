@@ -13,6 +13,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.folder import FolderSource
 from mmdata.errors import BadSample, ConfigError, DataError
+from tests.convert.conftest import left_out
 
 
 def write(root: Path, photo: Any, **captions: str) -> None:
@@ -106,11 +107,51 @@ def test_image_without_usual_extension_counts_with_a_caption(corpus: Path, photo
     assert [path for path, _ in captions(corpus)] == ["a.jpg", "b.jpg", "c.jpg", "d.bin", "v1.2.jpg"]
 
 
-def test_links_to_folders_are_not_followed(corpus: Path) -> None:
-    for name in ("a.txt", "b.txt", "c.txt"):
-        (corpus / name).write_text("x")
+def test_folder_that_is_a_link_is_walked_once(corpus: Path, tmp_path: Path, photo: Any) -> None:
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere, photo, d="from elsewhere")
+    for path, target in {"again": elsewhere, "images": elsewhere, "loop": corpus, "up": tmp_path}.items():
+        (corpus / path).symlink_to(target)
+    (elsewhere / "back").symlink_to(elsewhere)
+    assert captions(corpus)[3:] == [
+        ("images", "not_a_file"),
+        ("loop", "not_a_file"),
+        ("up", "not_a_file"),
+        ("again/back", "not_a_file"),
+        ("again/d.jpg", ["from elsewhere"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "names", [["a.txt", "b.txt", "c.txt"], ["cat/x.jpg", "dog/y.jpg"]], ids=["captions", "classes"]
+)
+def test_link_to_itself_costs_one_row(corpus: Path, tmp_path: Path, photo: Any, make: Any, names: list[str]) -> None:
+    for seed, name in enumerate(names):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(photo(20, 30, seed=seed) if name.endswith("jpg") else b"a photo")
+    folder = corpus / "cat" if (corpus / "cat").exists() else corpus
+    (folder / "z.jpg").symlink_to("z.jpg")
+    if folder == corpus:
+        (corpus / "z.txt").write_text("a photo")
+    (corpus / "z").symlink_to("z")
+    report = make(corpus)
+    assert report.accounts["written"] == len(names)
+    last = left_out(tmp_path / "out")[-1]
+    assert (last["reason"], last["detail"].split("' ", 1)[1]) == ("not_a_file", "is a link that leads back to itself")
+
+
+def test_classes_may_be_links(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:
+    for seed, name in enumerate(("cat", "dog")):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / "all" / name / "1.jpg").write_bytes(photo(20, 30, seed=seed))
+        (corpus / name).symlink_to(tmp_path / "all" / name)
     (corpus / "loop").symlink_to(corpus)
-    assert captions(corpus)[3:] == [("loop", "not_a_file")]
+    (corpus / "circle").symlink_to(corpus / "circle")
+    report = make(corpus)
+    assert (report.accounts["written"], report.accounts["classes"]) == (2, ["cat", "dog"])
 
 
 def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:
