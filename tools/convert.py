@@ -289,6 +289,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     if "images" in report.source:
         print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
+    if texts := report.source.get("ignored_texts"):
+        print(f"ignored: {counted(texts, 'text')} without an image of the same name")
     if named_here := report.source.get("columns"):
         said = ", ".join(f"field {place} as {name}" for place, name in enumerate(named_here, 1))
         print(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.files import Entry, list_folder
@@ -54,8 +54,9 @@ class FolderSource:
     """Images whose captions are in a file of the same stem ending in .json, .txt or .caption, or in class folders.
 
     The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
-    that are neither image nor caption, are no rows; `describe` counts them. A link to a folder elsewhere is walked as
-    that folder, once; one that leads back into the corpus is a row that cannot be used.
+    that are neither image nor caption, are no rows; `describe` counts them. Texts without an image, such as README.txt,
+    are ignored as well, unless they are more than those with one and more than half as many as the images. A link to a
+    folder elsewhere is walked as that folder, once; one that leads back into the corpus is a row that cannot be used.
 
     Where no image has such a file, the folders are classes, as torchvision's ImageFolder numbers them: the label of
     cats/a/1.jpg is the place of "cats" among the sorted names. Folders such as train/ and val/ are parts of the corpus,
@@ -69,6 +70,7 @@ class FolderSource:
         self.root = os.path.realpath(folder)
         self._keep = [name for name in config.keep if name != ALL]
         self._outside: list[str] = []  # images beside the folder that holds the classes
+        self._takes_alone = False  # whether texts without an image are rows
         if config.split is not None:
             self.root = _part(self.root, config.split)
         self._read()
@@ -85,7 +87,8 @@ class FolderSource:
 
     def _read(self) -> None:
         digest, self.rows_at_most, self._ignored = hashlib.sha256(), 0, 0
-        self._kinds = set[str]()
+        self._kinds, self._alone = set[str](), 0
+        images = paired = 0
         for place in self._outside:
             digest.update(f"{place}\n".encode("utf-8", "surrogateescape"))
             self.rows_at_most += 1
@@ -94,6 +97,11 @@ class FolderSource:
             self.rows_at_most += len(found.rows)
             self._ignored += found.ignored
             self._kinds |= found.kinds
+            self._alone += len(found.alone)
+            images += sum(row.fault is None for row in found.rows)
+            paired += sum(bool(row.sidecars) for row in found.rows)
+        self._takes_alone = self._alone > max(paired, images // 2)
+        self.rows_at_most += self._alone if self._takes_alone else 0
         self._listing = digest.hexdigest()
 
     def _finds_caption(self) -> bool:
@@ -135,7 +143,7 @@ class FolderSource:
 
     def _descend(self, folder: str) -> None:
         """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""
-        self._outside += [os.path.join(self.root, place) for place, _, _ in next(self._walk("")).rows]
+        self._outside += [os.path.join(self.root, row.path) for row in next(self._walk("")).rows]
         self.root = folder
         self._read()
 
@@ -145,7 +153,7 @@ class FolderSource:
         # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
         class_numbers = {name: i for i, name in enumerate(self.classes)}
         for found in self._walk(""):
-            for place, sidecars, fault in found.rows:
+            for place, sidecars, fault in [*found.rows, *(found.alone if self._takes_alone else ())]:
                 extra = dict.fromkeys(self._keep)
                 if "path" in extra:
                     extra["path"] = place
@@ -159,7 +167,8 @@ class FolderSource:
 
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""
-        return {"kind": "folder", "ignored_files": self._ignored, "listing_sha256": self._listing}
+        alone = {"ignored_texts": self._alone} if self._alone and not self._takes_alone else {}
+        return {"kind": "folder", "ignored_files": self._ignored, **alone, "listing_sha256": self._listing}
 
     def _walk(self, below: str, followed: set[str] | None = None) -> Iterator[_Found]:
         """What is in a folder and in those below it; `followed` are the folders that links have led to so far."""
@@ -182,29 +191,38 @@ class FolderSource:
                 yield from self._walk(os.path.join(below, name), followed)
 
 
+class _FileRow(NamedTuple):
+    """A row: the path of its image, those of its text files, and what is wrong with it."""
+
+    path: str
+    sidecars: tuple[str, ...] = ()
+    fault: tuple[Reason, str] | None = None
+
+
 @dataclass(frozen=True)
 class _Found:
-    """Content of one folder: rows as (path, sidecars, fault), names and sizes, and the number of other files."""
+    """Content of one folder: rows, texts without an image, names and sizes, and the number of other files."""
 
-    rows: list[tuple[str, tuple[str, ...], tuple[Reason, str] | None]]
+    rows: list[_FileRow]
+    alone: list[_FileRow]
     listing: bytes
     ignored: int
 
     @property
     def kinds(self) -> set[str]:
         """Extensions of the text files that go with an image."""
-        return {os.path.splitext(name)[1].lower() for _, sidecars, _ in self.rows for name in sidecars}
+        return {os.path.splitext(name)[1].lower() for row in self.rows for name in row.sidecars}
 
 
 def _pair(below: str, entries: list[Entry]) -> _Found:
-    """Rows of one folder: images with the caption files of their stem, and captions without an image, as faults."""
+    """Rows of one folder: images with the caption files of their stem; and texts without an image, as faults."""
     visible = [entry for entry in entries if not entry.name.startswith(".")]
     stems: dict[str, list[str]] = {os.path.splitext(entry.name)[0]: [] for entry in visible}
     for end in SIDECARS:
         for stem, name_end in (os.path.splitext(entry.name) for entry in visible):
             if name_end.lower() == end:
                 stems[stem].append(stem + name_end)
-    rows: list[tuple[str, tuple[str, ...], tuple[Reason, str] | None]] = []
+    rows: list[_FileRow] = []
     with_image: set[str] = set()
     for entry in visible:
         stem, end = os.path.splitext(entry.name)
@@ -213,16 +231,16 @@ def _pair(below: str, entries: list[Entry]) -> _Found:
             continue
         if entry.is_folder:
             fault = (Reason.NOT_A_FILE, "a link to a folder that is in the corpus already is not followed")
-            rows.append((path, (), fault))
+            rows.append(_FileRow(path, fault=fault))
         elif stems[stem] or end.lower() in IMAGE_SUFFIXES:
             with_image.add(stem)
-            rows.append((path, tuple(os.path.join(below, name) for name in stems[stem]), None))
+            rows.append(_FileRow(path, tuple(os.path.join(below, name) for name in stems[stem])))
     ignored = len(entries) - len(rows) - sum(len(sidecars) for sidecars in stems.values())
-    for stem, sidecars in sorted(stems.items()):
-        if sidecars and stem not in with_image:
-            rows.append((os.path.join(below, sidecars[0]), (), (Reason.MISSING_IMAGE, "a caption without an image")))
+    without = [sidecars[0] for stem, sidecars in sorted(stems.items()) if sidecars and stem not in with_image]
+    fault = (Reason.MISSING_IMAGE, "a caption without an image")
+    alone = [_FileRow(os.path.join(below, name), fault=fault) for name in without]
     sizes = (f"{os.path.join(below, entry.name)}\0{entry.size}\n" for entry in visible)
-    return _Found(rows, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
+    return _Found(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
 
 
 def _target(root: str, path: str) -> str | None:

@@ -9,6 +9,7 @@ from mmdata.convert.belonging import Kind, refuse_strangers
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import FolderSource, NeedsTable
 from mmdata.convert.layouts import METADATA, find_tables_of_folder
+from mmdata.convert.numbers import refuse_numbers
 from mmdata.convert.open_table import find_tables
 from mmdata.convert.packed import PackedSource, is_packed
 from mmdata.convert.recipe import ConvertConfig
@@ -27,9 +28,16 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         chosen: of tars, the rows to take.
 
     Raises:
-        DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
+        DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`,
+            captions that are numbers only.
         ConfigError: no such column, or a setting that does not belong to this kind of source.
     """
+    source = _open_any(path, config, chosen)
+    refuse_numbers(source, path, config)
+    return source
+
+
+def _open_any(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
     if not path.exists():
         raise DataError(f"source '{path}': no such file or folder")
     if not path.is_dir():

@@ -146,6 +146,13 @@ class TableSource:
         paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)
         return [path for path in paths if isinstance(path, str) and path]
 
+    def first_captions(self, count: int) -> Iterator[Row]:
+        """The first rows with their captions alone: an image in a table is not read."""
+        columns = self.columns.captions
+        for row in islice((row for table in self._tables for row in table.rows(columns)), count):
+            if row.cells is not None:
+                yield Row(0, row.place, captions=tuple(as_text(row.cells.get(name)) for name in columns))
+
     def _refuse_to_keep(self, table: ArrowTable) -> None:
         """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
         for stored, name in self.columns.keep.items():

@@ -83,8 +83,54 @@ def test_what_lacks_its_half_is_a_row_with_a_reason(corpus: Path) -> None:
         ("b.jpg", "bad_caption"),
         ("c.jpg", "bad_caption"),
         ("drawing.svg", "missing_caption"),
-        ("gone.txt", "missing_image"),
     ]
+
+
+def test_text_without_an_image_is_ignored_and_counted(corpus: Path, make: Any) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "README.txt", "dataset.json", "dataset.txt"):
+        (corpus / name).write_text("photo")
+    report = make(corpus, max_bad_share=0.0)
+    assert report.accounts["rows"] == report.accounts["written"] == 3
+    assert (report.source["ignored_texts"], report.source["ignored_files"]) == (2, 0)
+
+
+def test_text_beside_class_folders_is_ignored(corpus: Path, photo: Any, make: Any) -> None:
+    for seed, name in enumerate(("cat/1.jpg", "cat/2.jpg", "dog/1.jpg")):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(photo(20, 30, seed=seed))
+    for name in "abc":
+        (corpus / f"{name}.jpg").unlink()
+    (corpus / "README.txt").write_text("about cats")
+    report = make(corpus, max_bad_share=0.0)
+    assert (report.accounts["written"], report.accounts["classes"]) == (3, ["cat", "dog"])
+    assert report.source["ignored_texts"] == 1
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_texts_without_an_image_are_rows_if_most_are(corpus: Path, texts: int) -> None:
+    (corpus / "a.txt").write_text("a photo")
+    for number in range(texts):
+        (corpus / f"other{number}.txt").write_text("a photo")
+    alone = [("other0.txt", "missing_image"), ("other1.txt", "missing_image")]
+    images = [("a.jpg", ["a photo"]), ("b.jpg", "missing_caption"), ("c.jpg", "missing_caption")]
+    assert captions(corpus) == images + (alone if texts == 2 else [])
+
+
+BOXES = "0 0.5 0.5 0.1 0.2\n3 0.25 .5 1e-3 -1\n"
+"""A text as YOLO has it beside an image."""
+
+
+def test_texts_of_numbers_are_no_captions(corpus: Path, make: Any) -> None:
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(BOXES if name < "c" else "a photo")
+    with pytest.raises(
+        DataError,
+        match=r"corpus': most of its captions are numbers only \(a.jpg: '0 0.5 0.5 0.1 0.2.*'\), as in "
+        r"YOLO's files of boxes; write captions into the text files, or give a table .* --caption-column\)",
+    ):
+        make(corpus)
+    (corpus / "b.txt").write_text("3 photos")
+    assert make(corpus).accounts["written"] == 3
 
 
 def test_files_that_are_neither_are_counted(corpus: Path) -> None:
