@@ -14,6 +14,7 @@ from mmdata.nearest import nearest
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before its row is quarantined."""
+GLIMPSE_BYTES = 4096
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 
@@ -120,6 +121,24 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
         if _identity(before) == _identity(after) and len(data) == after.st_size:
             return data
     raise BadSample(Reason.FILE_CHANGED, f"'{path}' changed while it was read, {ATTEMPTS} times")
+
+
+def glimpse_inside(root: str, path: str) -> bytes:
+    """The size of a file and its last GLIMPSE_BYTES: equal for equal files, and mostly different for different ones.
+
+    Raises:
+        BadSample, OSError: as `read_inside`.
+    """
+    real = locate(root, path)
+    try:
+        with open(open_regular(real), "rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - GLIMPSE_BYTES))
+            return b"%d " % size + file.read(GLIMPSE_BYTES)
+    except DataError as error:
+        raise BadSample(Reason.NOT_A_FILE, str(error)) from error
+    except OSError as error:
+        raise _absent(error, path) from error
 
 
 def locate(root: str, path: str) -> str:

@@ -18,9 +18,10 @@ from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeles
 from mmdata.convert.cut import Units
 from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
+from mmdata.convert.equal_images import equal_digests
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
-from mmdata.convert.group import Merges, image_key, row_key
+from mmdata.convert.group import Merges, grouping, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
@@ -192,18 +193,24 @@ class Conversion:
             yield waiting.popleft(), examined.digest
 
     def _find_merges(self, merges: Merges) -> None:
-        """Find which rows of one image are merged, if the settings ask for it."""
-        how = self._config.group_by or ("none" if self._config.keep_duplicates else "image")
-        corpus = self._corpus
-        if how == "none" or (how == "image" and not corpus.may_repeat):
+        """Find which rows of one image are merged."""
+        corpus, how = self._corpus, grouping(self._corpus, self._config)
+        if how == "none":
             return
         if how == "image":
             rows = self._track(corpus.rows(), "compare images", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
             keys = (image_key(row) for row in rows)
-        elif self._retried is None:
-            keys = (digest or row_key(row.number) for row, digest in self._digests("compare images"))
         else:
-            keys = self._retried.with_all_keys(digest for _, digest in self._digests("compare images"))
+            what, folder, most = "compare images", self._staging.folder, self._source.rows_at_most
+
+            def rows_twice() -> Iterable[Row]:
+                return self._passing(refuse_urls(self._source.rows(), what), what)
+
+            digests = equal_digests(rows_twice, self._examiner, folder, rows_at_most=most)
+            if self._retried is None:
+                keys = (digest or row_key(number) for number, digest in enumerate(digests))
+            else:
+                keys = self._retried.with_all_keys(digests)
 
         def again() -> Iterable[Row]:
             return self._track(corpus.rows(), "group captions", corpus.rows_at_most, is_exact=corpus.rows_are_exact)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.files import Entry, list_folder
-from mmdata.convert.recipe import ALL, ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.tables import choose_part
@@ -63,7 +63,6 @@ class FolderSource:
     of which `split` chooses one.
     """
 
-    may_repeat = False
     rows_are_exact = True
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
@@ -84,6 +83,7 @@ class FolderSource:
             self._find_classes(folder, config)
         else:
             self.has_captions = self._kinds != {".json"} or self._finds_caption()
+        self.group_by: Grouping = "content" if self.has_captions else "none"
 
     def _read(self) -> None:
         digest, self.rows_at_most, self._ignored = hashlib.sha256(), 0, 0

@@ -13,7 +13,7 @@ from mmdata.convert.columns import choose_columns
 from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import FilePrint, fingerprint, open_table
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import Table, differences
 from mmdata.errors import ConfigError, DataError, Reason, excerpt
@@ -42,7 +42,7 @@ class TableSource:
         ConfigError: no such column.
     """
 
-    may_repeat = True
+    group_by: Grouping = "image"
     can_be_sent = True
 
     def __init__(

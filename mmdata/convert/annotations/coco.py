@@ -20,7 +20,7 @@ from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.fields import fill_templates
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import fingerprint
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.errors import ConfigError, Reason, counted, excerpt
 
@@ -44,7 +44,7 @@ class CocoSource:
         ConfigError: no captions and no templates, or a name in `keep` that no image has.
     """
 
-    may_repeat = False
+    group_by: Grouping = "none"
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True
