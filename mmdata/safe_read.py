@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -143,25 +144,37 @@ def glimpse_inside(root: str, path: str) -> bytes:
 
 def locate(root: str, path: str) -> str:
     """The real path of a file; see `read_inside`."""
-    if not path or "\0" in path:
-        raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
-    if "://" in path:
-        raise BadSample(Reason.MISSING_IMAGE, f"'{path}' is a URL; fetch the files first and give their paths")
     failure: OSError | ValueError | None = None
-    for spelling in dict.fromkeys((path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path))):
-        written = os.path.normpath(os.path.join(root, spelling))  # ".." undoes what is written before it, also a link
-        if not (is_inside := _is_inside(root, written)) and not os.path.isabs(spelling):
-            raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
+    for written in spellings(root, path):
         try:
             real = os.path.realpath(written, strict=True)
         except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
             failure = failure or error
             continue
-        if not is_inside and not _is_inside(root, real):  # an absolute path may name the root by a link to it
+        if not is_inside(root, written) and not is_inside(
+            root, real
+        ):  # an absolute path may name the root by a link to it
             raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
         return real
     assert failure is not None
     raise _absent(failure, path)
+
+
+def spellings(root: str, path: str) -> Iterator[str]:
+    """What a path may mean, as it is written: in `root`, or an absolute path of anywhere.
+
+    Raises:
+        BadSample: it is no path, or leads out of `root`.
+    """
+    if not path or "\0" in path:
+        raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
+    if "://" in path:
+        raise BadSample(Reason.MISSING_IMAGE, f"'{path}' is a URL; fetch the files first and give their paths")
+    for spelling in dict.fromkeys((path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path))):
+        written = os.path.normpath(os.path.join(root, spelling))  # ".." undoes what is written before it, also a link
+        if not is_inside(root, written) and not os.path.isabs(spelling):
+            raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
+        yield written
 
 
 def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
@@ -196,7 +209,8 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _is_inside(root: str, path: str) -> bool:
+def is_inside(root: str, path: str) -> bool:
+    """Whether a path is a folder, or in it, as they are written."""
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 

@@ -21,6 +21,7 @@ from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.equal_images import equal_digests
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
+from mmdata.convert.files import digest_of_zip
 from mmdata.convert.group import Merges, grouping, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, count_rows, lowest_hash
@@ -69,6 +70,7 @@ class Conversion:
         self._retried = source if isinstance(source, RetriedRows) else None
         self._corpus = source.corpus if isinstance(source, RetriedRows) else source
         self._examiner = Examiner.from_config(self._corpus, config)
+        self._zip = digest_of_zip(source.root)
 
     def begin(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
         """Make the hidden folders empty but for units; the tokenizer that counts captions, trained if it is to be."""
@@ -110,6 +112,7 @@ class Conversion:
             made = self._rows_made(units, tokenizer, receipts, is_whole=part is None)
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
+        self._check_unchanged()
         self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
@@ -124,8 +127,7 @@ class Conversion:
             DataError: units are missing, too many rows cannot be used, or a folder would be empty.
             OSError: the disk is full or broken. The units stay, for the next run.
         """
-        if isinstance(self._source, ImageSource):
-            self._source.check_unchanged()
+        self._check_unchanged()
         rows = self._staging.rows()
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
@@ -150,6 +152,13 @@ class Conversion:
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
+
+    def _check_unchanged(self) -> None:
+        """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""
+        if isinstance(self._source, ImageSource):
+            self._source.check_unchanged()
+        if digest_of_zip(self._source.root) != self._zip:
+            raise DataError(f"zip '{self._source.root}': has changed since it was opened; run the conversion again")
 
     def _train(self, vocab_size: int) -> Tokenizer:
         """Train a tokenizer on the captions of the training samples; each folder gets a copy."""

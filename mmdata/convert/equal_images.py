@@ -13,11 +13,11 @@ import numpy as np
 
 from mmdata.convert.engines import in_order
 from mmdata.convert.examine import Digester, Examiner
+from mmdata.convert.files import glimpse_file
 from mmdata.convert.group import row_key
 from mmdata.convert.repeats import KEY_BYTES, Repeats
 from mmdata.convert.rows import Row
 from mmdata.errors import BadSample, Reason
-from mmdata.safe_read import glimpse_inside
 
 CHUNK = 4096
 """Rows of which is known at once whether another may have the same image."""
@@ -61,7 +61,7 @@ class _Glimpse:
         if row.packed:
             return bytes(KEY_BYTES)  # it lies in a tar: all are read
         try:
-            seen = glimpse_inside(self.root, row.image) if isinstance(row.image, str) else row.image
+            seen = glimpse_file(self.root, row.image) if isinstance(row.image, str) else row.image
         except BadSample:
             return row_key(row.number)
         return hashlib.sha256(seen).digest()[:KEY_BYTES] if isinstance(seen, bytes) else row_key(row.number)

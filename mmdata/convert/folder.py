@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.files import Entry, list_folder
+from mmdata.convert.files import PARTS, Entry, is_hidden, list_folder, names_in
 from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
@@ -27,8 +27,6 @@ COMMON = {
 UNREAD = {".jp2", ".psd", ".svg", ".pdf", ".eps", ".fits", ".ico", ".tga", ".ppm", ".exr"}
 IMAGE_SUFFIXES = COMMON | UNREAD
 """Files with these suffixes are rows even without a caption; their magic bytes decide the format later."""
-PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "test", "testing"))
-"""Names of folders that are parts of a corpus, not classes."""
 
 
 class NeedsTable(DataError):
@@ -187,7 +185,7 @@ class FolderSource:
                 folders.append(entry.name)
         yield _pair(below, files)
         for name in folders:
-            if not name.startswith("."):
+            if not is_hidden(name):
                 yield from self._walk(os.path.join(below, name), followed)
 
 
@@ -216,7 +214,7 @@ class _Found:
 
 def _pair(below: str, entries: list[Entry]) -> _Found:
     """Rows of one folder: images with the caption files of their stem; and texts without an image, as faults."""
-    visible = [entry for entry in entries if not entry.name.startswith(".")]
+    visible = [entry for entry in entries if not entry.is_hidden]
     stems: dict[str, list[str]] = {os.path.splitext(entry.name)[0]: [] for entry in visible}
     for end in SIDECARS:
         for stem, name_end in (os.path.splitext(entry.name) for entry in visible):
@@ -239,7 +237,7 @@ def _pair(below: str, entries: list[Entry]) -> _Found:
     without = [sidecars[0] for stem, sidecars in sorted(stems.items()) if sidecars and stem not in with_image]
     fault = (Reason.MISSING_IMAGE, "a caption without an image")
     alone = [_FileRow(os.path.join(below, name), fault=fault) for name in without]
-    sizes = (f"{os.path.join(below, entry.name)}\0{entry.size}\n" for entry in visible)
+    sizes = (f"{os.path.join(below, entry.name)}\0{entry.stamp}\n" for entry in visible)
     return _Found(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
 
 
@@ -251,7 +249,7 @@ def _target(root: str, path: str) -> str | None:
 
 def _folders(folder: str) -> list[str]:
     """Names of the sub-folders that are walked, sorted."""
-    found = (entry for entry in list_folder(folder) if entry.is_folder and not entry.name.startswith("."))
+    found = (entry for entry in list_folder(folder) if entry.is_folder and not entry.is_hidden)
     return [entry.name for entry in found if not entry.is_link or _target(folder, entry.name)]
 
 
@@ -266,7 +264,7 @@ def _tables(folder: str) -> list[str]:
     tables: list[str] = []
     for below in ("", "annotations"):
         path = os.path.join(folder, below)
-        for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
+        for name in names_in(path):
             lower = name.lower()
             if lower.endswith(TABLE_SUFFIXES) or (lower.endswith(".txt") and "caption" in lower):
                 tables.append(os.path.join(below, name))

@@ -11,6 +11,7 @@ from mmdata.convert.arrow import ArrowTable, as_stored, as_text
 from mmdata.convert.belonging import Kind, refuse_strangers
 from mmdata.convert.columns import choose_columns
 from mmdata.convert.delimited import DelimitedTable
+from mmdata.convert.files import digest_of_zip
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import FilePrint, fingerprint, open_table
 from mmdata.convert.recipe import ConvertConfig, Grouping
@@ -171,6 +172,7 @@ class TableSource:
             "captions": list(self.columns.captions),
             "label": next(iter(self.columns.label), None),
             **({"images": self._found_in} if self._found_in else {}),
+            **digest_of_zip(self.root),
             **({"columns": self._tables[0].columns} if _is_guessed(self._tables[0]) else {}),
         }
 

@@ -18,6 +18,7 @@ from mmdata.convert.annotations.coco_files import (
 )
 from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.fields import fill_templates
+from mmdata.convert.files import digest_of_zip
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import fingerprint
 from mmdata.convert.recipe import ConvertConfig, Grouping
@@ -79,6 +80,7 @@ class CocoSource:
             "form": "COCO",
             "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
             **({"images": self._found_in} if self._found_in else {}),
+            **digest_of_zip(self.root),
         }
 
     def _image(self, row: int) -> list[dict[str, Any]]:
