@@ -28,7 +28,7 @@ class Reason(str, Enum):
     IMAGE_TOO_SMALL = "image_too_small"
     EXTREME_ASPECT = "extreme_aspect"
     NOT_A_FILE = "not_a_file"  # a FIFO, a device, a folder
-    OUTSIDE_ROOT = "outside_root"  # "..", an absolute path or a link that leaves the corpus
+    OUTSIDE_ROOT = "outside_root"  # "..", or an absolute path that leaves the corpus
     FILE_CHANGED = "file_changed"
     DUPLICATE_IMAGE = "duplicate_image"
     FILTERED = "filtered"

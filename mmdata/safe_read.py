@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from mmdata.nearest import nearest
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before its row is quarantined."""
+GLIMPSE_BYTES = 4096
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 
@@ -94,11 +96,12 @@ def _check_mode(mode: int, path: str | os.PathLike[str], what: str) -> None:
 
 
 def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a regular file inside `root`, after links are resolved.
+    """Read a regular file inside `root`, or where a link in `root` leads: who made the corpus has put it there.
 
     Args:
         root: real path of the corpus's folder.
-        path: as the corpus gives it, relative to root or absolute; its NFC and NFD spellings are tried too.
+        path: as the corpus gives it, relative to root or absolute; its NFC and NFD spellings are tried too. A path that
+            leaves root by itself, through ".." or as an absolute one, is refused.
         max_bytes: a larger file is refused unread.
 
     Raises:
@@ -121,27 +124,57 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
     raise BadSample(Reason.FILE_CHANGED, f"'{path}' changed while it was read, {ATTEMPTS} times")
 
 
+def glimpse_inside(root: str, path: str) -> bytes:
+    """The size of a file and its last GLIMPSE_BYTES: equal for equal files, and mostly different for different ones.
+
+    Raises:
+        BadSample, OSError: as `read_inside`.
+    """
+    real = locate(root, path)
+    try:
+        with open(open_regular(real), "rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - GLIMPSE_BYTES))
+            return b"%d " % size + file.read(GLIMPSE_BYTES)
+    except DataError as error:
+        raise BadSample(Reason.NOT_A_FILE, str(error)) from error
+    except OSError as error:
+        raise _absent(error, path) from error
+
+
 def locate(root: str, path: str) -> str:
-    """The real path of a file inside `root`; see `read_inside`."""
-    if not path or "\0" in path:
-        raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
-    if "://" in path:
-        raise BadSample(Reason.MISSING_IMAGE, f"'{path}' is a URL; fetch the files first and give their paths")
+    """The real path of a file; see `read_inside`."""
     failure: OSError | ValueError | None = None
-    for spelling in dict.fromkeys((path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path))):
-        joined = os.path.join(root, spelling)
-        if not _is_inside(root, os.path.normpath(joined)) and not os.path.isabs(spelling):
-            raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
+    for written in spellings(root, path):
         try:
-            real = os.path.realpath(joined, strict=True)
+            real = os.path.realpath(written, strict=True)
         except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
             failure = failure or error
             continue
-        if not _is_inside(root, real):
+        if not is_inside(root, written) and not is_inside(
+            root, real
+        ):  # an absolute path may name the root by a link to it
             raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
         return real
     assert failure is not None
     raise _absent(failure, path)
+
+
+def spellings(root: str, path: str) -> Iterator[str]:
+    """What a path may mean, as it is written: in `root`, or an absolute path of anywhere.
+
+    Raises:
+        BadSample: it is no path, or leads out of `root`.
+    """
+    if not path or "\0" in path:
+        raise BadSample(Reason.MISSING_IMAGE, f"no usable path: {path!r}")
+    if "://" in path:
+        raise BadSample(Reason.MISSING_IMAGE, f"'{path}' is a URL; fetch the files first and give their paths")
+    for spelling in dict.fromkeys((path, unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path))):
+        written = os.path.normpath(os.path.join(root, spelling))  # ".." undoes what is written before it, also a link
+        if not is_inside(root, written) and not os.path.isabs(spelling):
+            raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
+        yield written
 
 
 def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
@@ -176,7 +209,8 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _is_inside(root: str, path: str) -> bool:
+def is_inside(root: str, path: str) -> bool:
+    """Whether a path is a folder, or in it, as they are written."""
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 

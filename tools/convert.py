@@ -305,6 +305,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     named = {name: report.source.get(name) for name in ("image", "captions", "label")}
     if "images" in report.source:
         print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
+    if texts := report.source.get("ignored_texts"):
+        print(f"ignored: {counted(texts, 'text')} without an image of the same name")
     if named_here := report.source.get("columns"):
         said = ", ".join(f"field {place} as {name}" for place, name in enumerate(named_here, 1))
         print(
@@ -330,8 +332,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
         )
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
-            f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder, "
-            "outside which nothing is read; --images names the folder that has all images, to which paths are relative"
+            f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
+            "--images names the folder that has all images, and a link in it may lead to those elsewhere"
         )
     parts = {out: report.manifest}
     if report.val is not None:

@@ -196,6 +196,8 @@ class Init:
         if reasons := report.accounts["reasons"]:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
             self.say(f"left out: {listed}; each row with its reason in {find_ledger(Path(out))}")
+        if texts := report.source.get("ignored_texts"):
+            self.say(f"ignored: {counted(texts, 'text')} without an image of the same name")
 
     def _convert_command(self, found: Look, out: str, chosen: ChosenTokenizer) -> str:
         words = ["mmdata", "convert", str(found.path), out]

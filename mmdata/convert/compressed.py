@@ -9,6 +9,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
+from mmdata.convert.files import in_zip, open_file
 from mmdata.errors import DataError
 
 SUFFIXES = (".gz", ".zst")
@@ -18,7 +19,7 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 def compression_of(path: Path) -> str | None:
     """ "gzip" or "zstd"; None for a file that is not compressed."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(4)
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
@@ -27,8 +28,8 @@ def open_bytes(path: Path) -> BinaryIO:
     """A file for reading, decompressed. Reading raises OSError where it is cut or damaged; see `naming_damage`."""
     compression = compression_of(path)
     if compression is None:
-        return path.open("rb")
-    return cast(BinaryIO, pa.input_stream(str(path), compression=compression))
+        return open_file(path)
+    return cast(BinaryIO, pa.input_stream(open_file(path) if in_zip(path) else str(path), compression=compression))
 
 
 def name_inside(path: Path) -> str:

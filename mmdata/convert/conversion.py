@@ -18,9 +18,11 @@ from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeles
 from mmdata.convert.cut import Units
 from mmdata.convert.decide import Decider
 from mmdata.convert.engines import Engine, Progress, in_order
+from mmdata.convert.equal_images import equal_digests
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
-from mmdata.convert.group import Merges, image_key, row_key
+from mmdata.convert.files import digest_of_zip
+from mmdata.convert.group import Merges, grouping, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
@@ -68,6 +70,7 @@ class Conversion:
         self._retried = source if isinstance(source, RetriedRows) else None
         self._corpus = source.corpus if isinstance(source, RetriedRows) else source
         self._examiner = Examiner.from_config(self._corpus, config)
+        self._zip = digest_of_zip(source.root)
 
     def begin(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
         """Make the hidden folders empty but for units; the tokenizer that counts captions, trained if it is to be."""
@@ -109,6 +112,7 @@ class Conversion:
             made = self._rows_made(units, tokenizer, receipts, is_whole=part is None)
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
+        self._check_unchanged()
         self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
@@ -123,8 +127,7 @@ class Conversion:
             DataError: units are missing, too many rows cannot be used, or a folder would be empty.
             OSError: the disk is full or broken. The units stay, for the next run.
         """
-        if isinstance(self._source, ImageSource):
-            self._source.check_unchanged()
+        self._check_unchanged()
         rows = self._staging.rows()
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
@@ -149,6 +152,13 @@ class Conversion:
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
+
+    def _check_unchanged(self) -> None:
+        """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""
+        if isinstance(self._source, ImageSource):
+            self._source.check_unchanged()
+        if digest_of_zip(self._source.root) != self._zip:
+            raise DataError(f"zip '{self._source.root}': has changed since it was opened; run the conversion again")
 
     def _train(self, vocab_size: int) -> Tokenizer:
         """Train a tokenizer on the captions of the training samples; each folder gets a copy."""
@@ -192,18 +202,24 @@ class Conversion:
             yield waiting.popleft(), examined.digest
 
     def _find_merges(self, merges: Merges) -> None:
-        """Find which rows of one image are merged, if the settings ask for it."""
-        how = self._config.group_by or ("none" if self._config.keep_duplicates else "image")
-        corpus = self._corpus
-        if how == "none" or (how == "image" and not corpus.may_repeat):
+        """Find which rows of one image are merged."""
+        corpus, how = self._corpus, grouping(self._corpus, self._config)
+        if how == "none":
             return
         if how == "image":
             rows = self._track(corpus.rows(), "compare images", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
             keys = (image_key(row) for row in rows)
-        elif self._retried is None:
-            keys = (digest or row_key(row.number) for row, digest in self._digests("compare images"))
         else:
-            keys = self._retried.with_all_keys(digest for _, digest in self._digests("compare images"))
+            what, folder, most = "compare images", self._staging.folder, self._source.rows_at_most
+
+            def rows_twice() -> Iterable[Row]:
+                return self._passing(refuse_urls(self._source.rows(), what), what)
+
+            digests = equal_digests(rows_twice, self._examiner, folder, rows_at_most=most)
+            if self._retried is None:
+                keys = (digest or row_key(number) for number, digest in enumerate(digests))
+            else:
+                keys = self._retried.with_all_keys(digests)
 
         def again() -> Iterable[Row]:
             return self._track(corpus.rows(), "group captions", corpus.rows_at_most, is_exact=corpus.rows_are_exact)

@@ -17,11 +17,11 @@ from mmdata.convert.annotations.boxes import KEY
 from mmdata.convert.blur import Box, blur, parse_boxes
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
+from mmdata.convert.files import read_file
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.convert.rows import Row, Source, numbered_key
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.safe_read import read_inside
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.images.decoder_warnings import name_warnings
 from mmdata.shards.images.probe import sniff
@@ -187,7 +187,7 @@ class Examiner:
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
         if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
-        return read_inside(self.fields.root, path, max_bytes=self.max_image_bytes)
+        return read_file(self.fields.root, path, max_bytes=self.max_image_bytes)
 
 
 @dataclass(frozen=True)

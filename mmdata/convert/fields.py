@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mmdata.convert.cells import as_list
+from mmdata.convert.files import read_file
 from mmdata.convert.recipe import RESERVED
 from mmdata.convert.rows import Row
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.safe_read import read_inside
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
@@ -124,7 +124,7 @@ def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -
 
     def read(kind: TextKind) -> bytes:
         try:
-            return read_inside(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
+            return read_file(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
         except BadSample as bad:
             raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.recipe import ALL, ConvertConfig
+from mmdata.convert.files import PARTS, Entry, is_hidden, list_folder, names_in
+from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.tables import choose_part
@@ -26,8 +27,6 @@ COMMON = {
 UNREAD = {".jp2", ".psd", ".svg", ".pdf", ".eps", ".fits", ".ico", ".tga", ".ppm", ".exr"}
 IMAGE_SUFFIXES = COMMON | UNREAD
 """Files with these suffixes are rows even without a caption; their magic bytes decide the format later."""
-PARTS = frozenset(("train", "training", "val", "valid", "validation", "dev", "test", "testing"))
-"""Names of folders that are parts of a corpus, not classes."""
 
 
 class NeedsTable(DataError):
@@ -53,20 +52,22 @@ class FolderSource:
     """Images whose captions are in a file of the same stem ending in .json, .txt or .caption, or in class folders.
 
     The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
-    that are neither image nor caption, are no rows; `describe` counts them.
+    that are neither image nor caption, are no rows; `describe` counts them. Texts without an image, such as README.txt,
+    are ignored as well, unless they are more than those with one and more than half as many as the images. A link to a
+    folder elsewhere is walked as that folder, once; one that leads back into the corpus is a row that cannot be used.
 
     Where no image has such a file, the folders are classes, as torchvision's ImageFolder numbers them: the label of
     cats/a/1.jpg is the place of "cats" among the sorted names. Folders such as train/ and val/ are parts of the corpus,
     of which `split` chooses one.
     """
 
-    may_repeat = False
     rows_are_exact = True
 
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
         self._keep = [name for name in config.keep if name != ALL]
         self._outside: list[str] = []  # images beside the folder that holds the classes
+        self._takes_alone = False  # whether texts without an image are rows
         if config.split is not None:
             self.root = _part(self.root, config.split)
         self._read()
@@ -80,10 +81,12 @@ class FolderSource:
             self._find_classes(folder, config)
         else:
             self.has_captions = self._kinds != {".json"} or self._finds_caption()
+        self.group_by: Grouping = "content" if self.has_captions else "none"
 
     def _read(self) -> None:
         digest, self.rows_at_most, self._ignored = hashlib.sha256(), 0, 0
-        self._kinds = set[str]()
+        self._kinds, self._alone = set[str](), 0
+        images = paired = 0
         for place in self._outside:
             digest.update(f"{place}\n".encode("utf-8", "surrogateescape"))
             self.rows_at_most += 1
@@ -92,6 +95,11 @@ class FolderSource:
             self.rows_at_most += len(found.rows)
             self._ignored += found.ignored
             self._kinds |= found.kinds
+            self._alone += len(found.alone)
+            images += sum(row.fault is None for row in found.rows)
+            paired += sum(bool(row.sidecars) for row in found.rows)
+        self._takes_alone = self._alone > max(paired, images // 2)
+        self.rows_at_most += self._alone if self._takes_alone else 0
         self._listing = digest.hexdigest()
 
     def _finds_caption(self) -> bool:
@@ -115,8 +123,13 @@ class FolderSource:
         names = _folders(self.root)
         if config.split is None and names and all(name.lower() in PARTS for name in names):
             self._descend(_part(self.root, names[0] if len(names) == 1 else None))
+        seen = {self.root}
         while len(names := _folders(self.root)) == 1 and _folders(os.path.join(self.root, names[0])):
-            self._descend(os.path.join(self.root, names[0]))  # flowers/ holds daisy/ and rose/
+            below = os.path.realpath(os.path.join(self.root, names[0]))
+            if below in seen:  # links from folder to folder lead in a circle
+                break
+            seen.add(below)
+            self._descend(below)  # flowers/ holds daisy/ and rose/
         if len(names) < 2:
             raise DataError(
                 f"source '{folder}': its images have neither captions nor labels; put a .txt with the "
@@ -128,7 +141,7 @@ class FolderSource:
 
     def _descend(self, folder: str) -> None:
         """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""
-        self._outside += [os.path.join(self.root, place) for place, _, _ in next(self._walk("")).rows]
+        self._outside += [os.path.join(self.root, row.path) for row in next(self._walk("")).rows]
         self.root = folder
         self._read()
 
@@ -138,7 +151,7 @@ class FolderSource:
         # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
         class_numbers = {name: i for i, name in enumerate(self.classes)}
         for found in self._walk(""):
-            for place, sidecars, fault in found.rows:
+            for place, sidecars, fault in [*found.rows, *(found.alone if self._takes_alone else ())]:
                 extra = dict.fromkeys(self._keep)
                 if "path" in extra:
                     extra["path"] = place
@@ -152,76 +165,98 @@ class FolderSource:
 
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""
-        return {"kind": "folder", "ignored_files": self._ignored, "listing_sha256": self._listing}
+        alone = {"ignored_texts": self._alone} if self._alone and not self._takes_alone else {}
+        return {"kind": "folder", "ignored_files": self._ignored, **alone, "listing_sha256": self._listing}
 
-    def _walk(self, below: str) -> Iterator[_Found]:
-        files: list[os.DirEntry[str]] = []
+    def _walk(self, below: str, followed: set[str] | None = None) -> Iterator[_Found]:
+        """What is in a folder and in those below it; `followed` are the folders that links have led to so far."""
+        followed = set[str]() if followed is None else followed
+        files: list[Entry] = []
         folders: list[str] = []
-        with os.scandir(os.path.join(self.root, below)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                else:
-                    files.append(entry)
+        for entry in list_folder(os.path.join(self.root, below)):
+            if not entry.is_folder:
+                files.append(entry)
+            elif not entry.is_link:
+                folders.append(entry.name)
+            elif (target := _target(self.root, os.path.join(below, entry.name))) is None or target in followed:
+                files.append(entry)
+            else:
+                followed.add(target)
+                folders.append(entry.name)
         yield _pair(below, files)
         for name in folders:
-            if not name.startswith("."):
-                yield from self._walk(os.path.join(below, name))
+            if not is_hidden(name):
+                yield from self._walk(os.path.join(below, name), followed)
+
+
+class _FileRow(NamedTuple):
+    """A row: the path of its image, those of its text files, and what is wrong with it."""
+
+    path: str
+    sidecars: tuple[str, ...] = ()
+    fault: tuple[Reason, str] | None = None
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Content of one folder: rows as (path, sidecars, fault), names and sizes, and the number of other files."""
+    """Content of one folder: rows, texts without an image, names and sizes, and the number of other files."""
 
-    rows: list[tuple[str, tuple[str, ...], tuple[Reason, str] | None]]
+    rows: list[_FileRow]
+    alone: list[_FileRow]
     listing: bytes
     ignored: int
 
     @property
     def kinds(self) -> set[str]:
         """Extensions of the text files that go with an image."""
-        return {os.path.splitext(name)[1].lower() for _, sidecars, _ in self.rows for name in sidecars}
+        return {os.path.splitext(name)[1].lower() for row in self.rows for name in row.sidecars}
 
 
-def _pair(below: str, entries: list[os.DirEntry[str]]) -> _Found:
-    """Rows of one folder: images with the caption files of their stem, and captions without an image, as faults."""
-    visible = [entry for entry in entries if not entry.name.startswith(".")]
+def _pair(below: str, entries: list[Entry]) -> _Found:
+    """Rows of one folder: images with the caption files of their stem; and texts without an image, as faults."""
+    visible = [entry for entry in entries if not entry.is_hidden]
     stems: dict[str, list[str]] = {os.path.splitext(entry.name)[0]: [] for entry in visible}
     for end in SIDECARS:
         for stem, name_end in (os.path.splitext(entry.name) for entry in visible):
             if name_end.lower() == end:
                 stems[stem].append(stem + name_end)
-    rows: list[tuple[str, tuple[str, ...], tuple[Reason, str] | None]] = []
+    rows: list[_FileRow] = []
     with_image: set[str] = set()
     for entry in visible:
         stem, end = os.path.splitext(entry.name)
         path = os.path.join(below, entry.name)
         if end.lower() in SIDECARS:
             continue
-        if entry.is_symlink() and entry.is_dir():
-            fault = (Reason.NOT_A_FILE, "a link to a folder is not followed; convert that folder for itself")
-            rows.append((path, (), fault))
+        if entry.is_folder:
+            fault = (Reason.NOT_A_FILE, "a link to a folder that is in the corpus already is not followed")
+            rows.append(_FileRow(path, fault=fault))
         elif stems[stem] or end.lower() in IMAGE_SUFFIXES:
             with_image.add(stem)
-            rows.append((path, tuple(os.path.join(below, name) for name in stems[stem]), None))
+            rows.append(_FileRow(path, tuple(os.path.join(below, name) for name in stems[stem])))
     ignored = len(entries) - len(rows) - sum(len(sidecars) for sidecars in stems.values())
-    for stem, sidecars in sorted(stems.items()):
-        if sidecars and stem not in with_image:
-            rows.append((os.path.join(below, sidecars[0]), (), (Reason.MISSING_IMAGE, "a caption without an image")))
-    sizes = (f"{os.path.join(below, e.name)}\0{e.stat(follow_symlinks=False).st_size}\n" for e in visible)
-    return _Found(rows, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
+    without = [sidecars[0] for stem, sidecars in sorted(stems.items()) if sidecars and stem not in with_image]
+    fault = (Reason.MISSING_IMAGE, "a caption without an image")
+    alone = [_FileRow(os.path.join(below, name), fault=fault) for name in without]
+    sizes = (f"{os.path.join(below, entry.name)}\0{entry.stamp}\n" for entry in visible)
+    return _Found(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
+
+
+def _target(root: str, path: str) -> str | None:
+    """The folder that a link in a corpus leads to; None for one that is in the corpus, or has the corpus in it."""
+    target = os.path.realpath(os.path.join(root, path))
+    return None if os.path.commonpath([root, target]) in (root, target) else target
 
 
 def _folders(folder: str) -> list[str]:
     """Names of the sub-folders that are walked, sorted."""
-    with os.scandir(folder) as entries:
-        return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False) and one.name[0] != ".")
+    found = (entry for entry in list_folder(folder) if entry.is_folder and not entry.is_hidden)
+    return [entry.name for entry in found if not entry.is_link or _target(folder, entry.name)]
 
 
 def _part(folder: str, split: str | None) -> str:
     """The folder of one part of a corpus; raises for None, and for a part that is not there."""
     names = _folders(folder)
-    return os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split))
+    return os.path.realpath(os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split)))
 
 
 def _tables(folder: str) -> list[str]:
@@ -229,7 +264,7 @@ def _tables(folder: str) -> list[str]:
     tables: list[str] = []
     for below in ("", "annotations"):
         path = os.path.join(folder, below)
-        for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
+        for name in names_in(path):
             lower = name.lower()
             if lower.endswith(TABLE_SUFFIXES) or (lower.endswith(".txt") and "caption" in lower):
                 tables.append(os.path.join(below, name))

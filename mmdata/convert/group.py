@@ -19,8 +19,9 @@ import numpy as np
 
 from mmdata.convert.blur import parse_boxes
 from mmdata.convert.expected import expected_hash
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.repeats import KEY_BYTES, Repeats
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import Row, Source
 from mmdata.convert.spill import Spill
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards.captions import MAX_CAPTION_BYTES
@@ -33,6 +34,12 @@ BUCKET_ROWS = 2**16
 
 Said = tuple[list[str], int | str | None]
 """Captions and label of a row."""
+
+
+def grouping(source: Source, config: ConvertConfig) -> Grouping:
+    """Which rows of a source become one sample, by the settings or the kind of source."""
+    how = config.group_by or ("none" if config.keep_duplicates else source.group_by)
+    return "none" if how == "image" and source.group_by != "image" else how
 
 
 def image_key(row: Row) -> bytes:

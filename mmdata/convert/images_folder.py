@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmdata.convert.files import corpus_folder, is_file, is_folder, is_hidden, names_in
 from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError
 
@@ -17,32 +18,35 @@ def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, s
         folder: of the table.
         images: as the settings give it: relative to `folder`, to the folder above it, or to the current one.
         paths: the first of the table. If none exists in `folder`, a sub-folder that has one is taken; COCO's
-            annotations/ have their images in folders beside annotations/.
+            annotations/ have their images in folders beside annotations/. A .zip is a folder here.
 
     Raises:
         ConfigError: there is no such folder, or several sub-folders have the paths.
     """
     if images != ".":
         for start in (folder, folder.parent, Path()):
-            if (start / images).is_dir():
-                return os.path.realpath(start / images), ""
+            if is_folder(named := start / images):
+                inner = corpus_folder(named)  # of a .zip that holds one folder, whose name the paths may lack
+                return os.path.realpath(inner if _has_any(inner, paths) else named), ""
         raise ConfigError(f"images '{images}': no such folder in '{folder}', nor above it, nor in the current folder")
     if not paths or _has_any(folder, paths):
         return os.path.realpath(folder), ""
-    near = [*_folders(folder), *(_folders(folder.parent) if folder.name == "annotations" else ())]
-    found = [one for one in near if _has_any(one, paths)]
+    near = _folders(folder) | (_folders(folder.parent) if folder.name == "annotations" else {})
+    found = [name for name, place in near.items() if _has_any(place, paths)]
     if len(found) > 1:
         raise ConfigError(
-            f"table in '{folder}': its images are in several folders: {shown([one.name for one in found])}; "
+            f"table in '{folder}': its images are in several folders: {shown(found)}; "
             "name the one that the paths are relative to with --images"
         )
-    return os.path.realpath(found[0] if found else folder), found[0].name if found else ""
+    return (os.path.realpath(near[found[0]]), found[0]) if found else (os.path.realpath(folder), "")
 
 
-def _folders(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+def _folders(folder: Path) -> dict[str, Path]:
+    """The folders in a folder by name; of a .zip the one that it holds, if it holds nothing else."""
+    visible = [name for name in names_in(folder) if not is_hidden(name)]
+    return {name: corpus_folder(folder / name) for name in visible if is_folder(folder / name)}
 
 
 def _has_any(folder: Path, paths: Sequence[str]) -> bool:
     """Whether one of the paths is a file in the folder; what is no path is none."""
-    return any(".." not in path.split("/") and os.path.isfile(os.path.join(folder, path)) for path in paths)
+    return any(".." not in path.split("/") and "\0" not in path and is_file(folder / path) for path in paths)

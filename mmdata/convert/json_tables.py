@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.convert.compressed import naming_damage
+from mmdata.convert.files import size_and_time
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.tables import Table, TableRow, TextLines, open_text, shown
 from mmdata.errors import DataError, excerpt
@@ -63,7 +64,7 @@ class JsonTable(Table):
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
         self.path = path
         self.types: dict[str, str] = {}
-        _refuse_large(path, path.stat().st_size)
+        _refuse_large(path, size_and_time(path)[0])
         with naming_damage(path), open_text(path, encoding) as file:
             text = file.read(MAX_DOCUMENT_BYTES + 1)
         _refuse_large(path, len(text))  # of one that is compressed

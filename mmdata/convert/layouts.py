@@ -11,7 +11,8 @@ import re
 from pathlib import Path, PurePath
 
 from mmdata.convert.annotations import annotation_parts
-from mmdata.convert.folder import IMAGE_SUFFIXES, PARTS
+from mmdata.convert.files import PARTS, corpus_folder, is_file, is_folder, names_in
+from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.tables import choose_part
 from mmdata.errors import DataError
 
@@ -28,7 +29,7 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
         DataError: there are several parts, and `split` is None or none of them.
     """
     for name in METADATA:
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return [folder / name]
     parts = _parts_of_tables(folder)
     tables = choose_part(folder, parts, split) if parts else []
@@ -39,22 +40,19 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
 
 def find_parts(folder: Path) -> list[str]:
     """Names of the parts of a folder that `split` chooses from; none of a file, and of a folder that is one part."""
-    if not folder.is_dir() or any((folder / name).is_file() for name in METADATA):
+    folder = corpus_folder(folder)
+    if not is_folder(folder) or any(is_file(folder / name) for name in METADATA):
         return []
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    return (
-        annotation_parts(folder) or list(_parts_of_tables(folder)) or [name for name in names if name.lower() in PARTS]
-    )
+    names = [name for name in names_in(folder) if name.lower() in PARTS and is_folder(folder / name)]
+    return annotation_parts(folder) or list(_parts_of_tables(folder)) or names
 
 
 def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:
     """The tables of each part of an imagefolder, of a dataset on disk or of a folder as of the hub; else empty."""
     if saved := _saved_parts(folder):
         return saved
-    listing = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-    parts = {
-        name: [folder / name / table] for name in listing for table in METADATA if (folder / name / table).is_file()
-    }
+    listing = [name for name in names_in(folder) if not name.startswith(".")]
+    parts = {name: [folder / name / table] for name in listing for table in METADATA if is_file(folder / name / table)}
     if parts:
         return parts
     if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in listing):

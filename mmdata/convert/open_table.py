@@ -10,10 +10,10 @@ from pathlib import Path
 from mmdata.convert.arrow import ARROW_MAGIC, ArrowFile, ParquetTable
 from mmdata.convert.compressed import SUFFIXES, compression_of, name_inside, naming_damage, open_bytes
 from mmdata.convert.delimited import DelimitedTable
+from mmdata.convert.files import check_file, in_zip, is_file, open_file, size_and_time
 from mmdata.convert.json_tables import JsonLinesTable, JsonTable, parse_json
 from mmdata.convert.tables import Table, TableFormat, TableOptions
 from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.safe_read import check_regular
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")
@@ -48,8 +48,7 @@ class FilePrint:
 
     def has_changed(self, path: Path) -> bool:
         """Whether the file has another size, or was written to, since it was read."""
-        status = path.stat()
-        return (status.st_size, status.st_mtime_ns) != (self.bytes, self.modified_ns)
+        return size_and_time(path) != (self.bytes, self.modified_ns)
 
 
 def find_tables(folder: Path, pattern: str) -> list[Path]:
@@ -66,7 +65,7 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
     if not pattern:
         raise ConfigError("table '': empty; name a table in the source, or leave --table out")
     literal = folder / pattern  # an absolute pattern stays as it is
-    if literal.is_file():
+    if is_file(literal):
         return [literal]
     start = Path(literal.anchor) if os.path.isabs(pattern) else folder
     try:
@@ -92,9 +91,9 @@ def open_table(path: Path, options: TableOptions | None = None) -> Table:
             or Arrow file that is cut short, JSON without a table in it.
     """
     options = options or TableOptions()
-    check_regular(path, "table")
+    check_file(path, "table")
     kind = options.format or find_format(path, options)
-    if kind in ("parquet", "arrow") and (compression := compression_of(path)):
+    if kind in ("parquet", "arrow") and (compression := "a zip" if in_zip(path) else compression_of(path)):
         raise DataError(
             f"table '{path}': {kind} in {compression}, and only text is read from a stream; unpack it first"
         )
@@ -172,9 +171,9 @@ def _what_it_is(path: Path) -> str:
 def fingerprint(path: Path) -> FilePrint:
     """Hash a table's file and count its lines; if it is compressed, those inside."""
     digest, size, lines = hashlib.sha256(), 0, 1
-    modified_ns = path.stat().st_mtime_ns
+    modified_ns = size_and_time(path)[1]
     is_plain = compression_of(path) is None
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             size += len(block)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmdata.convert.chosen import ChosenRows
+from mmdata.convert.files import exists
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.given_source import open_rows
 from mmdata.convert.output import Output, Run, open_outputs
@@ -112,7 +113,7 @@ def _load_tokenizer(config: ConvertConfig) -> Tokenizer | None:
 
 def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:
     """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
-    if not path.exists():
+    if not exists(path):
         raise DataError(f"source '{path}': no such file or folder")
     if is_url(out) or not path.is_dir() or config.table is not None:
         return

@@ -18,7 +18,7 @@ import numpy as np
 
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import IMAGE_SUFFIXES
-from mmdata.convert.recipe import ALL, ConvertConfig
+from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
 from mmdata.convert.rows import PackedFiles, Row
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
@@ -56,7 +56,7 @@ class PackedSource:
         DataError: no tar, a damaged one, a sample split over two.
     """
 
-    may_repeat = False
+    group_by: Grouping = "none"
     rows_are_exact = True
 
     def __init__(self, path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> None:

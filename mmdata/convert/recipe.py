@@ -19,6 +19,9 @@ RESERVED = frozenset({"captions", "caption", "label"})
 ALL = "*"
 """In `keep`: all columns of a table, or all keys of the JSON of a sample's files."""
 
+Grouping = Literal["image", "content", "none"]
+"""Which rows become one sample with all their captions."""
+
 
 def _delimiter(value: object) -> object:
     value = "\t" if value in ("tab", "\\t") else value
@@ -101,10 +104,10 @@ class ConvertConfig(Settings):
     keep: tuple[str, ...] = ()
     """Further columns to store in each sample's JSON; "path" is the image's path, and "*" stands for all that are
     neither image, captions nor label (of files: all keys of their JSON)."""
-    group_by: Literal["image", "content", "none"] | None = None
+    group_by: Grouping | None = None
     """Which rows become one sample with all their captions: those with the same path ("image"), those whose images are
-    equal byte for byte ("content", which reads every image twice), or none. None groups a table by image, unless
-    `keep_duplicates` is set."""
+    equal byte for byte ("content", which reads those twice that may be equal), or none. None groups a table by image,
+    and a folder of images with captions by content, unless `keep_duplicates` is set."""
     keep_duplicates: bool = False
     """Whether an image with the bytes of an earlier one is written again."""
     val_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None

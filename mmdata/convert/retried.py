@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mmdata.convert.earlier import Earlier
 from mmdata.convert.group import Merge, Merges, row_key
+from mmdata.convert.recipe import Grouping
 from mmdata.convert.rows import Row, Source, images_of, numbered_key
 from mmdata.errors import DataError
 
@@ -49,7 +50,7 @@ class RetriedRows:
         self.root = corpus.root
         self.rows_at_most = len(numbers)
         self.has_captions = corpus.has_captions
-        self.may_repeat = corpus.may_repeat
+        self.group_by: Grouping = corpus.group_by
         self._images = images_of(corpus)
         self.holds_images = self._images is not None
         self.can_be_sent = self._images is not None and self._images.can_be_sent

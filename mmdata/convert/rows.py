@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from mmdata.convert.recipe import Grouping
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.shards.members import USUAL, Members
@@ -117,7 +118,8 @@ class Source(Protocol):
         rows_are_exact: whether `rows_at_most` is the number of rows.
         classes: names of the class numbers, if the corpus declares them; else empty.
         has_captions: whether any row may have a caption; if not, the corpus is one of labels only.
-        may_repeat: whether several rows may name one image; False for folders and tars.
+        group_by: which rows become one sample unless the settings say: those that name one image, those whose images
+            are equal byte for byte, or none. Only where it is "image" may several rows name one.
     """
 
     root: str
@@ -125,7 +127,7 @@ class Source(Protocol):
     rows_are_exact: bool
     classes: tuple[str, ...]
     has_captions: bool
-    may_repeat: bool
+    group_by: Grouping
 
     def rows(self) -> Iterator[Row]:
         """All rows, in the same order every time."""

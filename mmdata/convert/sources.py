@@ -7,19 +7,20 @@ from pathlib import Path
 from mmdata.convert.annotations import open_annotated
 from mmdata.convert.belonging import Kind, refuse_strangers
 from mmdata.convert.chosen import ChosenRows
+from mmdata.convert.files import check_file, corpus_folder, exists, is_file, is_folder
 from mmdata.convert.folder import FolderSource, NeedsTable
 from mmdata.convert.layouts import METADATA, find_tables_of_folder
+from mmdata.convert.numbers import refuse_numbers
 from mmdata.convert.open_table import find_tables
 from mmdata.convert.packed import PackedSource, is_packed
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DataError
-from mmdata.safe_read import check_regular
 
 
 def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> Source:
-    """Open a corpus: a table, a folder of images, a folder of Parquet files, a tar, or a folder of tars.
+    """Open a corpus: a table, a folder or a .zip of images, a folder of Parquet files, a tar, or a folder of tars.
 
     Args:
         path: the folder, or the file.
@@ -27,14 +28,22 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         chosen: of tars, the rows to take.
 
     Raises:
-        DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
+        DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`,
+            captions that are numbers only.
         ConfigError: no such column, or a setting that does not belong to this kind of source.
     """
-    if not path.exists():
+    source = _open_any(path, config, chosen)
+    refuse_numbers(source, path, config)
+    return source
+
+
+def _open_any(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
+    if not exists(path):
         raise DataError(f"source '{path}': no such file or folder")
-    if not path.is_dir():
-        check_regular(path, "source")
-    if config.table is not None and path.is_file() and not path.match(config.table):
+    path = corpus_folder(path)
+    if not is_folder(path):
+        check_file(path, "source")
+    if config.table is not None and is_file(path) and not path.match(config.table):
         raise ConfigError(f"table '{config.table}': '{path}' is a file itself; give its folder, or leave --table out")
     if config.table is None and is_packed(path):
         refuse_strangers(path, config, Kind.TARS)
@@ -45,7 +54,7 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         raise ConfigError(f"select: '{path}' holds no tars; rows of shards with an index can be selected")
     if (annotated := open_annotated(path, config)) is not None:
         return annotated
-    if path.is_dir() and config.table is None:
+    if is_folder(path) and config.table is None:
         if tables := find_tables_of_folder(path, config.split):
             folder = tables[0].parent if tables[0].name in METADATA else path
             return TableSource.open(folder, tables, config.model_copy(update={"split": None}))
@@ -59,7 +68,7 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
             return table
         refuse_strangers(path, config, Kind.FOLDER)
         return source
-    if path.is_dir():
+    if is_folder(path):
         return TableSource.open(path, find_tables(path, config.table or ""), config)
     return TableSource.open(path.parent, [path], config)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from mmdata.convert.examine import Examiner
-from mmdata.convert.group import BUCKET_ROWS, Merge, Merges, image_key
+from mmdata.convert.group import BUCKET_ROWS, Merge, Merges, grouping, image_key
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import ImageSource, Row, Source, images_of
 from mmdata.convert.sampling import SampleOf
@@ -33,10 +33,9 @@ class Survey:
         self._images = images_of(source)
         self._examiner = examiner
         self._track = track
-        how = config.group_by or ("none" if config.keep_duplicates else "image")
-        repeats = how == "content" or (how == "image" and source.may_repeat)
-        self.finds_merges = how == "image" and source.may_repeat and self._images is None
-        self.knows_merges = self.finds_merges or not repeats
+        how = grouping(source, config)
+        self.finds_merges = how == "image" and self._images is None
+        self.knows_merges = self.finds_merges or how == "none"
 
     def count(self, merges: Merges) -> int:
         """The number of rows; their merges are found, if there may be any and no image need be read."""

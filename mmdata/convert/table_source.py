@@ -11,9 +11,10 @@ from mmdata.convert.arrow import ArrowTable, as_stored, as_text
 from mmdata.convert.belonging import Kind, refuse_strangers
 from mmdata.convert.columns import choose_columns
 from mmdata.convert.delimited import DelimitedTable
+from mmdata.convert.files import digest_of_zip
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import FilePrint, fingerprint, open_table
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import Table, differences
 from mmdata.errors import ConfigError, DataError, Reason, excerpt
@@ -42,7 +43,7 @@ class TableSource:
         ConfigError: no such column.
     """
 
-    may_repeat = True
+    group_by: Grouping = "image"
     can_be_sent = True
 
     def __init__(
@@ -146,6 +147,13 @@ class TableSource:
         paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)
         return [path for path in paths if isinstance(path, str) and path]
 
+    def first_captions(self, count: int) -> Iterator[Row]:
+        """The first rows with their captions alone: an image in a table is not read."""
+        columns = self.columns.captions
+        for row in islice((row for table in self._tables for row in table.rows(columns)), count):
+            if row.cells is not None:
+                yield Row(0, row.place, captions=tuple(as_text(row.cells.get(name)) for name in columns))
+
     def _refuse_to_keep(self, table: ArrowTable) -> None:
         """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
         for stored, name in self.columns.keep.items():
@@ -164,6 +172,7 @@ class TableSource:
             "captions": list(self.columns.captions),
             "label": next(iter(self.columns.label), None),
             **({"images": self._found_in} if self._found_in else {}),
+            **digest_of_zip(self.root),
             **({"columns": self._tables[0].columns} if _is_guessed(self._tables[0]) else {}),
         }
 

@@ -20,7 +20,7 @@ def other_file(block: bytes) -> tuple[str, str] | None:
 
 
 _OTHERS = (
-    (b"PK\x03\x04", "a ZIP archive", "unpack it, and use `mmdata convert`"),
+    (b"PK\x03\x04", "a ZIP archive", "use `mmdata convert`, which reads it in place"),
     (b"PAR1", "a Parquet table", "use `mmdata convert`"),
     (b"BZh", "compressed (bzip2), which has no random access", "`bunzip2` it first"),
     (b"\xfd7zXZ\0", "compressed (xz), which has no random access", "`unxz` it first"),

@@ -65,7 +65,8 @@ def paths(folder: Path, photo: Callable[..., bytes]) -> list[tuple[Any, str]]:
         (folder / name).write_bytes(photo(20, 30, seed=seed))
 
     (folder.parent / "secret.jpg").write_bytes(photo(20, 30, seed=900))
-    (folder / "escape.jpg").symlink_to(folder.parent / "secret.jpg")
+    (folder.parent / "elsewhere.jpg").write_bytes(photo(20, 30, seed=906))
+    (folder / "link.jpg").symlink_to(folder.parent / "elsewhere.jpg")
     (folder / "loop.jpg").symlink_to(folder / "loop.jpg")
     (folder / "folder.jpg").mkdir()
     os.mkfifo(folder / "fifo.jpg")
@@ -80,7 +81,7 @@ def paths(folder: Path, photo: Callable[..., bytes]) -> list[tuple[Any, str]]:
         ("n" * 300 + ".jpg", "missing_image"),
         ("../secret.jpg", "outside_root"),
         ("/etc/hosts", "outside_root"),
-        ("escape.jpg", "outside_root"),
+        ("link.jpg", KEPT),
         ("loop.jpg", "not_a_file"),
         ("folder.jpg", "not_a_file"),
         ("fifo.jpg", "not_a_file"),

@@ -13,6 +13,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.folder import FolderSource
 from mmdata.errors import BadSample, ConfigError, DataError
+from tests.convert.conftest import left_out
 
 
 def write(root: Path, photo: Any, **captions: str) -> None:
@@ -82,8 +83,54 @@ def test_what_lacks_its_half_is_a_row_with_a_reason(corpus: Path) -> None:
         ("b.jpg", "bad_caption"),
         ("c.jpg", "bad_caption"),
         ("drawing.svg", "missing_caption"),
-        ("gone.txt", "missing_image"),
     ]
+
+
+def test_text_without_an_image_is_ignored_and_counted(corpus: Path, make: Any) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "README.txt", "dataset.json", "dataset.txt"):
+        (corpus / name).write_text("photo")
+    report = make(corpus, max_bad_share=0.0)
+    assert report.accounts["rows"] == report.accounts["written"] == 3
+    assert (report.source["ignored_texts"], report.source["ignored_files"]) == (2, 0)
+
+
+def test_text_beside_class_folders_is_ignored(corpus: Path, photo: Any, make: Any) -> None:
+    for seed, name in enumerate(("cat/1.jpg", "cat/2.jpg", "dog/1.jpg")):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(photo(20, 30, seed=seed))
+    for name in "abc":
+        (corpus / f"{name}.jpg").unlink()
+    (corpus / "README.txt").write_text("about cats")
+    report = make(corpus, max_bad_share=0.0)
+    assert (report.accounts["written"], report.accounts["classes"]) == (3, ["cat", "dog"])
+    assert report.source["ignored_texts"] == 1
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_texts_without_an_image_are_rows_if_most_are(corpus: Path, texts: int) -> None:
+    (corpus / "a.txt").write_text("a photo")
+    for number in range(texts):
+        (corpus / f"other{number}.txt").write_text("a photo")
+    alone = [("other0.txt", "missing_image"), ("other1.txt", "missing_image")]
+    images = [("a.jpg", ["a photo"]), ("b.jpg", "missing_caption"), ("c.jpg", "missing_caption")]
+    assert captions(corpus) == images + (alone if texts == 2 else [])
+
+
+BOXES = "0 0.5 0.5 0.1 0.2\n3 0.25 .5 1e-3 -1\n"
+"""A text as YOLO has it beside an image."""
+
+
+def test_texts_of_numbers_are_no_captions(corpus: Path, make: Any) -> None:
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(BOXES if name < "c" else "a photo")
+    with pytest.raises(
+        DataError,
+        match=r"corpus': most of its captions are numbers only \(a.jpg: '0 0.5 0.5 0.1 0.2.*'\), as in "
+        r"YOLO's files of boxes; write captions into the text files, or give a table .* --caption-column\)",
+    ):
+        make(corpus)
+    (corpus / "b.txt").write_text("3 photos")
+    assert make(corpus).accounts["written"] == 3
 
 
 def test_files_that_are_neither_are_counted(corpus: Path) -> None:
@@ -106,11 +153,51 @@ def test_image_without_usual_extension_counts_with_a_caption(corpus: Path, photo
     assert [path for path, _ in captions(corpus)] == ["a.jpg", "b.jpg", "c.jpg", "d.bin", "v1.2.jpg"]
 
 
-def test_links_to_folders_are_not_followed(corpus: Path) -> None:
-    for name in ("a.txt", "b.txt", "c.txt"):
-        (corpus / name).write_text("x")
+def test_folder_that_is_a_link_is_walked_once(corpus: Path, tmp_path: Path, photo: Any) -> None:
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(elsewhere, photo, d="from elsewhere")
+    for path, target in {"again": elsewhere, "images": elsewhere, "loop": corpus, "up": tmp_path}.items():
+        (corpus / path).symlink_to(target)
+    (elsewhere / "back").symlink_to(elsewhere)
+    assert captions(corpus)[3:] == [
+        ("images", "not_a_file"),
+        ("loop", "not_a_file"),
+        ("up", "not_a_file"),
+        ("again/back", "not_a_file"),
+        ("again/d.jpg", ["from elsewhere"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "names", [["a.txt", "b.txt", "c.txt"], ["cat/x.jpg", "dog/y.jpg"]], ids=["captions", "classes"]
+)
+def test_link_to_itself_costs_one_row(corpus: Path, tmp_path: Path, photo: Any, make: Any, names: list[str]) -> None:
+    for seed, name in enumerate(names):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(photo(20, 30, seed=seed) if name.endswith("jpg") else b"a photo")
+    folder = corpus / "cat" if (corpus / "cat").exists() else corpus
+    (folder / "z.jpg").symlink_to("z.jpg")
+    if folder == corpus:
+        (corpus / "z.txt").write_text("a photo")
+    (corpus / "z").symlink_to("z")
+    report = make(corpus)
+    assert report.accounts["written"] == len(names)
+    last = left_out(tmp_path / "out")[-1]
+    assert (last["reason"], last["detail"].split("' ", 1)[1]) == ("not_a_file", "is a link that leads back to itself")
+
+
+def test_classes_may_be_links(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:
+    for seed, name in enumerate(("cat", "dog")):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / "all" / name / "1.jpg").write_bytes(photo(20, 30, seed=seed))
+        (corpus / name).symlink_to(tmp_path / "all" / name)
     (corpus / "loop").symlink_to(corpus)
-    assert captions(corpus)[3:] == [("loop", "not_a_file")]
+    (corpus / "circle").symlink_to(corpus / "circle")
+    report = make(corpus)
+    assert (report.accounts["written"], report.accounts["classes"]) == (2, ["cat", "dog"])
 
 
 def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mmdata.convert import convert
-from mmdata.convert.engines import threads
+from mmdata.convert import convert, convert_part
+from mmdata.convert.engines import local, threads
+from mmdata.convert.examine import Examiner
+from mmdata.convert.rows import Row
 from mmdata.shards import Index
-from tests.convert.conftest import content, jsonl, left_out
+from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.test_tables import captions
 
 
@@ -106,12 +109,70 @@ def test_all_rows_of_a_differing_copy_are_counted(corpus: Path, make: Any) -> No
     assert accounts["differing"] == 2  # rows with "two" and "three"; the last row brings no caption that is new
 
 
-def test_folder_is_merged_by_content_when_asked(corpus: Path, tmp_path: Path, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [["photo a", "photo copy"], ["photo b"], ["photo c"]]),
+        ({"group_by": "none"}, [["photo a"], ["photo b"], ["photo c"]]),
+        ({"keep_duplicates": True}, [["photo a"], ["photo b"], ["photo c"], ["photo copy"]]),
+    ],
+    ids=["default", "none", "keep"],
+)
+def test_equal_images_of_a_folder_become_one_sample(
+    corpus: Path, tmp_path: Path, make: Any, settings: dict[str, Any], expected: list[list[str]]
+) -> None:
     (corpus / "copy.jpg").write_bytes((corpus / "a.jpg").read_bytes())
     for name in ("a", "b", "c", "copy"):
         (corpus / f"{name}.txt").write_text(f"photo {name}")
-    make(corpus, group_by="content")
-    assert captions(tmp_path / "out") == [["photo a", "photo copy"], ["photo b"], ["photo c"]]
+    make(corpus, **settings)
+    assert captions(tmp_path / "out") == expected
+
+
+def test_only_images_that_may_be_equal_are_read_twice(
+    corpus: Path, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c.jpg and d.jpg end alike and are as long, but are no equal files."""
+    for name in ("copy", "other/copy"):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / f"{name}.jpg").write_bytes((corpus / "a.jpg").read_bytes())
+    for name, byte in (("c", b"c"), ("d", b"d")):
+        data = (corpus / "b.jpg").read_bytes()
+        (corpus / f"{name}.jpg").write_bytes(data[:2] + b"\xff\xfe\0\x03" + byte + data[2:] + bytes(8192))
+    (corpus / "loop.jpg").symlink_to("loop.jpg")
+    for name in ("a", "b", "c", "d", "copy", "other/copy", "loop"):
+        (corpus / f"{name}.txt").write_text(f"photo {name}")
+    read: list[str] = []
+    read_image = Examiner.read_image
+
+    def counted(examiner: Examiner, row: Row) -> bytes:
+        read.append(row.image)
+        return read_image(examiner, row)
+
+    monkeypatch.setattr(Examiner, "read_image", counted)
+    make(corpus)
+    assert captions(tmp_path / "out") == [
+        ["photo a", "photo copy", "photo other/copy"],
+        ["photo b"],
+        ["photo c"],
+        ["photo d"],
+    ]
+    twice = {"a.jpg": 2, "c.jpg": 2, "d.jpg": 2}
+    once = {"b.jpg": 1, "loop.jpg": 1, "copy.jpg": 1, "other/copy.jpg": 1}
+    assert Counter(read) == {**twice, **once}
+
+
+def test_folder_is_grouped_alike_by_any_workers_and_parts(corpus: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        (corpus / f"{number:02}.jpg").write_bytes((corpus / f"{'abc'[number % 3]}.jpg").read_bytes())
+        (corpus / f"{number:02}.txt").write_text(f"photo {number}")
+    config = tolerant(shard_rows=4)
+    convert(corpus, tmp_path / "one", config, engine=threads(1))
+    convert(corpus, tmp_path / "four", config, engine=local(4))
+    for number in (1, 2):
+        convert_part(corpus, tmp_path / "parts", config, part=(number, 2), engine=local(2))
+    convert(corpus, tmp_path / "parts", config, finish=True)
+    assert content(tmp_path / "one") == content(tmp_path / "four") == content(tmp_path / "parts")
+    assert captions(tmp_path / "one")[1] == [f"photo {number}" for number in range(1, 20, 3)]
 
 
 @pytest.fixture

@@ -229,3 +229,14 @@ def test_folder_of_images_may_hold_a_tar(corpus: Path, tmp_path: Path) -> None:
         (corpus / f"{name}.txt").write_text(name)
     pack(corpus / "originals.tar", {"a.jpg": b"x"})
     assert convert(corpus, tmp_path / "out").source["kind"] == "folder"
+
+
+def test_texts_of_numbers_in_tars_are_no_captions(tmp_path: Path, photo: Any) -> None:
+    members = {f"{n}.jpg": photo(20, 30, seed=n) for n in range(3)} | {
+        f"{n}.txt": "0 0.5 0.5 0.1 0.2" for n in range(3)
+    }
+    pack(tmp_path / "a.tar", dict(sorted(members.items())))
+    with pytest.raises(DataError, match=r"most of its captions are numbers only .* with --caption-column"):
+        convert(tmp_path / "a.tar", tmp_path / "out")
+    report = convert(tmp_path / "a.tar", tmp_path / "out", ConvertConfig(caption_columns=["txt"]))
+    assert report.accounts["written"] == 3

@@ -14,24 +14,34 @@ from mmdata.shards import Index
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret.jpg", "sub/../../secret.jpg", "link.jpg", "linked/secret.jpg", "/etc/hosts"]
+    "path",
+    ["../secret.jpg", "sub/../../secret.jpg", "linked/../../secret.jpg", "elsewhere/../secret.jpg", "/etc/hosts"],
 )
 def test_path_out_of_the_root_is_quarantined(outcome: Any, corpus: Path, path: str) -> None:
+    (corpus.parent / "elsewhere").mkdir()
     secret = corpus.parent / "secret.jpg"
     secret.write_bytes((corpus / "a.jpg").read_bytes() + b"secret")
     (corpus / "sub").mkdir()
-    (corpus / "link.jpg").symlink_to(secret)
     (corpus / "linked").symlink_to(corpus.parent)
+    path = path.replace("elsewhere", str(corpus / "../elsewhere"))
     assert outcome({"image": path, "caption": "x"}) == (
         "outside_root",
         f"'{path}' leads out of the corpus's folder",
     )
 
 
-@pytest.mark.parametrize("path", ["inside.jpg", "sub/../d.jpg", "ABSOLUTE"])
+@pytest.mark.parametrize(
+    "path", ["inside.jpg", "link.jpg", "linked/d.jpg", "sub/../d.jpg", "linked/../d.jpg", "ABSOLUTE"]
+)
 def test_path_that_stays_in_the_root_is_accepted(outcome: Any, corpus: Path, photo: Any, path: str) -> None:
-    (corpus / "d.jpg").write_bytes(photo(20, 30, seed=5))
+    """Links in the corpus are the user's own, wherever they lead; ".." undoes what is written before it."""
+    elsewhere = corpus.parent / "elsewhere"
+    elsewhere.mkdir()
+    for folder in (corpus, elsewhere):
+        (folder / "d.jpg").write_bytes(photo(20, 30, seed=5))
     (corpus / "inside.jpg").symlink_to(corpus / "d.jpg")
+    (corpus / "link.jpg").symlink_to(elsewhere / "d.jpg")
+    (corpus / "linked").symlink_to(elsewhere)
     (corpus / "sub").mkdir()
     path = str(corpus / "d.jpg") if path == "ABSOLUTE" else path
     assert outcome({"image": path, "caption": "x"}) == ("", "")

@@ -293,7 +293,7 @@ def test_names_of_classes_have_the_numbers_of_the_earlier_folder(
     half: Path, photos: list[bytes], tmp_path: Path
 ) -> None:
     labels = ["cat", "emu", "dog", "dog", "cat", 0, "dog", "ant"]
-    jsonl(half, [{"image": f"{n}.jpg", "caption": f"{n}", "label": label} for n, label in enumerate(labels)])
+    jsonl(half, [{"image": f"{n}.jpg", "caption": f"photo {n}", "label": label} for n, label in enumerate(labels)])
     assert make(half, tmp_path / "a").accounts["classes"] == ["cat", "dog"]
     mend(half, photos)
     report = make(half, tmp_path / "b", retry=tmp_path / "a", shard_rows=2)
@@ -309,7 +309,7 @@ def test_names_among_numbers_are_broken_rows_as_in_an_undisturbed_conversion(
     half: Path, photos: list[bytes], tmp_path: Path
 ) -> None:
     labels = [3, "cat", 1, 7, 1, None, 1, "dog"]
-    jsonl(half, [{"image": f"{n}.jpg", "caption": f"{n}", "label": label} for n, label in enumerate(labels)])
+    jsonl(half, [{"image": f"{n}.jpg", "caption": f"photo {n}", "label": label} for n, label in enumerate(labels)])
     make(half, tmp_path / "a")
     mend(half, photos)
     report = make(half, tmp_path / "b", retry=tmp_path / "a", shard_rows=2)
@@ -417,7 +417,7 @@ def test_rows_grouped_by_content_are_merged_among_themselves(half: Path, photos:
 @pytest.mark.parametrize("engine", [threads(2), local(2)])
 def test_images_in_a_table_are_retried(tmp_path: Path, photo: Any, engine: Any) -> None:
     images = [photo(20, 20 + 3 * (n * 5 % 8), seed=n) for n in range(8)]
-    table = pa.table({"image": images, "caption": [str(n) for n in range(8)]})
+    table = pa.table({"image": images, "caption": [f"photo {n}" for n in range(8)]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=3)
     first = make(tmp_path / "t.parquet", tmp_path / "a", max_pixels=20 * 30)
     assert counts(first) == {"rows": 8, "written": 4, "quarantined": 4}

@@ -229,3 +229,11 @@ def test_parquet_file_is_not_held_in_memory_while_it_is_read(tmp_path: Path) -> 
     before = pa.total_allocated_bytes()
     most = max(pa.total_allocated_bytes() for _ in source.rows()) - before
     assert most < (tmp_path / "t.parquet").stat().st_size // 3
+
+
+def test_guessed_column_of_numbers_is_no_caption(corpus: Path, make: Any) -> None:
+    (corpus / "t.csv").write_text("image,text\na.jpg,17\nb.jpg,18 0.5\nc.jpg,a photo\n")
+    message = r"t.csv': most of its captions are numbers only \(t.csv, line 2: '17'\); name what holds the captions"
+    with pytest.raises(DataError, match=message):
+        make(corpus / "t.csv")
+    assert make(corpus / "t.csv", caption_columns=["text"]).accounts["written"] == 3

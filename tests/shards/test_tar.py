@@ -237,7 +237,7 @@ def test_a_size_in_base_256_is_taken():
         ),
         (b"\n<!DOCTYPE html>" + bytes(497), "is an HTML page, not a tar"),
         (b'{"error": "denied"}' + bytes(493), "is text, not a tar: a server's error was saved in its place; read it"),
-        (b"PK\x03\x04" + bytes(508), "is a ZIP archive, not a tar; unpack it, and use `mmdata convert`"),
+        (b"PK\x03\x04" + bytes(508), "is a ZIP archive, not a tar; use `mmdata convert`"),
         (b"PAR1" + bytes(508), "is a Parquet table, not a tar; use `mmdata convert`"),
         (
             b"version https://git-lfs.github.com/spec/v1" + bytes(470),

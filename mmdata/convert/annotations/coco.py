@@ -18,9 +18,10 @@ from mmdata.convert.annotations.coco_files import (
 )
 from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.fields import fill_templates
+from mmdata.convert.files import digest_of_zip
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import fingerprint
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.errors import ConfigError, Reason, counted, excerpt
 
@@ -44,7 +45,7 @@ class CocoSource:
         ConfigError: no captions and no templates, or a name in `keep` that no image has.
     """
 
-    may_repeat = False
+    group_by: Grouping = "none"
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True
@@ -79,6 +80,7 @@ class CocoSource:
             "form": "COCO",
             "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
             **({"images": self._found_in} if self._found_in else {}),
+            **digest_of_zip(self.root),
         }
 
     def _image(self, row: int) -> list[dict[str, Any]]:

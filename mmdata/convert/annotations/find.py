@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from mmdata.convert.annotations.json_stream import stream_entries
 from mmdata.convert.annotations.visual_genome import REGIONS, VisualGenomeSource, is_regions
 from mmdata.convert.annotations.voc import VocSource, find_voc, voc_parts
 from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.files import is_file, is_folder, names_in
 from mmdata.convert.open_table import find_tables
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
@@ -42,7 +42,7 @@ def open_annotated(path: Path, config: ConvertConfig) -> Source | None:
     """
     if config.format is not None:  # whoever names a table's format has a table
         return None
-    if not path.is_dir():
+    if not is_folder(path):
         return _open_files([path], config)
     if config.table is not None:
         return _open_files(find_tables(path, config.table), config)
@@ -88,14 +88,14 @@ def _coco_parts(folder: Path) -> dict[str, list[Path]]:
     """The files of each part that has boxes: in a folder or its annotations/, or one in the folder of each part."""
     for place in (folder, folder / "annotations"):
         parts: dict[str, list[Path]] = {}
-        named = (_COCO_NAME.fullmatch(name) for name in (os.listdir(place) if place.is_dir() else ()))
+        named = (_COCO_NAME.fullmatch(name) for name in names_in(place))
         for kind, part in sorted((name[1], name[2]) for name in named if name):
             parts.setdefault(part, []).append(place / f"{kind}_{part}.json")
         # The name alone may be that of the text of an image: instances_1.json beside instances_1.jpg.
         if found := {part: paths for part, paths in sorted(parts.items()) if "boxes" in map(_form_of, paths[::-1])}:
             return found
-    beside = [folder / BESIDE_IMAGES, *sorted(folder.glob(f"*/{BESIDE_IMAGES}"))]
-    return {path.parent.name: [path] for path in beside if path.is_file()}
+    beside = [folder / BESIDE_IMAGES, *(folder / name / BESIDE_IMAGES for name in names_in(folder))]
+    return {path.parent.name: [path] for path in beside if is_file(path)}
 
 
 def _in_order(paths: Sequence[Path]) -> list[Path]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from mmdata.convert.files import check_file
 from mmdata.convert.tables import open_text
 from mmdata.errors import DataError, excerpt
-from mmdata.safe_read import check_regular
 from mmdata.shards.captions import unique_keys
 
 CHUNK = 2**18
@@ -48,7 +48,7 @@ def stream_entries(path: Path) -> Iterator[Entry]:
         `{"info": {}, "images": [{"id": 1}, {"id": 2}]}` gives ("info", 0, {}), ("images", 1, {"id": 1}) and
         ("images", 2, {"id": 2}).
     """
-    check_regular(path, "annotations")
+    check_file(path, "annotations")
     with open_text(path, "utf-8") as file:
         reader = _Reader(path, file)
         if reader.peek() == "[":

@@ -18,7 +18,7 @@ from mmdata.convert.annotations.json_stream import Entry, stream_entries
 from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import fingerprint
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.shards.captions import clean_caption
@@ -45,7 +45,7 @@ class VisualGenomeSource:
         ConfigError: a name in `keep` that no image has, or a `split`: the corpus has no parts.
     """
 
-    may_repeat = False
+    group_by: Grouping = "none"
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True

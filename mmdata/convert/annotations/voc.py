@@ -15,7 +15,7 @@ from mmdata.convert.annotations.voc_xml import FACTS, MAX_BYTES, boxes_of, facts
 from mmdata.convert.fields import fill_templates
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.images_folder import find_images
-from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import choose_part, shown
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
@@ -66,7 +66,7 @@ class VocSource:
         ConfigError: no such part, no templates, or a name in `keep` that no image has.
     """
 
-    may_repeat = False
+    group_by: Grouping = "none"
     rows_are_exact = True
     classes: tuple[str, ...] = ()
     has_captions = True

@@ -1,0 +1,77 @@
+"""Finds rows with equal images, byte for byte. Only images whose size and last bytes are equal are read whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from mmdata.convert.engines import in_order
+from mmdata.convert.examine import Digester, Examiner
+from mmdata.convert.files import glimpse_file
+from mmdata.convert.group import row_key
+from mmdata.convert.repeats import KEY_BYTES, Repeats
+from mmdata.convert.rows import Row
+from mmdata.errors import BadSample, Reason
+
+CHUNK = 4096
+"""Rows of which is known at once whether another may have the same image."""
+
+
+def equal_digests(
+    rows: Callable[[], Iterable[Row]], examiner: Examiner, folder: Path, *, rows_at_most: int
+) -> Iterator[bytes]:
+    """The digest of each row's image; b"" where no other row has an equal one, or where it cannot be read.
+
+    Args:
+        rows: gives all rows, numbered from 0. It is called twice.
+        examiner: reads images.
+        folder: for temporary files.
+        rows_at_most: upper bound of the number of rows.
+    """
+    workers = os.cpu_count() or 1
+    with Repeats(folder, rows_at_most, with_firsts=True) as alike:
+        keys, start = in_order(workers, _Glimpse(examiner.fields.root), rows()), 0
+        while chunk := list(islice(keys, CHUNK)):
+            alike.add(b"".join(chunk), np.arange(start, start + len(chunk)))
+            start += len(chunk)
+        alike.sort()
+        for examined in in_order(workers, Digester(examiner), _without_others(rows(), alike)):
+            yield examined.digest
+
+
+@dataclass(frozen=True)
+class _Glimpse:
+    """Looks at the size and the end of an image file: KEY_BYTES that are equal for equal files, and seldom for others.
+
+    Args:
+        root: of the corpus.
+    """
+
+    root: str
+
+    def __call__(self, row: Row) -> bytes:
+        if row.fault:
+            return row_key(row.number)
+        if row.packed:
+            return bytes(KEY_BYTES)  # it lies in a tar: all are read
+        try:
+            seen = glimpse_file(self.root, row.image) if isinstance(row.image, str) else row.image
+        except BadSample:
+            return row_key(row.number)
+        return hashlib.sha256(seen).digest()[:KEY_BYTES] if isinstance(seen, bytes) else row_key(row.number)
+
+
+def _without_others(rows: Iterable[Row], alike: Repeats) -> Iterator[Row]:
+    """The rows; those that are like no other come without their image, so that it is not read."""
+    start, known = -CHUNK, set[int]()
+    for number, row in enumerate(rows):
+        if number >= start + CHUNK:
+            start = number
+            known = set(alike.between(start, start + CHUNK).rows.tolist())
+        yield row if number in known else Row(row.number, row.place, fault=(Reason.FILTERED, "like no other"))
