@@ -7,22 +7,27 @@ batches again.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from mmdata.batch import CLIP_MEAN, CLIP_STD, normalized, valid_inputs
+from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.train.models.expected_inputs import ExpectedInputs, fitted, inputs_of, of_one_rank
+
+logger = logging.getLogger("mmdata")
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
@@ -65,14 +70,16 @@ class _ValShards(IterableDataset[Any]):
 class LoaderTrainer(Trainer):
     """A Trainer that trains on `data.shards` and, with `eval_strategy`, evaluates on `data.val`.
 
-    The model gets only valid rows; pixels are normalised on the device. A row without a label has the label -100, which
-    the losses of transformers leave out. `args.per_device_train_batch_size` is set from `data.global_batch_size`, so
+    `data.image_size` and `data.max_length` are the model's where they are not set. The model gets only valid rows;
+    pixels are normalised on the device. A row without a label has the label -100, which the losses of transformers
+    leave out. `args.per_device_train_batch_size` is set from `data.global_batch_size`, so
     that the Trainer's figures are right. With `gradient_accumulation_steps` an update's loss and gradient are the means
     over its batches.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
-        image_mean: mean that the model expects, of RGB values from 0 to 1.
+        image_mean: mean that the model expects, of RGB values from 0 to 1; None: that of its image processor, which is
+            given as `processing_class` or lies in the model's folder, or else that of its kind.
         image_std: standard deviation, likewise.
         others: arguments of `transformers.Trainer`, except its datasets and collator.
 
@@ -91,8 +98,8 @@ class LoaderTrainer(Trainer):
         self,
         config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
         *,
-        image_mean: Sequence[float] = CLIP_MEAN,
-        image_std: Sequence[float] = CLIP_STD,
+        image_mean: Sequence[float] | None = None,
+        image_std: Sequence[float] | None = None,
         **others: Any,
     ) -> None:
         self.data = data_config(config)
@@ -113,7 +120,12 @@ class LoaderTrainer(Trainer):
         # number of batches.
         self.model_accepts_loss_kwargs = False
         self.can_return_loss = True  # compute a loss in evaluations too, even if forward has no argument return_loss
-        self._normalization = (image_mean, image_std)
+        expected = inputs_of(self.model, self.processing_class)
+        given = image_mean, image_std
+        self._normalization = tuple(own or value for own, value in zip(given, expected.pixel_stats, strict=True))
+        _warn_of_stats(expected, given)
+        size, length = expected.image_size, expected.max_length
+        self.data = fitted(self.data, image_size=size, max_length=length, origin="the model")
         assert self.model is not None  # Trainer has refused to be made without one
         asks = "return_loss" in inspect.signature(self.model.forward).parameters
         self._extra = {"return_loss": True} if asks else {}
@@ -200,6 +212,20 @@ def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
             "load_best_model_at_end and save_strategy='best' need evaluations, and eval_strategy is 'no': the best "
             "model would never be known; set eval_strategy to 'epoch' or 'steps', and data.val"
         )
+
+
+def _warn_of_stats(expected: ExpectedInputs, given: tuple[Sequence[float] | None, ...]) -> None:
+    """Log that the model's mean and deviation are not known, or that others are given."""
+    if not expected.are_stats_known and None in given:
+        logger.log(
+            of_one_rank(),
+            "the model does not say which mean and deviation of pixels it expects: ImageNet's are used; give "
+            "LoaderTrainer(image_mean=…, image_std=…), or its image processor as processing_class",
+        )
+    for name, value, own in zip(("image_mean", "image_std"), given, expected.pixel_stats, strict=True):
+        if expected.are_stats_known and value is not None and not np.allclose(value, own, atol=1e-3):
+            line = "%s is %s, and the model expects %s: leave it out, unless you mean it"
+            logger.log(of_one_rank(), line, name, value, own)
 
 
 def _asks_for_evaluation(args: Any) -> bool:
