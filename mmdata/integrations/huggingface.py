@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import gather, recursively_apply
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
@@ -31,6 +34,8 @@ logger = logging.getLogger("mmdata")
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
+EMPTY = "has_no_rows"
+"""Entry of inputs whose one row stands for none, since every rank must take part in a step."""
 SET = "is not used; set data.val, and leave eval_dataset out"
 
 
@@ -57,11 +62,12 @@ class _Batches(IterableDataset[dict[str, Any]]):
             inputs = valid_inputs(batch)
             if "labels" in inputs:  # -1 where a row has none
                 inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
-            yield inputs | self._extra
+            stands_for_none = {} if batch["valid"].any() else {EMPTY: True}
+            yield inputs | self._extra | stands_for_none
 
 
 class _ValShards(IterableDataset[Any]):
-    """Stands for `data.val`: before training, the Trainer checks that it has an evaluation set."""
+    """Stands for `data.val`, as `eval_dataset`: before training, the Trainer checks that it has an evaluation set."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("get_eval_dataloader makes the batches")
@@ -155,14 +161,46 @@ class LoaderTrainer(Trainer):
         Raises:
             ValueError: another data set is given.
         """
-        if eval_dataset is not None:
+        if eval_dataset is not None and not isinstance(eval_dataset, _ValShards):
             raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
         return super().evaluate(None, *positional, **named)
 
+    def get_test_dataloader(self, test_dataset: Any = None) -> DataLoader[Any]:
+        """The batches of `get_eval_dataloader`."""
+        if test_dataset is not None and not isinstance(test_dataset, _ValShards):
+            raise ValueError("a LoaderTrainer predicts on data.val: test_dataset " + SET.replace("eval", "test"))
+        return self.get_eval_dataloader()
+
+    def predict(self, test_dataset: Any = None, *positional: Any, **named: Any) -> PredictionOutput:
+        """Predict the rows of `data.val` that can be loaded, in the order of their batches; see `Trainer.predict`.
+
+        Raises:
+            ValueError: another data set is given.
+        """
+        return super().predict(test_dataset, *positional, **named)
+
     def evaluation_loop(self, dataloader: DataLoader[Any], *positional: Any, **named: Any) -> EvalLoopOutput:
-        """See `transformers.Trainer.evaluation_loop`; the number of samples is corrected, as it counts batches."""
+        """See `transformers.Trainer.evaluation_loop`; ranks may have different numbers of rows in a batch.
+
+        The number of samples is corrected, as the Trainer counts batches.
+        """
+        self.gather_function = self._gather_rows
         output = super().evaluation_loop(dataloader, *positional, **named)
         return output._replace(num_samples=self.num_examples(dataloader))
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *positional: Any, **named: Any) -> Any:
+        """See `transformers.Trainer.prediction_step`; a row that stands for none gives no prediction."""
+        loss, logits, labels = super().prediction_step(model, inputs, *positional, **named)
+        if EMPTY in inputs:
+            logits, labels = (recursively_apply(_none_of, found) for found in (logits, labels))
+        return loss, logits, labels
+
+    def _gather_rows(self, found: Any) -> Any:
+        """The rows of all ranks, whose numbers may differ, in the order of the ranks."""
+        if self.args.world_size == 1:
+            return found
+
+        return recursively_apply(_gathered, found)
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""
@@ -185,9 +223,21 @@ class LoaderTrainer(Trainer):
         return cast("DataLoader[Any]", DataLoaderShard(batches, device=self.args.device, batch_size=None))
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        prepared = super()._prepare_inputs(inputs)
+        prepared = super()._prepare_inputs({name: value for name, value in inputs.items() if name != EMPTY})
         pixel_values = normalized(prepared["pixel_values"], *self._normalization)
         return {**prepared, "pixel_values": pixel_values}
+
+
+def _none_of(values: Tensor) -> Tensor:
+    return values[:0]
+
+
+def _gathered(values: Tensor) -> Tensor:
+    counts = cast(Tensor, gather(torch.tensor([len(values)], device=values.device))).tolist()
+    padded = values.new_zeros(max(1, *counts), *values.shape[1:])
+    padded[: len(values)] = values
+    parts = cast(Tensor, gather(padded)).split(len(padded))
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
