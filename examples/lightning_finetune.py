@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import CLIPModel
 
 from mmdata.batch import normalized, valid_inputs
+from mmdata.integrations.adapt import pixel_stats
 from mmdata.integrations.lightning import LoaderDataModule
 
 
@@ -27,11 +28,12 @@ class FineTune(LightningModule):
         super().__init__()
         self.model = model
         self.lr = lr
+        self.stats = pixel_stats(model)  # mean and deviation of pixels that it expects
 
     def training_step(self, batch: Any, _: int) -> Tensor:
         """The loss of one batch."""
         inputs = valid_inputs(batch)
-        inputs["pixel_values"] = normalized(inputs["pixel_values"])
+        inputs["pixel_values"] = normalized(inputs["pixel_values"], *self.stats)
         loss = self.model(**inputs, return_loss=True).loss
         self.log("loss", loss, prog_bar=True, batch_size=len(batch["rows"]))
         return loss

@@ -19,6 +19,7 @@ from transformers import CLIPModel
 
 import mmdata
 from mmdata.batch import normalized, valid_inputs
+from mmdata.integrations.adapt import pixel_stats
 
 
 def main() -> None:
@@ -57,6 +58,7 @@ def main() -> None:
             "max_length": model.config.text_config.max_position_embeddings,
         }
     )
+    stats = pixel_stats(model)  # mean and deviation of pixels that it expects
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler, "loader": loader}
     step = 0
     if given.checkpoint.is_file():
@@ -83,7 +85,7 @@ def main() -> None:
         for _ in range(given.accumulate):
             inputs = valid_inputs(next(batches))  # before the copy: on a GPU it would wait for the step before
             inputs = {name: value.to(device) for name, value in inputs.items()}
-            inputs["pixel_values"] = normalized(inputs["pixel_values"])  # uint8 until here
+            inputs["pixel_values"] = normalized(inputs["pixel_values"], *stats)  # uint8 until here
             with autocast:
                 part = model(**inputs, return_loss=True).loss / given.accumulate
             scaler.scale(part).backward()

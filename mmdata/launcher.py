@@ -66,10 +66,15 @@ def launched(environment: Mapping[str, str] | None = None) -> Ranks | None:
     return Ranks(rank, world_size)
 
 
-def resolve_ranks(rank: int | None, world_size: int | None) -> Ranks:
+def resolve_ranks(rank: int | None, world_size: int | None, *, warn: bool = True) -> Ranks:
     """Rank and world size as given, or else from the launcher, or else 0 and 1.
 
     Logs once per process that they came from the launcher, or that several processes were started without RANK.
+
+    Args:
+        rank: 0 … world_size-1.
+        world_size: processes that share each global batch. Given with rank.
+        warn: False where a trainer may set other ranks before any row is given: then no warning of equal rows.
 
     Raises:
         ConfigError: see `launched`.
@@ -83,7 +88,7 @@ def resolve_ranks(rank: int | None, world_size: int | None) -> Ranks:
     if found is None:
         for launcher, variable in UNTRUSTED.items():
             count = os.environ.get(variable, "")
-            if count.isdecimal() and int(count) > 1:
+            if warn and count.isdecimal() and int(count) > 1:
                 _warn_of_equal_rows(launcher, variable, int(count))
                 break
         return Ranks()
@@ -127,7 +132,7 @@ def _warn_of_equal_rows(launcher: str, variable: str, count: int) -> None:
     logger.warning(
         "%s=%d: several processes were started by %s. This one gives all rows, and the others give the same rows: pass "
         "rank and world_size to share them out, or start the program with torchrun, which says them in RANK and "
-        "WORLD_SIZE. With a LoaderDataModule, and where Lightning replaces samplers, Lightning sets the ranks later",
+        "WORLD_SIZE. In Lightning, give Trainer.fit a LoaderDataModule in place of a loader",
         variable,
         count,
         launcher,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from torch.utils.data import DistributedSampler
 
 from mmdata import launcher
 from mmdata.errors import ConfigError
@@ -94,6 +95,24 @@ def test_resolve_ranks_warns_once_where_a_launcher_says_no_rank(
     (record,) = caplog.records
     assert f"{variable}=4: several processes were started by " in record.getMessage()
     assert "the others give the same rows: pass rank and world_size" in record.getMessage()
+    assert record.getMessage().endswith("In Lightning, give Trainer.fit a LoaderDataModule in place of a loader")
+
+
+def test_samplers_warn_of_equal_rows_where_they_give_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    set_ranks(monkeypatch, WORLD_SIZE="2")  # as in a process that Lightning has started
+    left_out = BucketBatchSampler([1, 2, 3, 4], 2)
+    shares = DistributedSampler(range(4), num_replicas=2, rank=1)
+    for known in (
+        BucketBatchSampler([1, 2, 3, 4], 1, sampler=shares),
+        BucketBatchSampler([1] * 4, 2, rank=0, world_size=1),
+    ):
+        assert len(list(known)) == 2
+    assert caplog.records == []
+    list(left_out)
+    (record,) = caplog.records
+    assert "WORLD_SIZE=2: several processes were started by " in record.getMessage()
 
 
 def test_samplers_take_the_launchers_ranks_unless_others_are_given(monkeypatch: pytest.MonkeyPatch):

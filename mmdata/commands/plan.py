@@ -21,6 +21,7 @@ from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CountsTokens
+from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.models.limits import limits_of, shape_problems
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text_transform import TextTransform
@@ -67,7 +68,7 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
     if "://" not in place and recognize(Path(place)) is Kind.RUN:
         place = str(Path(place) / "config.yaml")
     if not (Path(place).is_dir() or "://" in place):
-        config = load_config(place, overrides)
+        config = with_inputs_of_model(load_config(place, overrides))
         data, corpus = config.data, open_corpus(config.data)
         problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
         plan, meaning = _plan(data, corpus, corpus.tokenizer)

@@ -23,6 +23,7 @@ from mmdata.loader.ledger import cut_ledger
 from mmdata.loader.regrouped import RegroupedLoader, is_of_run
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
+from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.objective import check_objective
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
@@ -49,6 +50,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
         0, or 128 + the number of the signal that stopped the run.
     """
     rank, world_size = collectives.rank(), collectives.world_size()
+    config = with_inputs_of_model(config)
     tokenizer = check_run(config, output, world_size=world_size)
     config = _with_precision(config, output, device)
     if rank == 0:

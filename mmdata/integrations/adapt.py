@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch.distributed as dist
 
@@ -12,6 +13,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import launched
 from mmdata.loader import Loader
 from mmdata.streaming import Stream
+from mmdata.train.models.expected_inputs import PixelStats, inputs_of
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 
@@ -23,8 +25,32 @@ __all__ = [
     "check_launched",
     "judged_together",
     "normalized",
+    "pixel_stats",
     "valid_inputs",
 ]
+
+
+def pixel_stats(model: Any, processor: Any = None) -> PixelStats:
+    """Mean and standard deviation of pixels that a model of transformers expects, for `normalized`.
+
+    Args:
+        model: of transformers; the image processor in its folder tells them, else its kind.
+        processor: its processor or image processor, which comes first.
+
+    Raises:
+        ValueError: neither tells them.
+
+    Example:
+        stats = pixel_stats(model)  # once, before the loop
+        inputs["pixel_values"] = normalized(inputs["pixel_values"], *stats)
+    """
+    expected = inputs_of(model, processor)
+    if not expected.are_stats_known:
+        raise ValueError(
+            f"{type(model).__name__} does not say which mean and deviation of pixels it expects: give its image "
+            "processor, or call normalized with both"
+        )
+    return expected.pixel_stats
 
 
 JUDGE_EVERY = 100

@@ -7,25 +7,35 @@ batches again.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import numpy as np
+import torch
 from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import gather, recursively_apply
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
-from mmdata.batch import CLIP_MEAN, CLIP_STD, normalized, valid_inputs
+from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
+from mmdata.train.models.expected_inputs import ExpectedInputs, fitted, inputs_of, of_one_rank
+
+logger = logging.getLogger("mmdata")
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
+EMPTY = "has_no_rows"
+"""Entry of inputs whose one row stands for none, since every rank must take part in a step."""
 SET = "is not used; set data.val, and leave eval_dataset out"
 
 
@@ -52,11 +62,12 @@ class _Batches(IterableDataset[dict[str, Any]]):
             inputs = valid_inputs(batch)
             if "labels" in inputs:  # -1 where a row has none
                 inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
-            yield inputs | self._extra
+            stands_for_none = {} if batch["valid"].any() else {EMPTY: True}
+            yield inputs | self._extra | stands_for_none
 
 
 class _ValShards(IterableDataset[Any]):
-    """Stands for `data.val`: before training, the Trainer checks that it has an evaluation set."""
+    """Stands for `data.val`, as `eval_dataset`: before training, the Trainer checks that it has an evaluation set."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("get_eval_dataloader makes the batches")
@@ -65,14 +76,16 @@ class _ValShards(IterableDataset[Any]):
 class LoaderTrainer(Trainer):
     """A Trainer that trains on `data.shards` and, with `eval_strategy`, evaluates on `data.val`.
 
-    The model gets only valid rows; pixels are normalised on the device. A row without a label has the label -100, which
-    the losses of transformers leave out. `args.per_device_train_batch_size` is set from `data.global_batch_size`, so
+    `data.image_size` and `data.max_length` are the model's where they are not set. The model gets only valid rows;
+    pixels are normalised on the device. A row without a label has the label -100, which the losses of transformers
+    leave out. `args.per_device_train_batch_size` is set from `data.global_batch_size`, so
     that the Trainer's figures are right. With `gradient_accumulation_steps` an update's loss and gradient are the means
     over its batches.
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
-        image_mean: mean that the model expects, of RGB values from 0 to 1.
+        image_mean: mean that the model expects, of RGB values from 0 to 1; None: that of its image processor, which is
+            given as `processing_class` or lies in the model's folder, or else that of its kind.
         image_std: standard deviation, likewise.
         others: arguments of `transformers.Trainer`, except its datasets and collator.
 
@@ -91,8 +104,8 @@ class LoaderTrainer(Trainer):
         self,
         config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
         *,
-        image_mean: Sequence[float] = CLIP_MEAN,
-        image_std: Sequence[float] = CLIP_STD,
+        image_mean: Sequence[float] | None = None,
+        image_std: Sequence[float] | None = None,
         **others: Any,
     ) -> None:
         self.data = data_config(config)
@@ -113,7 +126,12 @@ class LoaderTrainer(Trainer):
         # number of batches.
         self.model_accepts_loss_kwargs = False
         self.can_return_loss = True  # compute a loss in evaluations too, even if forward has no argument return_loss
-        self._normalization = (image_mean, image_std)
+        expected = inputs_of(self.model, self.processing_class)
+        given = image_mean, image_std
+        self._normalization = tuple(own or value for own, value in zip(given, expected.pixel_stats, strict=True))
+        _warn_of_stats(expected, given)
+        size, length = expected.image_size, expected.max_length
+        self.data = fitted(self.data, image_size=size, max_length=length, origin="the model")
         assert self.model is not None  # Trainer has refused to be made without one
         asks = "return_loss" in inspect.signature(self.model.forward).parameters
         self._extra = {"return_loss": True} if asks else {}
@@ -143,14 +161,46 @@ class LoaderTrainer(Trainer):
         Raises:
             ValueError: another data set is given.
         """
-        if eval_dataset is not None:
+        if eval_dataset is not None and not isinstance(eval_dataset, _ValShards):
             raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
         return super().evaluate(None, *positional, **named)
 
+    def get_test_dataloader(self, test_dataset: Any = None) -> DataLoader[Any]:
+        """The batches of `get_eval_dataloader`."""
+        if test_dataset is not None and not isinstance(test_dataset, _ValShards):
+            raise ValueError("a LoaderTrainer predicts on data.val: test_dataset " + SET.replace("eval", "test"))
+        return self.get_eval_dataloader()
+
+    def predict(self, test_dataset: Any = None, *positional: Any, **named: Any) -> PredictionOutput:
+        """Predict the rows of `data.val` that can be loaded, in the order of their batches; see `Trainer.predict`.
+
+        Raises:
+            ValueError: another data set is given.
+        """
+        return super().predict(test_dataset, *positional, **named)
+
     def evaluation_loop(self, dataloader: DataLoader[Any], *positional: Any, **named: Any) -> EvalLoopOutput:
-        """See `transformers.Trainer.evaluation_loop`; the number of samples is corrected, as it counts batches."""
+        """See `transformers.Trainer.evaluation_loop`; ranks may have different numbers of rows in a batch.
+
+        The number of samples is corrected, as the Trainer counts batches.
+        """
+        self.gather_function = self._gather_rows
         output = super().evaluation_loop(dataloader, *positional, **named)
         return output._replace(num_samples=self.num_examples(dataloader))
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *positional: Any, **named: Any) -> Any:
+        """See `transformers.Trainer.prediction_step`; a row that stands for none gives no prediction."""
+        loss, logits, labels = super().prediction_step(model, inputs, *positional, **named)
+        if EMPTY in inputs:
+            logits, labels = (recursively_apply(_none_of, found) for found in (logits, labels))
+        return loss, logits, labels
+
+    def _gather_rows(self, found: Any) -> Any:
+        """The rows of all ranks, whose numbers may differ, in the order of the ranks."""
+        if self.args.world_size == 1:
+            return found
+
+        return recursively_apply(_gathered, found)
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""
@@ -173,9 +223,21 @@ class LoaderTrainer(Trainer):
         return cast("DataLoader[Any]", DataLoaderShard(batches, device=self.args.device, batch_size=None))
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        prepared = super()._prepare_inputs(inputs)
+        prepared = super()._prepare_inputs({name: value for name, value in inputs.items() if name != EMPTY})
         pixel_values = normalized(prepared["pixel_values"], *self._normalization)
         return {**prepared, "pixel_values": pixel_values}
+
+
+def _none_of(values: Tensor) -> Tensor:
+    return values[:0]
+
+
+def _gathered(values: Tensor) -> Tensor:
+    counts = cast(Tensor, gather(torch.tensor([len(values)], device=values.device))).tolist()
+    padded = values.new_zeros(max(1, *counts), *values.shape[1:])
+    padded[: len(values)] = values
+    parts = cast(Tensor, gather(padded)).split(len(padded))
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
@@ -200,6 +262,20 @@ def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
             "load_best_model_at_end and save_strategy='best' need evaluations, and eval_strategy is 'no': the best "
             "model would never be known; set eval_strategy to 'epoch' or 'steps', and data.val"
         )
+
+
+def _warn_of_stats(expected: ExpectedInputs, given: tuple[Sequence[float] | None, ...]) -> None:
+    """Log that the model's mean and deviation are not known, or that others are given."""
+    if not expected.are_stats_known and None in given:
+        logger.log(
+            of_one_rank(),
+            "the model does not say which mean and deviation of pixels it expects: ImageNet's are used; give "
+            "LoaderTrainer(image_mean=…, image_std=…), or its image processor as processing_class",
+        )
+    for name, value, own in zip(("image_mean", "image_std"), given, expected.pixel_stats, strict=True):
+        if expected.are_stats_known and value is not None and not np.allclose(value, own, atol=1e-3):
+            line = "%s is %s, and the model expects %s: leave it out, unless you mean it"
+            logger.log(of_one_rank(), line, name, value, own)
 
 
 def _asks_for_evaluation(args: Any) -> bool:

@@ -88,6 +88,7 @@ class PlannedBatchSampler(BatchSampler):
         super().__init__(cast("Sampler[int]", self), batch_size, drop_last)
         self.shuffle, self.seed = shuffle, seed
         self.rank, self.world_size = _ranks(sampler, rank, world_size)
+        self._has_known_ranks = rank is not None or hasattr(sampler, "num_replicas")
         self._permutation = KeyedPermutation(seed, shuffle)
         self._num_rows = num_rows  # rows of an epoch, over all ranks
         self._global_rows = rows_per_batch * self.world_size  # how many of them are in a global batch
@@ -177,6 +178,9 @@ class PlannedBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the current epoch: from the step that `load_state_dict` went to, or from the start."""
+        # Not when it is made: in a process that Lightning has started, Lightning makes another one with its ranks.
+        if not self._has_known_ranks:
+            resolve_ranks(None, None)  # warns
         position = self._position
         iteration = position.begin(len(self))
         for rows in self._batches(position.epoch, position.step):
@@ -207,7 +211,7 @@ def _ranks(sampler: Sampler[Any] | None, rank: int | None, world_size: int | Non
             "whose rows and order would not be used"
         )
     else:
-        given = resolve_ranks(rank, world_size)
+        given = resolve_ranks(rank, world_size, warn=False)
     rank_slice(given.world_size, *given)  # raises if there is no such rank
     return given
 

@@ -83,6 +83,11 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
             f"The model was trained on images of several shapes ({data.image_buckets}); the image processor makes "
             f"squares of {data.image_size} pixels."
         )
+    if run.tokenizer.cleaning is not None:
+        lines.append(
+            "In training, HTML entities in texts were decoded (`salt &amp; pepper`). The tokenizer of this folder does "
+            "not decode them: call `html.unescape` first."
+        )
     if kind.startswith("Siglip"):
         lines.append('Texts must be padded to the full length: `padding="max_length"`.')
     if kind == "CLIPModel" and run.logit_bias is not None:

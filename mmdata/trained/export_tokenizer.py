@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from mmdata.errors import ConfigError
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import CLEANING, Tokenizer
 
 LEGACY_EOS = 2
 """CLIPModel with this eos_token_id reads a text at its highest token number, not at this token."""
@@ -66,6 +66,8 @@ def export_tokenizer(
     if isinstance(unknown := saved["model"].get("unk_token"), str):
         special["unk_token"] = unknown
     options: dict[str, Any] = {"model_max_length": max_length, "model_input_names": list(inputs), **special}
+    if tokenizer.cleaning is not None:  # for mmdata, which may load the folder; transformers ignores it
+        options[CLEANING] = tokenizer.cleaning
     exported = PreTrainedTokenizerFast(tokenizer_object=backend, **options)
     return ExportedTokenizer(exported, last, swapped)
 

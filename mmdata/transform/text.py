@@ -6,6 +6,7 @@ Counting and encoding agree: a caption that counts n tokens is encoded into min(
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import logging
 import os
@@ -26,6 +27,9 @@ from mmdata.transform.tokenizer_names import CLIP, locate_tokenizer
 
 logger = logging.getLogger("mmdata")
 
+CLEANING, OPEN_CLIP = "text_cleaning", "open_clip"
+"""Key and value in the tokenizer_config.json of a tokenizer before which texts are cleaned as open_clip does."""
+
 
 class Tokenizer:
     """A fast tokenizer, safe to use from many threads concurrently.
@@ -36,17 +40,27 @@ class Tokenizer:
         vocab_size: ids are below this.
         pad_id: the id that pads a row after its tokens.
         name: the folder or name it was loaded from, for messages; "" if it was made otherwise.
+        cleaning: "open_clip": HTML entities are decoded, and letters lower-cased, before a text is tokenized; or None.
 
     Raises:
         ConfigError: max_length leaves no room for a caption's own tokens.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, max_length: int, pad_id: int, name: str = "") -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        max_length: int,
+        pad_id: int,
+        name: str = "",
+        cleaning: str | None = None,
+    ) -> None:
         # Truncation is a state of the backend, so counting and encoding need a backend each.
         self._counter = tokenizers.Tokenizer.from_str(backend.to_str())
         self._counter.no_truncation()
         self._counter.no_padding()
-        self.fingerprint = hashlib.sha256(self._counter.to_str().encode()).hexdigest()[:16]
+        self.cleaning = cleaning if cleaning == OPEN_CLIP else None
+        self.fingerprint = hashlib.sha256(f"{self._counter.to_str()}{self.cleaning or ''}".encode()).hexdigest()[:16]
         special = int(self._counter.num_special_tokens_to_add(False))
         if max_length <= special:
             raise ConfigError(
@@ -73,12 +87,13 @@ class Tokenizer:
         """
         found = locate_tokenizer(name)
         if plain := _plain_backend(Path(found)):
-            return cls(plain[0], max_length=max_length, pad_id=plain[1], name=str(name))
+            return cls(**plain, max_length=max_length, name=str(name))
         tokenizer = _from_transformers(found, name)
         if not tokenizer.is_fast:
             raise ConfigError(f"tokenizer '{name}': has no fast version; mmdata needs one with a tokenizer.json")
         pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-        return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id), name=str(name))
+        options: dict[str, Any] = {"name": str(name), "cleaning": tokenizer.init_kwargs.get(CLEANING)}
+        return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id), **options)
 
     @property
     def identity(self) -> str:
@@ -86,12 +101,12 @@ class Tokenizer:
         return f"{self.fingerprint}-{self.pad_id}"
 
     def to_json(self) -> str:
-        """The content of tokenizer.json, without truncation and padding."""
+        """The content of tokenizer.json, without truncation, padding and `cleaning`."""
         return self._counter.to_str()
 
     def count(self, captions: Sequence[str]) -> list[int]:
         """Tokens of each caption, special ones included, untruncated."""
-        return [len(encoding) for encoding in self._counter.encode_batch_fast(list(captions))]
+        return [len(encoding) for encoding in self._counter.encode_batch_fast(self._cleaned(captions))]
 
     def encode(self, captions: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Encode captions into rows of one length.
@@ -103,8 +118,8 @@ class Tokenizer:
         Returns:
             input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
         """
-        listed: list[list[int]] = [encoding.ids for encoding in self._encoder.encode_batch_fast(list(captions))]
-        return self._padded(listed, length)
+        encodings = self._encoder.encode_batch_fast(self._cleaned(captions))
+        return self._padded([encoding.ids for encoding in encodings], length)
 
     def encode_cut(self, texts: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Encode texts of any length as `encode`; those of more than `length` tokens are cut to it.
@@ -118,9 +133,15 @@ class Tokenizer:
         Returns:
             input_ids and attention_mask, int64 (B, L) each, and how many of the texts were cut.
         """
-        encodings = self._encoder.encode_batch_fast(list(texts))
+        encodings = self._encoder.encode_batch_fast(self._cleaned(texts))
         num_cut = sum(len(encoding) > length for encoding in encodings)
         return *self._padded([_cut(encoding, length) for encoding in encodings], length), num_cut
+
+    def _cleaned(self, texts: Sequence[str]) -> list[str]:
+        if self.cleaning is None:
+            return list(texts)
+        # Twice, as web pages hold "&amp;amp;". The backend lower-cases letter by letter, which misses a Greek final s.
+        return [(html.unescape(html.unescape(text)) if "&" in text else text).lower() for text in texts]
 
     def _padded(self, listed: list[list[int]], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         input_ids = np.full((len(listed), length), self.pad_id, np.int64)
@@ -215,13 +236,13 @@ def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
 PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}
 PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 PLAIN_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
-PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", *PLAIN_TOKENS}
+PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", CLEANING, *PLAIN_TOKENS}
 
 
-def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
-    """The backend and pad_id of a folder, if its tokenizer.json alone decides what transformers would load; else None.
+def _plain_backend(folder: Path) -> dict[str, Any] | None:
+    """Arguments of `Tokenizer` for a folder whose two files alone decide what transformers would load; else None.
 
-    That is so if the class is the general one and nothing else in the folder adds a token or an option: the folders
+    They do if the class is the general one and nothing else in the folder adds a token or an option: the folders
     that `train_tokenizer` makes, and CLIP's, whose tokenizer.json transformers has written. All other folders, broken
     ones too, are left to transformers.
     """
@@ -241,7 +262,8 @@ def _plain_backend(folder: Path) -> tuple[tokenizers.Tokenizer, int] | None:
     except Exception:  # transformers loads the folder next, and says what is wrong with it
         return None
     padding = named.get("pad_token", named.get("eos_token"))
-    return backend, 0 if padding is None else int(special[padding])
+    pad_id = 0 if padding is None else int(special[padding])
+    return {"backend": backend, "pad_id": pad_id, "cleaning": config.get(CLEANING)}
 
 
 def train_tokenizer(

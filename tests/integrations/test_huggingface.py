@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from mmdata.batch import normalized, valid_inputs
+from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.loader import Loader
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
 
 from mmdata.integrations.huggingface import LoaderTrainer
 
 ROWS, STEPS = 22, 3  # of the fixture `data`
+NOT_EMBEDDINGS = ["logits_per_image", "logits_per_text", "text_model_output", "vision_model_output"]
 
 
 class Watched(LoaderTrainer):
@@ -113,6 +117,54 @@ def test_evaluate_without_val_shards_names_the_setting(data: dict[str, Any], cli
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate()
     with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate(eval_dataset=[1])
+
+
+def vit() -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"image_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return ViTForImageClassification(ViTConfig(**sizes, intermediate_size=16, patch_size=16, num_labels=5)).eval()
+
+
+def logits_of(model: Any, data: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and labels of the evaluation's valid rows, in the order of its batches, without a trainer."""
+    rows = evaluation_data(DataConfig(**data, val={"shards": data["shards"]}))
+    batches = [valid_inputs(batch) for batch in Loader.from_config(rows)]
+    with torch.no_grad():
+        found = [model(normalized(inputs["pixel_values"], [0.5] * 3, [0.5] * 3)).logits for inputs in batches]
+    return torch.cat(found), torch.cat([inputs["labels"] for inputs in batches])
+
+
+def test_predict_and_evaluate_give_the_rows_of_the_loader(labelled: dict[str, Any], tmp_path: Path):
+    labelled = labelled | {"tokenizer": None}
+    model, data = vit(), labelled | {"val": {"shards": labelled["shards"]}}
+    trainer = LoaderTrainer(data, model=model, args=arguments(tmp_path), compute_metrics=accuracy)
+    logits, labels = logits_of(model, labelled)
+    right = (logits.argmax(1) == labels).double().mean().item()
+    for found in (trainer.predict(trainer.eval_dataset), trainer.predict()):
+        torch.testing.assert_close(torch.tensor(found.predictions), logits)
+        assert found.label_ids.tolist() == labels.tolist()
+        assert found.metrics["test_accuracy"] == pytest.approx(right)
+    for scores in (trainer.evaluate(), trainer.evaluate(trainer.eval_dataset)):
+        assert scores["eval_accuracy"] == pytest.approx(right)
+    with pytest.raises(
+        ValueError, match=r"predicts on data\.val: test_dataset is not used; set data\.val, and leave test"
+    ):
+        trainer.predict([1])
+
+
+def accuracy(found: Any) -> dict[str, float]:
+    return {"accuracy": (found.predictions.argmax(1) == found.label_ids).mean()}
+
+
+def test_predict_of_a_clip_gives_its_embeddings(data: dict[str, Any], clip: Any, tmp_path: Path):
+    given = data | {"val": {"shards": data["shards"]}}
+    found = LoaderTrainer(given, model=clip, args=arguments(tmp_path)).predict(ignore_keys=NOT_EMBEDDINGS)
+    batches = [valid_inputs(batch) for batch in Loader.from_config(evaluation_data(DataConfig(**given)))]
+    with torch.no_grad():
+        outputs = [clip(**inputs | {"pixel_values": normalized(inputs["pixel_values"])}) for inputs in batches]
+    texts, images = (torch.tensor(values) for values in found.predictions)
+    torch.testing.assert_close(texts, torch.cat([output.text_embeds for output in outputs]))
+    torch.testing.assert_close(images, torch.cat([output.image_embeds for output in outputs]))
 
 
 def test_trainer_refuses_files_that_the_device_would_decode(data: dict[str, Any], clip: Any, tmp_path: Path):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import ViTConfig, ViTForImageClassification
 
 import mmdata
 from mmdata.batch import normalized, valid_inputs
@@ -50,6 +51,16 @@ def bad(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.fixture(scope="module")
+def uneven(labelled: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """In the evaluation rank 1 has no row of the first batch, and one row less of the second."""
+    settings = labelled | {"val": {"shards": labelled["shards"]}, "tokenizer": None}
+    batches = iter(Loader.from_config(evaluation_data(DataConfig(**settings)), rank=1, world_size=2))
+    rows = next(batches)["rows"].tolist() + next(batches)["rows"].tolist()[:1]
+    made = damaged(labelled, tmp_path_factory.mktemp("uneven") / "shards", rows)
+    return made | {"loading": {"max_bad_share": 1.0}}
+
+
+@pytest.fixture(scope="module")
 def model(tiny_clip: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A folder with a tiny CLIP."""
     folder = tmp_path_factory.mktemp("model")
@@ -59,11 +70,16 @@ def model(tiny_clip: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def seen(
-    data: dict[str, Any], labelled: dict[str, Any], bad: dict[str, Any], model: Path, tmp_path_factory: Any
+    data: dict[str, Any],
+    labelled: dict[str, Any],
+    bad: dict[str, Any],
+    uneven: dict[str, Any],
+    model: Path,
+    tmp_path_factory: Any,
 ) -> list[dict[str, Any]]:
     """What each of two ranks saw in both trainers; neither hung."""
     out = tmp_path_factory.mktemp("seen")
-    spec = json.dumps({"data": data, "labelled": labelled, "bad": bad, "model": str(model)})
+    spec = json.dumps({"data": data, "labelled": labelled, "bad": bad, "uneven": uneven, "model": str(model)})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = run_program([*command, str(PROGRAM), spec, str(out)], capture_output=True, text=True, env=quiet, timeout=600)
@@ -106,6 +122,26 @@ def test_two_ranks_with_labels_accumulate_the_mean_of_all_batches(
             data = evaluation_data(DataConfig(**labelled, val={"shards": labelled["shards"]}))
             wanted = torch.stack(losses(clip, data)).mean().item()
         assert found["eval_loss"] == [pytest.approx(wanted, rel=1e-3)]
+
+
+def test_two_ranks_predict_each_row_once_where_one_has_fewer(seen: list[dict[str, Any]], uneven: dict[str, Any]):
+    settings = uneven | {"val": {"shards": uneven["shards"]}, "tokenizer": None}
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"image_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(**sizes, intermediate_size=16, patch_size=16, num_labels=5)).eval()
+    data = evaluation_data(DataConfig(**settings))
+    ranks = [list(Loader.from_config(data, rank=rank, world_size=2)) for rank in range(2)]
+    pixels, labels = [], []
+    for batch in (batch for step in zip(*ranks, strict=True) for batch in step):
+        pixels.append(normalized(batch["pixel_values"][batch["valid"]], [0.5] * 3, [0.5] * 3))
+        labels += batch["labels"][batch["valid"]].tolist()
+    assert [len(part) for part in pixels] == [4, 0, 4, 3, 3, 3]
+    with torch.no_grad():
+        logits = model(torch.cat(pixels)).logits
+    for found in seen:
+        assert found["predicted"]["labels"] == labels
+        torch.testing.assert_close(torch.tensor(found["predicted"]["logits"]), logits)
+        assert found["predicted"]["loss"] == seen[0]["predicted"]["loss"] > 0
 
 
 @pytest.mark.parametrize("trainer", ["lightning", "huggingface"])

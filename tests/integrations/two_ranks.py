@@ -12,7 +12,7 @@ import lightning.pytorch as lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
-from transformers import CLIPModel, TrainingArguments
+from transformers import CLIPModel, TrainingArguments, ViTConfig, ViTForImageClassification
 
 from mmdata.batch import normalized, valid_inputs
 from mmdata.errors import DataError
@@ -95,6 +95,21 @@ def in_huggingface(data: dict[str, Any], model: str, out: Path, **settings: Any)
     return trainer
 
 
+def predicted(data: dict[str, Any], out: Path) -> dict[str, Any]:
+    """What a classifier says of the rows of both ranks, of which one rank has fewer, and in one batch none."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"image_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(**sizes, intermediate_size=16, patch_size=16, num_labels=5))
+    arguments = TrainingArguments(str(out), use_cpu=True, report_to="none", disable_tqdm=True)
+    trainer = LoaderTrainer(data | {"tokenizer": None}, model=model, args=arguments)
+    found = trainer.predict(trainer.eval_dataset)
+    return {
+        "logits": found.predictions.tolist(),
+        "labels": found.label_ids.tolist(),
+        "loss": trainer.evaluate()["eval_loss"],
+    }
+
+
 def refused(train: Any, *positional: Any) -> str:
     """What ends a training on rows of which too many are damaged."""
     try:
@@ -114,6 +129,7 @@ def main(spec: dict[str, Any], out: Path) -> None:
     trainer = in_huggingface(labelled, model, out, **steady)
     seen["norm"] = trainer.norms
     seen["eval_loss"] = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    seen["predicted"] = predicted(spec["uneven"] | {"val": {"shards": spec["uneven"]["shards"]}}, out)
     seen["bad lightning"] = refused(in_lightning, spec["bad"], model)
     seen["bad huggingface"] = refused(in_huggingface, spec["bad"], model, out)
     (out / f"rank{RANK}.json").write_text(json.dumps(seen))

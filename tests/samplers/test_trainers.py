@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.programs import run_program
 pytest.importorskip("lightning", reason="lightning is not installed: pip install 'mmdata[lightning]'")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 
+ROOT = Path(__file__).parents[2]
 LENGTHS = [(7 * i) % 13 for i in range(51)]
 
 
@@ -94,6 +96,40 @@ def test_lightning_resumes_all_ranks_from_the_state_of_one(seen: Seen):
 def test_lightning_predicts_every_row_though_drop_last_is_set(seen: Seen):
     wanted = [list(bucket(shuffle=False, rank=rank, world_size=len(seen))) for rank in range(len(seen))]
     assert [rank["predict"] for rank in seen] == wanted
+
+
+STARTED_BY_LIGHTNING = """
+import logging, lightning.pytorch as lightning, torch
+from torch.utils.data import DataLoader
+from mmdata import BucketBatchSampler
+
+class Watch(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, number):
+        print(f"rows {batch.tolist()}\\n", end="", flush=True)  # one write: the other process writes there too
+        return self.layer(batch.float()[:, None]).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+logging.basicConfig()
+data = DataLoader(torch.arange(4), batch_sampler=BucketBatchSampler([1] * 4, 2, shuffle=False))
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **quiet).fit(Watch(), data)
+"""
+
+
+def test_lightning_that_starts_the_processes_hears_no_warning_of_equal_rows(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(STARTED_BY_LIGHTNING)
+    without = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment = {**without, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line for line in done.stdout.splitlines() if line.startswith("rows")]
+    assert sorted(rows) == ["rows [0, 1]", "rows [2, 3]"]
+    assert "several processes" not in done.stderr
 
 
 def test_accelerate_cuts_global_batches_and_fills_up_the_last(seen: Seen):

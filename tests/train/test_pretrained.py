@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, CLIPImageProcessor
 
 from mmdata.batch import Batch
-from mmdata.config import ModelConfig
+from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, train_step
+from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.objective import ContrastiveLoss
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -221,9 +222,41 @@ def test_pixels_are_normalised_as_the_model_was_trained(tmp_path: Path):
     torch.testing.assert_close(encoder.pixel_mean.flatten() / 255, torch.tensor([0.48145466, 0.4578275, 0.40821073]))
     assert build(clip=config_of("siglip")).pixel_mean.flatten().tolist() == [127.5] * 3
     vision, text = PAIRS["vit_bert"]
-    torch.testing.assert_close(
-        build(vision=vision, text=text).pixel_mean.flatten() / 255, torch.tensor([0.485, 0.456, 0.406])
+    assert build(vision=vision, text=text).pixel_mean.flatten().tolist() == [127.5] * 3
+
+
+def test_pixels_of_a_folder_without_an_image_processor_are_told_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    vision, text = PAIRS["vit_bert"]
+    for kind, mean in (("vit", [0.5, 0.5, 0.5]), ("dinov2", [0.485, 0.456, 0.406])):
+        AutoModel.from_config(AutoConfig.for_model(**{**vision, "model_type": kind})).save_pretrained(tmp_path / kind)
+        encoder = build(vision=str(tmp_path / kind), text=text)
+        torch.testing.assert_close(encoder.pixel_mean.flatten() / 255, torch.tensor(mean))
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"'{tmp_path}/dinov2': no preprocessor_config.json, so that pixels get ImageNet's mean and deviation; if the "
+        "model expects others, save its image processor into the folder"
     )
+
+
+def test_settings_that_are_not_given_are_those_of_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    save(tmp_path / "siglip", "siglip")
+    CLIPImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 24, "width": 24}).save_pretrained(
+        tmp_path / "siglip"
+    )
+    model = ModelConfig(name="pretrained", clip=str(tmp_path / "siglip"))
+    unset = Config(data=DataConfig(shards="s", tokenizer="clip", global_batch_size=2), model=model)
+    data = with_inputs_of_model(unset).data
+    assert (data.image_size, data.max_length) == (24, 12)
+    assert caplog.records == []
+    given = DataConfig(shards="s", tokenizer="clip", global_batch_size=2, image_size=16, max_length=8)
+    assert with_inputs_of_model(Config(data=given, model=model)).data == given
+    assert [record.getMessage() for record in caplog.records] == [
+        "data.image_size is 16, and the folder of the model says 24: leave it out, unless you mean it",
+        "data.max_length is 8, and the folder of the model says 12: leave it out, unless you mean it",
+    ]
+    shapes = DataConfig(shards="s", tokenizer="clip", global_batch_size=2, image_buckets=[(16, 32)], text_buckets=[77])
+    assert with_inputs_of_model(Config(data=shapes, model=model)).data == shapes
+    assert with_inputs_of_model(Config(data=unset.data)).data == unset.data  # built-in towers
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,17 @@ def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeR
     assert "25.0 %" not in (tmp_path / "other" / "README.md").read_text()
 
 
+def test_export_of_clips_tokenizer_says_that_it_does_not_decode_html(make_run: MakeRun, tmp_path: Path):
+    run = mmdata.load_run(make_run(tokenizer="clip"), device="cpu")
+    written, meant = run.embed_texts(["salt &amp; pepper", "salt & pepper"])
+    assert torch.equal(written, meant)
+    export_to_transformers(run, tmp_path / "out")
+    assert "does not decode them: call `html.unescape` first." in (tmp_path / "out" / "README.md").read_text()
+    of_card = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert of_card("salt & pepper")["input_ids"] == [49406, 6611, 261, 8253, 49407]
+    assert len(of_card("salt &amp; pepper")["input_ids"]) == 7
+
+
 def test_export_refuses_a_folder_that_holds_files_and_towers_without_a_form(make_run: MakeRun, tmp_path: Path):
     run = mmdata.load_run(make_run(), device="cpu")
     (tmp_path / "full").mkdir()

@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessor, CLIPModel
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+)
 
 import mmdata
+from mmdata.commands.plan import plan_of
 from mmdata.commands.train import train
 from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
@@ -84,6 +94,45 @@ def test_init_from_weights_that_do_not_fit_names_the_tensors(make_run: MakeRun, 
             build(model, run)
     with pytest.raises(DataError, match="no such run"):
         build({"name": "micro"}, tmp_path / "none")
+
+
+def siglip_folder(folder: Path) -> Path:
+    """A SigLIP for images of 24 × 24 and texts of 16 tokens whose image processor has its own mean."""
+    vision = {**SIGLIP["vision_config"], "image_size": 24}
+    config = SiglipConfig(text_config=SIGLIP["text_config"], vision_config=vision)
+    SiglipModel(config).save_pretrained(folder)
+    size = {"height": 24, "width": 24}
+    SiglipImageProcessor(size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(folder)
+    return folder
+
+
+def test_run_of_a_folder_has_its_size_length_and_mean_from_plan_to_export(photos: Path, tmp_path: Path):
+    shards, folder = f"{photos}/shards", siglip_folder(tmp_path / "siglip")
+    data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 4, "loading": {"num_workers": 1}}
+    content = {"data": data, "model": pretrained(clip=str(folder)), "train": {"steps": 1, "device": "cpu"}}
+    content["train"]["loss"] = "siglip"
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(content))
+    planned = plan_of(str(tmp_path / "a.yaml"), []).data
+    assert train(parse(Config, content, origin="test"), tmp_path / "run", torch.device("cpu")) == 0
+    run = mmdata.load_run(tmp_path / "run", "cpu")
+    for found in (planned, run.config.data):
+        assert (found.image_size, found.max_length) == (24, 16)
+    export_to_transformers(run, tmp_path / "out")
+    image = run.preprocess(photos / "raw" / "00.jpg")
+    expected = AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt")["pixel_values"]
+    exported = AutoImageProcessor.from_pretrained(tmp_path / "out")(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close((image - run.model.pixel_mean) / run.model.pixel_std, expected[0])
+    torch.testing.assert_close(exported, expected)
+
+
+def test_init_from_a_folder_with_another_mean_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = siglip_folder(tmp_path / "siglip")
+    build(pretrained(clip={**SIGLIP, "vision_config": {**SIGLIP["vision_config"], "image_size": 24}}), folder)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"model.init_from '{folder}': its pixels have the mean [0.1, 0.2, 0.3], and the model's [0.5, 0.5, 0.5]: set "
+        f"model.name=pretrained model.clip={folder}, without model.init_from, to normalise as it does"
+    )
 
 
 def test_init_from_a_folder_of_transformers(tmp_path: Path):

@@ -14,17 +14,34 @@ import pytest
 from transformers import AutoTokenizer, CLIPTokenizerFast
 
 from mmdata.errors import ConfigError
+from mmdata.loader import Loader
+from mmdata.shards import ImageInfo, Index, Sample, ShardWriter
+from mmdata.trained.export_tokenizer import export_tokenizer
 from mmdata.transform import tokenizer_names
-from mmdata.transform.text import Tokenizer
+from mmdata.transform.text import Tokenizer, save_tokenizer
 from mmdata.transform.tokenizer_names import CLIP, CLIP_NAMES, locate_tokenizer
 
 OPEN_CLIP: list[tuple[str, list[int]]] = json.loads((Path(__file__).parent / "clip_ids.json").read_text("utf-8"))
 """Captions and their ids by open_clip 3.3.0, `SimpleTokenizer.encode`, without the start and the end."""
+WEB: list[tuple[str, list[int]]] = [
+    ("salt &amp; pepper", [6611, 261, 8253]),
+    ("salt &amp;amp; pepper", [6611, 261, 8253]),
+    ("it&#39;s 5 &lt; 6", [585, 568, 276, 283, 277]),
+    ("caf&eacute;&nbsp;&#x1F98A;", [15304, 6040, 488]),
+    ("AT&T r&d &", [536, 261, 339, 337, 261, 323, 261]),
+    ("ΟΔΟΣ", [138, 123, 138, 112, 138, 123, 139, 480]),
+]
+"""Likewise: HTML entities, which are decoded, and a Greek word in capitals."""
 START, END = 49406, 49407
 
 
+def export(name: str, folder: Path) -> None:
+    """The tokenizer as `mmdata export` writes it."""
+    export_tokenizer(Tokenizer.load(name), max_length=77, pad_id=END).tokenizer.save_pretrained(str(folder))
+
+
 def test_ids_are_those_of_open_clip():
-    captions, expected = zip(*OPEN_CLIP, strict=True)
+    captions, expected = zip(*OPEN_CLIP, *WEB, strict=True)
     tokenizer = Tokenizer.load("clip", max_length=200)
     ids, mask = tokenizer.encode(captions, 200)
     found = [row[: int(length)].tolist() for row, length in zip(ids, mask.sum(1), strict=True)]
@@ -38,10 +55,33 @@ def test_it_is_the_tokenizer_that_transformers_makes_of_the_folder():
     theirs = AutoTokenizer.from_pretrained(CLIP)
     assert isinstance(theirs, CLIPTokenizerFast)
     ours = Tokenizer.load("clip", max_length=16)
-    of_theirs = Tokenizer(theirs.backend_tokenizer, max_length=16, pad_id=theirs.pad_token_id)
-    assert ours.identity == of_theirs.identity
+    made = {"max_length": 16, "pad_id": theirs.pad_token_id}
+    assert ours.identity == Tokenizer(theirs.backend_tokenizer, cleaning="open_clip", **made).identity
+    assert ours.identity != Tokenizer(theirs.backend_tokenizer, **made).identity  # other counts of some captions
     encoded = theirs(captions, padding="max_length", truncation=True, max_length=16, return_tensors="np")
     np.testing.assert_array_equal(ours.encode(captions, 16), (encoded["input_ids"], encoded["attention_mask"]))
+
+
+def test_lengths_in_an_index_and_tokens_in_batches_are_of_decoded_captions(tmp_path, photo, caplog):
+    clip = Tokenizer.load("clip")
+    with ShardWriter(tmp_path, count_tokens=clip.count, tokenizer=clip.fingerprint) as writer:
+        for i, (caption, _) in enumerate(WEB):
+            writer.write(Sample(f"{i}", photo(40, 40, seed=i), ImageInfo("JPEG", 40, 40, 1), [caption]))
+    _, counts = Index.open(tmp_path).lists("caption_tokens")
+    assert counts.tolist() == [len(ids) + 2 for _, ids in WEB]
+    data = {"shards": str(tmp_path), "tokenizer": "clip", "global_batch_size": len(WEB), "image_size": 32}
+    (batch,) = Loader.from_config(data | {"shuffle": False})
+    for i, (_, ids) in enumerate(WEB):
+        mask = batch["attention_mask"][batch["rows"] == i][0].bool()
+        assert batch["input_ids"][batch["rows"] == i][0][mask].tolist() == [START, *ids, END]
+    assert "counted now" not in caplog.text
+
+
+@pytest.mark.parametrize("copy", [save_tokenizer, export])
+def test_a_copy_decodes_as_the_tokenizer_does(tmp_path, copy):
+    copy("clip", tmp_path)
+    texts = [text for text, _ in WEB]
+    assert Tokenizer.load(tmp_path).count(texts) == [len(ids) + 2 for _, ids in WEB]
 
 
 @pytest.mark.parametrize("name", sorted(CLIP_NAMES))

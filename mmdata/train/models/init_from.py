@@ -72,6 +72,16 @@ def init_from(model: DualEncoder, config: ModelConfig) -> None:
             f"model is {_in_words(config)}. "
             f"{source.remedy}. What does not fit: {'; '.join(differences)}"
         )
+    theirs = None if source.model is None else source.model.get_buffer("pixel_mean").flatten() / 255
+    if theirs is not None and not theirs.allclose(own_mean := model.pixel_mean.flatten().cpu() / 255, atol=1e-3):
+        logger.warning(
+            "model.init_from '%s': its pixels have the mean %s, and the model's %s: set model.name=pretrained "
+            "model.clip=%s, without model.init_from, to normalise as it does",
+            config.init_from,
+            [round(x, 4) for x in theirs.tolist()],
+            [round(x, 4) for x in own_mean.tolist()],
+            config.init_from,
+        )
     model.load_state_dict(weights)
     model.clamp_logit_scale_()
     logger.info("the weights are those of '%s'", config.init_from)

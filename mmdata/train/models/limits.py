@@ -40,7 +40,7 @@ def limits_of(config: ModelConfig) -> Limits:
         return replace(own, patch_size=PRESETS[config.name].patch_size)
     if config.name in CLIP_SIZES:
         return replace(own, patch_size=CLIP_SIZES[config.name].patch_size, positions=TEXT_POSITIONS)
-    image, text = _config_of(config.clip or config.vision), _config_of(config.clip or config.text)
+    image, text = config_of(config.clip or config.vision), config_of(config.clip or config.text)
     if image is None or text is None:
         # Two towers have no bias of their own. Which kind of model `clip` names is not known.
         return Limits(has_bias=True if bias_is_set else None if config.clip else False)
@@ -111,7 +111,7 @@ def _side_problems(patch_size: int, data: DataConfig) -> list[str]:
     return [f"data.image_buckets {wrong}: sides must be multiples of the model's patch size {patch_size}"]
 
 
-def _config_of(source: str | dict[str, Any] | None) -> Any:
+def config_of(source: str | dict[str, Any] | None) -> Any:
     """The transformers config of a folder or a dictionary; None for a name on the hub, and where it cannot be read."""
     if source is None or (isinstance(source, str) and not Path(source).is_dir()):
         return None

@@ -6,6 +6,7 @@ code from a repository is run.
 
 from __future__ import annotations
 
+import logging
 import math
 import textwrap
 from dataclasses import dataclass
@@ -15,10 +16,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
-from transformers.image_processing_base import ImageProcessingMixin
 
-from mmdata.batch import CLIP_MEAN, CLIP_STD
 from mmdata.errors import ConfigError
+from mmdata.train.models.expected_inputs import PixelStats, expected_inputs, of_one_rank
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,
     AnyTextTower,
@@ -28,12 +28,10 @@ from mmdata.train.models.transformers_towers import (
     SiglipTextTower,
 )
 
-Source = str | dict[str, Any]
-PixelStats = tuple[tuple[float, ...], tuple[float, ...]]
+logger = logging.getLogger("mmdata")
 
-CLIP_STATS: PixelStats = (CLIP_MEAN, CLIP_STD)
-SIGLIP_STATS: PixelStats = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET_STATS: PixelStats = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Source = str | dict[str, Any]
+
 CLIP_TYPES = ("clip", "siglip", "siglip2")
 """Values of model_type with both towers in one model."""
 
@@ -188,13 +186,13 @@ def _width(model: PreTrainedModel, key: str) -> int:
 
 def _pixel_stats(source: Source, model: Any) -> PixelStats:
     """What preprocessor_config.json beside the weights says, else what models of this kind are trained with."""
-    stats = {"clip": CLIP_STATS, "siglip": SIGLIP_STATS, "siglip2": SIGLIP_STATS}
-    default = stats.get(model.config.model_type, IMAGENET_STATS)
-    if not isinstance(source, str):
-        return default
-    try:
-        settings, _ = ImageProcessingMixin.get_image_processor_dict(source)
-    except OSError:
-        return default
-    mean, std = settings.get("image_mean"), settings.get("image_std")
-    return (tuple(mean), tuple(std)) if mean and std else default
+    folder = source if isinstance(source, str) else None
+    expected = expected_inputs(model.config, source=folder)
+    if folder is not None and not expected.are_stats_known:
+        logger.log(
+            of_one_rank(),
+            "'%s': no preprocessor_config.json, so that pixels get ImageNet's mean and deviation; if the model expects "
+            "others, save its image processor into the folder",
+            folder,
+        )
+    return expected.pixel_stats

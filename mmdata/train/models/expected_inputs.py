@@ -1,0 +1,176 @@
+"""What a model of transformers expects of its inputs: mean and deviation of pixels, image size, text length.
+
+A processor tells it, else preprocessor_config.json beside the weights, else the model's config.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmdata.batch import CLIP_MEAN, CLIP_STD
+from mmdata.config import Config, DataConfig, ModelConfig
+from mmdata.train.models.limits import config_of
+from mmdata.train.ranks import collectives
+
+logger = logging.getLogger("mmdata")
+
+PixelStats = tuple[tuple[float, ...], tuple[float, ...]]
+
+CLIP_STATS: PixelStats = (CLIP_MEAN, CLIP_STD)
+HALF_STATS: PixelStats = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET_STATS: PixelStats = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+KINDS = {"clip": CLIP_STATS, "siglip": HALF_STATS, "siglip2": HALF_STATS}
+STATS_OF_KINDS = {**KINDS, **{f"{kind}_vision_model": stats for kind, stats in KINDS.items()}, "vit": HALF_STATS}
+"""Mean and deviation with which models of a model_type are published, where all of them have the same."""
+TEXT_KINDS = {*KINDS, *(f"{kind}_text_model" for kind in KINDS)}
+"""Values of model_type whose positions are the text length that the model was trained with, not only a bound."""
+UNBOUNDED = 1_000_000
+"""A tokenizer without a longest text has a larger model_max_length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedInputs:
+    """Inputs with which a model was trained.
+
+    Attributes:
+        pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
+        are_stats_known: whether a processor or the kind of model tells them; else they are ImageNet's.
+        image_size: side of square images, in pixels; None: any, or not known.
+        max_length: longest text in tokens; None: any, or not known.
+    """
+
+    pixel_stats: PixelStats
+    are_stats_known: bool
+    image_size: int | None
+    max_length: int | None
+
+
+def expected_inputs(config: Any, *, source: str | None = None, processor: Any = None) -> ExpectedInputs:
+    """What a model expects.
+
+    Args:
+        config: of the model, of transformers; None: not known.
+        source: folder or Hugging Face name of the model, where its image processor may be saved.
+        processor: a processor, image processor or tokenizer of transformers; it comes before the folder.
+    """
+    settings = _image_settings(source, processor)
+    vision, text = (getattr(config, f"{name}_config", config) for name in ("vision", "text"))
+    stats, are_known = _stats(settings), True
+    if stats is None:
+        kind = str(getattr(vision, "model_type", ""))
+        stats, are_known = STATS_OF_KINDS.get(kind, IMAGENET_STATS), kind in STATS_OF_KINDS
+    is_joint = getattr(text, "model_type", None) in TEXT_KINDS
+    positions = getattr(text, "max_position_embeddings", None) if is_joint else None
+    tokenizer = getattr(processor, "tokenizer", processor)
+    lengths = [length for length in (positions, getattr(tokenizer, "model_max_length", None)) if length]
+    longest = min(lengths, default=UNBOUNDED)
+    return ExpectedInputs(
+        pixel_stats=stats,
+        are_stats_known=are_known,
+        image_size=_image_size(settings, getattr(vision, "image_size", None)),
+        max_length=int(longest) if longest < UNBOUNDED else None,
+    )
+
+
+def inputs_of(model: Any, processor: Any = None) -> ExpectedInputs:
+    """What a model that is loaded already expects; `processor` as for `expected_inputs`."""
+    config = getattr(model, "config", None)
+    return expected_inputs(config, source=getattr(config, "_name_or_path", None), processor=processor)
+
+
+def with_inputs_of_model(config: Config) -> Config:
+    """The settings with image size and `max_length` of the folders that the section `model` names; see `fitted`."""
+    model = config.model
+    image, text = (_expected_of_folder(model, source) for source in (model.vision, model.text))
+    if image is None and text is None:
+        return config
+    size, length = image and image.image_size, text and text.max_length
+    data = fitted(config.data, image_size=size, max_length=length, origin="the folder of the model")
+    return config.model_copy(update={"data": data})
+
+
+def fitted(data: DataConfig, *, image_size: int | None, max_length: int | None, origin: str) -> DataConfig:
+    """A section `data` with the image size and `max_length` of a model where they are not set.
+
+    Where they are set to other values, they stay, and a warning says so.
+
+    Args:
+        data: settings.
+        image_size: side of square images that the model expects; None: not known.
+        max_length: longest text that the model expects; None: not known.
+        origin: who says so, for messages.
+    """
+    expected: dict[str, int | None] = {}
+    if data.image_buckets is None and data.image_patches is None:
+        expected["image_size"] = image_size
+    if data.text_buckets == "auto" and data.tokenizer is not None:
+        expected["max_length"] = max_length
+    taken: dict[str, int] = {}
+    for name, value in expected.items():
+        own = getattr(data, name)
+        if value is None or own == value:
+            continue
+        if name in data.model_fields_set:
+            line = "data.%s is %s, and %s says %s: leave it out, unless you mean it"
+            logger.log(of_one_rank(), line, name, own, origin, value)
+        else:
+            logger.info("data.%s is %s, as %s says", name, value, origin)
+            taken[name] = value
+    return data.model_copy(update=taken) if taken else data
+
+
+def of_one_rank() -> int:
+    """The level of a warning that all ranks would log: that of a message on all but one."""
+    return logging.WARNING if collectives.rank() == 0 else logging.INFO
+
+
+def _expected_of_folder(model: ModelConfig, source: Any) -> ExpectedInputs | None:
+    source = model.clip or source
+    if not isinstance(source, str) or not Path(source).is_dir():
+        return None
+    config = config_of(source)
+    return None if config is None else expected_inputs(config, source=source)
+
+
+def _image_settings(source: str | None, processor: Any) -> dict[str, Any]:
+    """The settings of an image processor; {} where there is none."""
+    images = getattr(processor, "image_processor", processor)
+    if hasattr(images, "image_mean"):
+        return images.to_dict()
+    if not source:
+        return {}
+    # Imported here: transformers takes seconds to import, and built-in towers come without it.
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        return ImageProcessingMixin.get_image_processor_dict(source)[0]
+    except OSError:
+        return {}
+
+
+def _stats(settings: dict[str, Any]) -> PixelStats | None:
+    """Mean and deviation of pixels from 0 to 1, by which a processor's own steps are done at once."""
+    mean, std = settings.get("image_mean"), settings.get("image_std")
+    if settings.get("do_normalize") is False:
+        mean, std = [0.0] * 3, [1.0] * 3
+    if not mean or not std:
+        return None
+    factor = 1.0 if settings.get("do_rescale") is False else settings.get("rescale_factor") or 1 / 255
+    scale = round(255 * factor, 9)
+    return tuple(x / scale for x in mean), tuple(x / scale for x in std)
+
+
+def _image_size(settings: dict[str, Any], of_config: Any) -> int | None:
+    size: Any = of_config
+    if settings.get("do_resize", True) and settings.get("size"):
+        size = settings["size"]
+    if settings.get("do_center_crop") and settings.get("crop_size"):
+        size = settings["crop_size"]
+    if isinstance(size, dict):
+        size = size.get("shortest_edge") or (size.get("height"), size.get("width"))
+    if isinstance(size, (list, tuple)):
+        size = size[0] if len(set(size)) == 1 else None
+    return size if isinstance(size, int) else None
