@@ -27,7 +27,7 @@ class Batches(Protocol):
         ...
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the epoch, from where the state says."""
+        """The batches of the epoch, from where the state says; each has as many rows on all ranks."""
         ...
 
     def set_epoch(self, epoch: int) -> None:

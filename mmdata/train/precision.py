@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
+Setting = TypeVar("Setting")
 Precision = Literal["bf16", "fp16", "tf32", "fp32"]
 """A number format that a device computes in."""
 AUTOCAST: dict[Precision, torch.dtype | None] = {
@@ -46,15 +47,13 @@ def numerics(precision: Precision, device: torch.device) -> Generator[None]:
     if device.type != "cuda":
         yield
         return
-    cudnn = torch.backends.cudnn
-    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
-    try:
+    cudnn: Any = torch.backends.cudnn
+    with _settings_return():
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         cudnn.allow_tf32, cudnn.benchmark = precision != "fp32", True
+        # The old switch does not forbid what a new one for all operations allows.
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee" if precision == "fp32" else "tf32"
         yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32, cudnn.benchmark = before[1:]
 
 
 @contextmanager
@@ -63,9 +62,39 @@ def full_float32(device: torch.device) -> Generator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    try:
+    with _settings_return():
         torch.set_float32_matmul_precision("highest")
         yield
+
+
+@contextmanager
+def _settings_return() -> Generator[None]:
+    """torch's settings of float32 are after a `with` block what they were before.
+
+    torch has old switches, which this module sets, and new ones, which follow. Once a caller has set a new one, as
+    `TrainingArguments(tf32=True)` does, to read the old one is an error. Were only the new ones set inside the block,
+    others would get that error there, such as the compiler of torch 2.9.
+    """
+    backends: Any = torch.backends
+    products, convolutions = (backends.cuda.matmul, backends.mkldnn.matmul), (backends.cudnn.conv, backends.cudnn.rnn)
+    values = [(switch, switch.fp32_precision) for switch in (*products, *convolutions)]
+    matmul = _read(torch.get_float32_matmul_precision, "highest")
+    allow_tf32, benchmark = _read(lambda: backends.cudnn.allow_tf32, True), backends.cudnn.benchmark
+    try:
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(matmul)
+        backends.cudnn.allow_tf32, backends.cudnn.benchmark = allow_tf32, benchmark
+        for switch in products:
+            switch.fp32_precision = "none"  # torch's default: what is set for all operations
+        for switch, value in values:
+            if switch.fp32_precision != value:
+                switch.fp32_precision = value
+
+
+def _read(old_switch: Callable[[], Setting], default: Setting) -> Setting:
+    """The old switch; torch's default where a new one says otherwise."""
+    try:
+        return old_switch()
+    except RuntimeError:
+        return default

@@ -39,7 +39,7 @@ class DevicePrefetcher:
     Args:
         batches: a loader.
         device: of the tensors; other entries of a batch stay as they are.
-        took: called as soon as a batch was taken, with None, or with the exception that came instead (StopIteration at
+        took: called as soon as a batch was taken, with it, or with the exception that came instead (StopIteration at
             the end of the epoch). With it a batch is taken ahead on a CPU too.
 
     Raises:
@@ -52,7 +52,7 @@ class DevicePrefetcher:
     """
 
     def __init__(
-        self, batches: Batches, device: torch.device | str, *, took: Callable[[Exception | None], None] | None = None
+        self, batches: Batches, device: torch.device | str, *, took: Callable[[Batch | Exception], None] | None = None
     ) -> None:
         self.batches = batches
         self.device = _existing(device)
@@ -132,18 +132,15 @@ class DevicePrefetcher:
 
     def _take(self, batches: Iterator[Batch], copy: _Copy) -> _HandOn | Exception:
         """The next batch, with its copy under way, or the error that came instead."""
-        taken = self._copy_next(batches, copy)
-        if self._took is not None:
-            self._took(taken if isinstance(taken, Exception) else None)
-        return taken
-
-    def _copy_next(self, batches: Iterator[Batch], copy: _Copy) -> _HandOn | Exception:
         try:
-            batch = next(batches)
+            came: Batch | Exception = next(batches)
             with self._timed():
-                return copy(batch, None)
+                taken: _HandOn | Exception = copy(came, None)
         except Exception as error:
-            return error
+            came = taken = error
+        if self._took is not None:
+            self._took(came)
+        return taken
 
     def _decoded(self, batch: Batch) -> Batch:
         return self._handed_on(partial(with_pixels, batch, self.device))

@@ -46,7 +46,7 @@ def train_step(
 
     Args:
         model: a DualEncoder, or a module of your own whose forward takes a batch; also inside DDP.
-        batch: this rank's rows, on the model's device: a `Batch`, or a dict with any keys whose tensors and lists have
+        batch: this rank's rows: a `Batch` on the model's device, or a dict with any keys whose tensors and lists have
             one entry for each row.
         loss_function: from the model's output and the batch, such as `objective.ContrastiveLoss()`.
         micro_batch_size: rows per forward; None: all rows in one.
@@ -57,8 +57,8 @@ def train_step(
         The loss, and the model's output for all rows.
 
     Raises:
-        ValueError: micro_batch_size below 1, entries of the batch with different numbers of rows, or, for a
-            DualEncoder, images that are not decoded yet.
+        ValueError: micro_batch_size below 1, a model without parameters, entries of the batch with different numbers of
+            rows, or, for a DualEncoder, images that are not decoded yet.
     """
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1: got {micro_batch_size}")
@@ -66,9 +66,10 @@ def train_step(
     if isinstance(encoder, DualEncoder):
         check_decoded(batch)
         encoder.clamp_logit_scale_()
-    device = next((value.device for value in tree_leaves(dict(batch)) if isinstance(value, Tensor)), None)
+    # Not the batch's: row numbers or hashes that stayed on the CPU would turn autocast off on a GPU.
+    device = next((parameter.device for parameter in model.parameters()), None)
     if device is None:
-        raise ValueError(f"the batch has no tensor: its entries are {', '.join(map(str, batch))}")
+        raise ValueError(f"{type(encoder).__name__} has no parameters: there is nothing to train")
 
     def forward(part: Mapping[str, object]) -> Any:
         if isinstance(encoder, DualEncoder):  # DDP and FSDP walk through all that they are given, each key a string

@@ -16,6 +16,7 @@ from mmdata.batch import Batch
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import lockstep
 from mmdata.train.ranks.lockstep import SIGNAL, Lockstep
+from tests.programs import run_ranks
 
 
 class Others:
@@ -103,3 +104,16 @@ def test_ranks_wait_for_long_work_of_the_first_without_standing_still(tmp_path: 
     told = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
     assert [out.strip().splitlines()[-1] for out, _ in told] == [f"rank 0: {said}", f"rank 1: {said}"]
+
+
+def test_batches_of_different_numbers_of_rows_end_all_ranks_with_the_numbers(tmp_path: Path):
+    # In the losses' own collectives one gloo process would abort, and nccl would wait for ever.
+    run_ranks(Path(__file__).with_name("uneven_ranks.py"), tmp_path)
+    for part in ("run", "evaluation"):
+        said = {(tmp_path / f"{part}-{rank}").read_text() for rank in range(2)}
+        assert said == {
+            "rank 0 has a batch of 4 rows, and rank 1 one of 3 rows: all ranks need equally many. Give each rank's "
+            "loader the same batch size, and leave out a smaller last batch (drop_last=True), or fill it up with rows "
+            "whose `valid` is False"
+        }
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) >= 2, "of the two steps before"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ import small_run as small
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, DualEncoderOutput, gradient_cache, losses, train_step
+from mmdata.train.memory import ema
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import split
 
@@ -216,14 +217,41 @@ def test_run_of_a_model_that_gives_features_only(micro_batch_size: int | None, t
     assert '"logit_scale": null' in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_step_refuses_a_batch_that_it_cannot_use():
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_autocast_is_of_the_models_device_wherever_the_batch_is(micro_batch_size: int | None):
+    # As row numbers that stayed on the CPU would be beside a model on a GPU.
+    elsewhere = torch.zeros(4, device="meta")
+    given: dict[str, Any] = {"rows": elsewhere, "valid": elsewhere, "words": ["a", "b", "c", "d"]}
+    seen: list[torch.dtype] = []
+
+    class OfWords(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, batch: dict[str, Any]) -> DualEncoderOutput:
+            features = self.layer(torch.ones(len(batch["words"]), 3))
+            seen.append(features.dtype)
+            return DualEncoderOutput(features, features)
+
+    def total(output: DualEncoderOutput, batch: Any) -> Tensor:
+        return output.image_features.float().sum()
+
+    bf16: dict[str, Any] = {"micro_batch_size": micro_batch_size, "autocast_dtype": torch.bfloat16}
+    train_step(OfWords(), given, total, **bf16)
+    ema.embed(OfWords(), cast(Any, given), **bf16)
+    train_step(OfWords(), {"words": ["a", "b"]}, total, **bf16)  # also where no entry is a tensor
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_step_refuses_what_it_cannot_use():
     model = torch.nn.Linear(3, 2)
 
     def forward_only(batch: Any) -> Any:
         return model(batch["x"])
 
-    with pytest.raises(ValueError, match=r"^the batch has no tensor: its entries are keys$"):
-        train_step(model, {"keys": ["a"]}, lambda output, batch: output.sum())
+    with pytest.raises(ValueError, match=r"^Identity has no parameters: there is nothing to train$"):
+        train_step(nn.Identity(), {"x": torch.ones(2, 3)}, lambda output, batch: output["x"].sum())
     with pytest.raises(ValueError, match=r"^the batch's entries \['t'\] nest tensors, and cannot be split"):
         list(split({"t": {"x": torch.zeros(4, 3)}, "v": torch.zeros(4)}, 2))
     whole = {"x": torch.zeros(4, 3), "queue": torch.zeros(7, 2)}

@@ -59,6 +59,50 @@ def test_settings_return_after_an_error(block: AbstractContextManager[None]):
         raise ZeroDivisionError
 
 
+@pytest.fixture
+def backends() -> Iterator[Any]:
+    """`torch.backends`, whose switches of float32 are torch's defaults again after the test."""
+    backends: Any = torch.backends
+    yield backends
+    backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = True
+    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
+
+
+def new_switches() -> tuple[str, str]:
+    return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+
+
+@pytest.mark.parametrize("said", ["tf32", "ieee"])
+@pytest.mark.parametrize("switch", ["all", "products", "convolutions"])
+def test_blocks_work_and_settings_return_where_torchs_new_switch_was_used(switch: str, said: str, backends: Any):
+    # "all" is what TrainingArguments(tf32=…) sets. Where switches disagree, torch refuses to read the old ones.
+    where = {"all": backends, "products": backends.cuda.matmul, "convolutions": backends.cudnn.conv}[switch]
+    where.fp32_precision = said
+    before = new_switches()
+    assert said in before
+    with numerics("bf16", GPU):
+        assert (now(), new_switches()) == (("high", True, True), ("tf32", "tf32"))  # a compiler may read either
+        with full_float32(GPU):
+            assert (now()[0], new_switches()[0]) == ("highest", "ieee")
+    assert new_switches() == before
+    with full_float32(GPU):
+        assert (torch.get_float32_matmul_precision(), new_switches()[0]) == ("highest", "ieee")
+    assert new_switches() == before
+    with numerics("fp32", GPU):
+        assert (now(), new_switches()) == (("highest", False, True), ("ieee", "ieee"))
+    assert new_switches() == before
+
+
+def test_the_switch_for_all_operations_works_after_a_block_as_before(backends: Any):
+    for said in ("tf32", "ieee"):
+        backends.fp32_precision = said
+        with numerics("fp32", GPU), full_float32(GPU):
+            pass
+        assert backends.cuda.matmul.fp32_precision == said
+
+
 def test_a_trainer_says_in_its_settings_what_auto_is(tmp_path: Path):
     made = Trainer(small.small_model(), small.SmallBatches(), small.train_config(epochs=1), output=tmp_path)
     assert made.config.precision == made.settings["train"]["precision"] == "fp32"

@@ -112,7 +112,7 @@ def embed(
         micro_batch_size: rows per forward; None: all at once.
         autocast_dtype: of the forward; None: that of the weights.
     """
-    device = batch["valid"].device
+    device = next(model.parameters()).device
     outputs: list[DualEncoderOutput] = []
     positives = {name: value for name, value in batch.items() if not name.startswith("negative_")}
     for part in split(positives, micro_batch_size or len(batch["valid"])):

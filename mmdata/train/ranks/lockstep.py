@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.errors import ConfigError, DataError, TrainingError
+from mmdata.errors import ConfigError, DataError, TrainingError, counted
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
 
@@ -118,8 +118,8 @@ def on_all(do: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
 class Lockstep:
     """The ranks take their batches together. It costs one small collective a step, which no rank waits for.
 
-    When a rank takes the batch after the one that it trains on, it begins to tell the others what came (a batch, the
-    end of its epoch, an error) and which signal it has got; the answer is read when that batch is due.
+    When a rank takes the batch after the one that it trains on, it begins to tell the others what came (a batch of so
+    many rows, the end of its epoch, an error) and which signal it has got; the answer is read when that batch is due.
 
     Args:
         group: the ranks, gloo; None: this process alone.
@@ -137,11 +137,10 @@ class Lockstep:
         self._group, self._received = group, received
         self._asked: deque[_Asked] = deque()  # the batch that is due, and the one after it
 
-    def took(self, error: Exception | None) -> None:
-        """Begin to tell the other ranks what came in place of the next batch; None: the batch. A collective."""
+    def took(self, came: Batch | Exception | None) -> None:
+        """Begin to tell the other ranks of the next batch, or of what came in its place; see `_Asked.ask`."""
         if self._group is not None:
-            kind = HAS_BATCH if error is None else HAS_ENDED if isinstance(error, StopIteration) else HAS_FAILED
-            self._asked.append(_Asked.ask(kind, self._received(), self._group))
+            self._asked.append(_Asked.ask(came, self._received(), self._group))
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, each of which has been announced with `took`; all ranks iterate in step.
@@ -150,8 +149,8 @@ class Lockstep:
         for an error in a step, the watchdog ends the other ranks.
 
         Raises:
-            TrainingError: another rank got an error, or no more batches; the message names the rank. The rank that got
-                an error raises that error.
+            TrainingError: another rank got an error, no more batches, or a batch of another number of rows; the message
+                names the rank. The rank that got an error raises that error.
         """
         self._asked.clear()
         while True:
@@ -170,14 +169,14 @@ class Lockstep:
         return self._received() if self._group is None else self._asked[0].answer()[SIGNAL]
 
     def _stop_if_they_differ(self, asked: _Asked, error: Exception | None, group: dist.ProcessGroup) -> None:
-        """Raise a TrainingError where another rank has an error, or only some have a batch."""
+        """Raise a TrainingError where another rank has an error, no batch, or one of another number of rows."""
         if asked.all_agree():
             return
         if asked.kind != HAS_BATCH:
             self.took(error)  # ranks with a batch have taken the next one: all call the same collectives
-        everything = _ask_all(asked.kind, error, group)
+        everything = _ask_all(asked, error, group)
         if error is None:
-            raise _no_batch(everything)
+            raise _difference(everything)
 
 
 def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> Iterator[Batch]:
@@ -189,11 +188,11 @@ def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> It
     while True:
         batch, error = _next(batches)
         if group is not None:
-            kind = HAS_FAILED if error is not None else HAS_ENDED if batch is None else HAS_BATCH
-            if not _Asked.ask(kind, 0, group).all_agree():
-                everything = _ask_all(kind, error, group)
+            asked = _Asked.ask(batch if error is None else error, 0, group)
+            if not asked.all_agree():
+                everything = _ask_all(asked, error, group)
                 if error is None:
-                    raise _no_batch(everything)
+                    raise _difference(everything)
         if error is not None:
             raise error
         if batch is None:
@@ -210,36 +209,62 @@ def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
         return None, error
 
 
-def _ask_all(kind: int, error: Exception | None, group: dist.ProcessGroup) -> list[tuple[int, str]]:
-    """What each rank has in place of a batch, and in words. A collective."""
-    return gather((kind, ["", "its epoch has ended", f"{type(error).__name__}: {error}"][kind]), group)
+def _ask_all(asked: _Asked, error: Exception | None, group: dist.ProcessGroup) -> list[tuple[int, str, int]]:
+    """What each rank has in place of a batch, also in words, and the rows of its batch. A collective."""
+    words = ["", "its epoch has ended", f"{type(error).__name__}: {error}"][asked.kind]
+    return gather((asked.kind, words, asked.rows), group)
 
 
-def _no_batch(everything: list[tuple[int, str]]) -> TrainingError:
-    """The error that names the rank without a batch."""
-    worst, words = max(everything)  # an error before an early end
-    return TrainingError(f"rank {everything.index((worst, words))} got no batch, and all ranks stop: {words}")
+def _difference(everything: list[tuple[int, str, int]]) -> TrainingError:
+    """The error that names the rank without a batch, or two ranks with different numbers of rows."""
+    worst = max(everything)  # an error before an early end
+    if worst[0] != HAS_BATCH:
+        return TrainingError(f"rank {everything.index(worst)} got no batch, and all ranks stop: {worst[1]}")
+    least = min(everything)
+    return TrainingError(
+        f"rank {everything.index(worst)} has a batch of {counted(worst[2], 'row')}, and rank {everything.index(least)} "
+        f"one of {counted(least[2], 'row')}: all ranks need equally many. Give each rank's loader the same batch size, "
+        "and leave out a smaller last batch (drop_last=True), or fill it up with rows whose `valid` is False"
+    )
 
 
-HAS_BATCH, HAS_ENDED, HAS_FAILED, SIGNAL = range(4)
-"""What the ranks tell each other before a step: places in a vector of four, of which each rank sets one of the first
-three to 1, and the last to the number of a signal."""
+HAS_BATCH, HAS_ENDED, HAS_FAILED, SIGNAL, MOST_ROWS, FEWEST_ROWS = range(6)
+"""What the ranks tell each other before a step: places in a vector of six. Each rank sets one of the first three to 1,
+the next to the number of a signal, and the last two to the rows of its batch and to their negative."""
 
 
 class _Asked:
-    """A question under way to all ranks."""
+    """A question under way to all ranks.
 
-    def __init__(self, kind: int, values: Tensor, work: dist.Work) -> None:
-        self.kind = kind
+    Attributes:
+        kind: what this rank has: `HAS_BATCH`, `HAS_ENDED` or `HAS_FAILED`.
+        rows: of its batch.
+    """
+
+    def __init__(self, kind: int, rows: int, values: Tensor, work: dist.Work) -> None:
+        self.kind, self.rows = kind, rows
         self._values, self._work = values, work
         self._answer: list[int] | None = None
 
     @classmethod
-    def ask(cls, kind: int, signal: int, group: dist.ProcessGroup) -> _Asked:
-        values = torch.zeros(4, dtype=torch.int64)
-        values[kind], values[SIGNAL] = 1, signal
+    def ask(cls, came: Batch | Exception | None, signal: int, group: dist.ProcessGroup) -> _Asked:
+        """Begin to tell the other ranks of a batch, or of what came in its place. A collective.
+
+        Args:
+            came: a batch; StopIteration or None at the end of the epoch; or another exception.
+            signal: number of the signal that this process has got, or 0.
+            group: the ranks.
+        """
+        if came is None or isinstance(came, StopIteration):
+            kind, rows = HAS_ENDED, 0
+        elif isinstance(came, Exception):
+            kind, rows = HAS_FAILED, 0
+        else:
+            kind, rows = HAS_BATCH, len(came["rows"])
+        values = torch.zeros(6, dtype=torch.int64)
+        values[kind], values[SIGNAL], values[MOST_ROWS], values[FEWEST_ROWS] = 1, signal, rows, -rows
         work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
-        return cls(kind, values, work)
+        return cls(kind, rows, values, work)
 
     def answer(self) -> list[int]:
         """Of each place the largest number of any rank; waits for the slowest rank's question."""
@@ -249,8 +274,9 @@ class _Asked:
         return self._answer
 
     def all_agree(self) -> bool:
-        """Whether all ranks have a batch, or all have none left, or all failed."""
-        return sum(self.answer()[:SIGNAL]) == 1
+        """Whether all ranks have a batch of equally many rows, or all have none left, or all failed."""
+        answer = self.answer()
+        return sum(answer[:SIGNAL]) == 1 and answer[MOST_ROWS] == -answer[FEWEST_ROWS]
 
 
 def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | None) -> dict[str, Any]:
