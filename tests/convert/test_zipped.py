@@ -266,7 +266,7 @@ def test_zip_that_changed_is_another_source(members: Members, tmp_path: Path, ph
             archive.writestr(f"{name}.jpg", photo(20, 30, seed=seed))
             archive.writestr(f"{name}.txt", f"Photo {name}")
     for source, out, settings in ((members.path, "out", None), (tmp_path / "t.csv", "out2", config)):
-        with pytest.raises(DataError, match=r"holds another conversion \(.*sha256"):
+        with pytest.raises(DataError, match="holds another conversion"):
             convert(source, tmp_path / out, settings)
 
 
