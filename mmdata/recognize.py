@@ -23,6 +23,7 @@ class Kind(str, Enum):
     EMPTY = "an empty file"
     TAR = "a tar"
     TABLE = "a table"
+    ZIP = "a zip"
     CHECKPOINT = "a checkpoint"
     CONFIG = "a YAML file"
     PYTHON = "a Python file"
@@ -35,7 +36,7 @@ class Kind(str, Enum):
     @property
     def is_corpus(self) -> bool:
         """Whether it may hold samples, as shards or as images with captions."""
-        return self in (Kind.SHARDS, Kind.TARS, Kind.TAR, Kind.TABLE, Kind.FOLDER)
+        return self in (Kind.SHARDS, Kind.TARS, Kind.TAR, Kind.TABLE, Kind.ZIP, Kind.FOLDER)
 
 
 _BY_SUFFIX = {
@@ -45,6 +46,7 @@ _BY_SUFFIX = {
     **dict.fromkeys((".yaml", ".yml"), Kind.CONFIG),
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"), Kind.IMAGE),
     **dict.fromkeys((".avif", ".heic", ".heif", ".jxl"), Kind.IMAGE),
+    ".zip": Kind.ZIP,
     ".py": Kind.PYTHON,
     ".json": Kind.JSON,
 }

@@ -20,6 +20,7 @@ from mmdata.recognize import Kind, find_run, recognize
         ("a.py", b"import x\n", Kind.PYTHON),
         ("a.jpg", b"\xff\xd8\xff", Kind.IMAGE),
         ("a.pt", b"PK\x03\x04", Kind.CHECKPOINT),
+        ("a.zip", b"PK\x03\x04", Kind.ZIP),
         ("a", b"\x00\x01", Kind.BINARY),
         ("a.txt", b"\xff\xfe words and more words", Kind.BINARY),
         ("a.txt", "à la carte".encode() * 60, Kind.TEXT),  # 512 bytes may end inside a character

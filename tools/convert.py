@@ -2,9 +2,9 @@
 
 SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
 caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
-Face hub, a dataset of save_to_disk, or shards: a folder of WebDataset tars, whose keys, captions, labels and metadata
-are kept. Tables may be behind a URL (https, s3, gs, hf), and so may their images; where owners opted out (robots.txt,
-X-Robots-Tag, TDMRep) they are left out. Tables may be packed with gzip or zstd.
+Face hub, a dataset of save_to_disk, a .zip of any folder of images, or shards: a folder of WebDataset tars, whose keys,
+captions, labels and metadata are kept. Tables may be behind a URL (https, s3, gs, hf), and so may their images; where
+owners opted out (robots.txt, X-Robots-Tag, TDMRep) they are left out. Tables may be packed with gzip or zstd.
 Shrinking makes web photos load twice as fast, larger ones more:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from mmdata.errors import BadSample, DataError, Reason
 
 SUFFIX = ".zip"
-MAX_MEMBERS = 2**22
-"""Most members of an archive: their list is held in memory, about 300 bytes each."""
+MAX_MEMBERS = 2**21
+"""Most members of an archive: each process holds their list in memory, which takes about 900 bytes each to make."""
 _HEADER = struct.Struct("<4s22xHH")
 _HEADER_MAGIC = b"PK\3\4"
 

@@ -51,7 +51,7 @@ def _check_may_be_tar(path: Path) -> None:
     kind = recognize(path)
     if path.suffix == ".tar" or kind in (Kind.TAR, Kind.BINARY, Kind.EMPTY, Kind.ABSENT):
         return
-    remedy = f"; `mmdata convert {path} OUT` makes shards of it" if kind is Kind.TABLE else ""
+    remedy = f"; `mmdata convert {path} OUT` makes shards of it" if kind in (Kind.TABLE, Kind.ZIP) else ""
     raise DataError(f"'{path}': {kind.value}, and a tar or a folder of tars is expected{remedy}")
 
 

@@ -50,6 +50,8 @@ from mmdata.trained.run import TrainedRun
 
 CODE = (modeling_mmdata, mmdata.train.models.towers, mmdata.train.models.transformers_towers)
 """Modules whose files go into a folder whose towers transformers does not have."""
+AUTO_CLASSES = ("AutoModel", "AutoModelForZeroShotImageClassification")
+"""Classes of transformers that load such a folder; the second for its pipeline."""
 IN_FOLDER = ("from mmdata.train.models.", "from .")
 
 
@@ -176,7 +178,7 @@ def _own(run: TrainedRun) -> Exported:
     config = MmdataConfig(**settings, embed_dim=run.embed_dim, has_logit_bias=bias, max_logit_scale=bound)
     model = MmdataModel(config)
     model.load_state_dict(run.model.state_dict())
-    names = {"AutoConfig": MmdataConfig.__name__, "AutoModel": MmdataModel.__name__}
+    names = {"AutoConfig": MmdataConfig.__name__, **dict.fromkeys(AUTO_CLASSES, MmdataModel.__name__)}
     config.auto_map = {auto: f"modeling_mmdata.{name}" for auto, name in names.items()}
     tokenizer = export_tokenizer(run.tokenizer, max_length=run.tokenizer.max_length, pad_id=run.tokenizer.pad_id)
     return Exported(model, tokenizer)

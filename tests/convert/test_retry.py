@@ -429,7 +429,7 @@ def test_images_in_a_table_are_retried(tmp_path: Path, photo: Any, engine: Any) 
 
 
 def test_samples_of_tars_are_retried_under_their_own_keys(tmp_path: Path, photo: Any) -> None:
-    samples = {f"s{n}": {"jpg": photo(20, 20 + n, seed=n), "txt": f"{n}".encode()} for n in range(6)}
+    samples = {f"s{n}": {"jpg": photo(20, 20 + n, seed=n), "txt": f"photo {n}".encode()} for n in range(6)}
     write_tar(tmp_path / "tars/0.tar", samples)
     first = make(tmp_path / "tars", tmp_path / "a", max_pixels=450)
     assert first.accounts["reasons"] == {"image_too_large": 3}

@@ -90,7 +90,6 @@ def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, ma
         ("t.tgz", "x", r"a compressed tar, which is not read; unpack it to a plain .tar first \(gunzip 't.tgz'"),
         ("t.tar.zst", "x", "a compressed tar, which is not read"),
         ("t.csv.xz", "x", "a packed file, which is not read; unpack it, and give the table or folder that comes out"),
-        ("t.zip", "x", "a packed file"),
         ("t.xlsx", "x", "unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet .arrow"),
         (
             "t.arrow",

@@ -336,6 +336,11 @@ def test_a_tar_that_grew_by_a_second_tar_is_refused(tmp_path, tar, jpeg):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        (
+            "c.zip",
+            "'{path}': a zip, and a tar or a folder of tars is expected; `mmdata convert {path} OUT` makes shards of "
+            "it",
+        ),
         ("c.yaml", "'{path}': a YAML file, and a tar or a folder of tars is expected"),
         (
             "c.csv",

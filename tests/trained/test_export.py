@@ -147,6 +147,37 @@ def test_export_of_other_towers_brings_their_code(
     exec(usage("MmdataModel", str(folder)).replace("photo.jpg", str(photos / "raw" / "00.jpg")), {})
 
 
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"name": "micro"}, "MmdataModel"),
+        ({"name": "tiny"}, "MmdataModel"),
+        (pretrained(**PAIR), "MmdataModel"),
+        (pretrained(clip=CLIP), "CLIPModel"),
+    ],
+    ids=["micro", "tiny", "pair", "clip"],
+)
+def test_export_works_in_the_pipeline_and_asks_nothing(
+    export, tmp_path: Path, model: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    def ask(question: str) -> str:
+        raise AssertionError(question)
+
+    monkeypatch.setattr("builtins.input", ask)  # transformers asks whether to run code that it is not told to trust
+    run, folder = export(model)
+    Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(tmp_path / "photo.png")  # needs no resizing
+    classify = transformers.pipeline("zero-shot-image-classification", model=str(folder), trust_remote_code=True)
+    assert type(classify.model).__name__ == kind
+    found = classify(str(tmp_path / "photo.png"), candidate_labels=["dog", "cat"], hypothesis_template="a {}")
+    expected = run.zero_shot([tmp_path / "photo.png"], ["dog", "cat"], templates=["a {}"]).probabilities[0]
+    scores = {line["label"]: line["score"] for line in found}
+    assert [scores["dog"], scores["cat"]] == pytest.approx(expected.tolist(), abs=1e-4)
+    for loaded in (AutoTokenizer.from_pretrained(folder), AutoProcessor.from_pretrained(folder).tokenizer):
+        ids, _ = run.tokenizer.encode(TEXTS[:1], run.tokenizer.count(TEXTS[:1])[0])
+        if kind == "MmdataModel":  # a CLIPModel has other numbers
+            assert loaded(TEXTS[0])["input_ids"] == ids[0].tolist()
+
+
 def test_export_has_an_image_processor_near_the_loaders(export, photos: Path):
     """transformers resizes whole images and then crops, in another order of roundings; the loader scales large JPEGs
     while it decodes them."""
