@@ -99,6 +99,9 @@ class DamagedShard(DataError):
         self.sample = sample
         self.what, self.remedy = printable(what), printable(remedy)
 
+    def __reduce__(self) -> tuple[type[DamagedShard], tuple[str, str, tuple[str, int]]]:
+        return DamagedShard, (self.what, self.remedy, self.sample)
+
 
 class ConfigError(_Printable, ValueError):
     """A setting is unknown, missing or out of range: the message names the key and the remedy."""

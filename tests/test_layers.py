@@ -19,7 +19,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 GROUND = [
-    *("atomic", "batch", "cores", "encoded_images", "errors", "forked", "hashing", "launcher", "nearest", "progress"),
+    *(
+        "atomic",
+        "batch",
+        "cores",
+        "encoded_images",
+        "errors",
+        "forked",
+        "hashing",
+        "launcher",
+        "nearest",
+        "processes",
+        "progress",
+    ),
     *("recognize", "renamed", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]

@@ -69,6 +69,7 @@ def main() -> int:
             progress=progress,
             cache=ShardCache(options.cache_dir, max_bytes=int(options.cache_gb * GB)),
             fill_cache=options.fill_cache,
+            num_workers=options.workers,
         )
     for line in (*account_lines(report), *next_commands(report.folder, report.manifest)):
         print(printable(line))
@@ -112,6 +113,7 @@ def parse_arguments() -> argparse.Namespace:
         "--skip-damaged", action="store_true", help="index what can be read of damaged tars, and count the rest"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an index that differs")
+    parser.add_argument("--workers", type=int, help="processes that read local tars; default: one for each core")
     parser.add_argument(
         "--fill-cache", action="store_true", help="keep the tars of URLs in the loader's cache, as many as it holds"
     )

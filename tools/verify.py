@@ -30,26 +30,27 @@ def main() -> int:
         nargs="+",
         help="folder with a manifest, as `mmdata convert` and `mmdata index` make it; or tars, folders, patterns",
     )
+    parser.add_argument("--workers", type=int, help="processes; default: one for each core")
     options = parser.parse_args()
     given = sort_given(options.folder)
-    codes = [check_folder(folder, shards) for folder, shards in given.folders.items()]
+    codes = [check_folder(folder, shards, options.workers) for folder, shards in given.folders.items()]
     if given.tars:
-        codes.append(check_tars(given.tars))
+        codes.append(check_tars(given.tars, options.workers))
     return max(codes)
 
 
-def check_folder(folder: str, shards: Collection[str] | None) -> int:
+def check_folder(folder: str, shards: Collection[str] | None, workers: int | None) -> int:
     """Check a folder with an index of rows, of members, or of both; only some of its shards, unless None."""
     if shards is not None or not has_members_index(folder):
-        return check_rows(folder, shards)
+        return check_rows(folder, shards, workers)
     code = check_members(folder)
-    return code if manifest_prefix(local_folder(folder)) is None else max(code, check_rows(folder))
+    return code if manifest_prefix(local_folder(folder)) is None else max(code, check_rows(folder, None, workers))
 
 
-def check_rows(folder: str, shards: Collection[str] | None = None) -> int:
+def check_rows(folder: str, shards: Collection[str] | None, workers: int | None) -> int:
     """Check a folder of shards, or some of its shards."""
     with progress_in_bytes("verify") as progress:
-        problems = verify(folder, progress, shards=shards)
+        problems = verify(folder, progress, shards=shards, num_workers=workers)
     if problems:
         return say(problems, f"{counted(shards_of(problems), 'shard')} of {folder}")
     checked = [entry for entry in Manifest.read(folder) if shards is None or entry.name in shards]
@@ -70,10 +71,10 @@ def check_members(folder: str) -> int:
     return 0
 
 
-def check_tars(given: list[str]) -> int:
+def check_tars(given: list[str], workers: int | None) -> int:
     """Read tars without an index strictly."""
     with progress_in_bytes("verify") as progress:
-        report = verify_tars(given, progress)
+        report = verify_tars(given, progress, num_workers=workers)
     if report.problems:
         where = f"{shards_of(report.problems):,} of {counted(report.tars, 'shard')}"
         return say(

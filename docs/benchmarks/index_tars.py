@@ -32,14 +32,14 @@ def make_photos(generator: np.random.Generator) -> list[bytes]:
     return photos
 
 
-def write_tars(folder: Path, rows: int) -> None:
-    """Tars of `SHARD_ROWS` samples each; the bytes of every image are its own."""
+def write_tars(folder: Path, rows: int, *, shard_rows: int = SHARD_ROWS) -> None:
+    """Tars of `shard_rows` samples each; the bytes of every image are its own."""
     generator = np.random.default_rng(0)
     photos = make_photos(generator)
     folder.mkdir(parents=True)
-    for first in range(0, rows, SHARD_ROWS):
-        with tarfile.open(folder / f"{first // SHARD_ROWS:05d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-            for row in range(first, min(first + SHARD_ROWS, rows)):
+    for first in range(0, rows, shard_rows):
+        with tarfile.open(folder / f"{first // shard_rows:05d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for row in range(first, min(first + shard_rows, rows)):
                 key = f"{row:09d}"
                 about = {"url": f"http://x/{key}.jpg", "key": key, "status": "success", "width": 256, "exif": "{}"}
                 members = {

@@ -24,11 +24,11 @@ from mmdata.convert.rows import Row, Source, numbered_key
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.images.decoder_warnings import name_warnings
+from mmdata.shards.images.opened import upright
 from mmdata.shards.images.probe import sniff
 from mmdata.shards.texts import Loss
 from mmdata.transform.decode import check_decodes, check_size, decode_pixels
 from mmdata.transform.jpeg import oriented_size
-from mmdata.transform.pillow import upright
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmdata.atomic import naming
 from mmdata.convert.arrow import as_stored
 from mmdata.convert.json_tables import ROWS_SEEN
 from mmdata.convert.tables import Table, TableRow
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.shards.images.opened import file_of, turned
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 """Dicts of an image, captions and more, or a function that gives the same dicts whenever it is called."""
@@ -248,7 +249,7 @@ def _fault(words: str) -> _Record:
 def _plain(value: Any) -> Any:
     """A cell with an image as bytes or as a path."""
     if isinstance(value, Image.Image):
-        return _as_png(value)
+        return file_of(value) or _as_png(value)
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:  # of `datasets`, with Image(decode=False)
@@ -261,9 +262,9 @@ def _plain(value: Any) -> Any:
 
 
 def _as_png(image: Image.Image) -> bytes:
-    """An image of Pillow as a PNG, turned as its EXIF orientation says, with its ICC profile."""
+    """An image of Pillow as a PNG, turned as its orientation says, with its ICC profile."""
     data = io.BytesIO()
-    ImageOps.exif_transpose(image).save(data, "PNG")
+    turned(image).save(data, "PNG")
     return data.getvalue()
 
 

@@ -91,7 +91,7 @@ def descriptors() -> Check:
             "open files",
             "warn",
             f"hard limit {hard}",
-            "as root `ulimit -n 65536`, for a container `--ulimit nofile=65536`: a loader keeps 64 shards open",
+            "as root `ulimit -n 65536`, for a container `--ulimit nofile=65536`: a loader keeps many shards open",
         )
     if soft < 1024:
         return Check(

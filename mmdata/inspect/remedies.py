@@ -25,8 +25,8 @@ from mmdata.loader.samples import IndexSamples
 from mmdata.loader.stats import NOTICEABLE
 from mmdata.plan import Bucket
 from mmdata.shards import ImageInfo
+from mmdata.shards.images.opened import upright
 from mmdata.transform.decode import decode_pixels
-from mmdata.transform.pillow import upright
 from mmdata.transform.pixels import EncodedImage, PixelTransform
 from mmdata.transform.text import Tokenizer
 

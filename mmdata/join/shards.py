@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from threading import Event
 from typing import Any, Literal
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
-from mmdata.forked import new_lock
 from mmdata.hashing import fast_hash
 from mmdata.join.captions import TableCaptions
 from mmdata.join.match import check_missing, match, warn_of_shared_keys
@@ -23,7 +21,7 @@ from mmdata.shards.index import Index
 from mmdata.shards.keys_index import KeysIndex
 from mmdata.shards.member_hashes import hash_member
 from mmdata.shards.sample_members import ShardFile, find_members
-from mmdata.shards.store import MAX_OPEN, OpenShard
+from mmdata.shards.store import OpenShard, OpenShards
 from mmdata.shards.tar import Member, split_name
 
 CAPTIONS_VERSION = 1
@@ -44,6 +42,7 @@ class JoinedShards:
     Attributes:
         folder, missing, of: as given.
         leaves_out: whether rows that the tars do not have are not loaded.
+        open_shards: the tars that stay open.
 
     Raises:
         ConfigError: no row of the index has one of the keys, or rows without one are an error.
@@ -71,8 +70,7 @@ class JoinedShards:
         self.folder, self._known, self._firsts = folder, known, known.firsts
         self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
         self._first_rows = index.starts
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._lock = new_lock()
+        self.open_shards = OpenShards()
 
     def __str__(self) -> str:
         return f"'{self.folder}'"
@@ -175,10 +173,8 @@ class JoinedShards:
         return self._known.keys[sample].as_py()
 
     def _opened(self, shard: int) -> OpenShard:
-        with self._lock:
-            if opened := self._open.get(shard):
-                self._open.move_to_end(shard)
-                return opened
+        if (known := self.open_shards.get(shard)) is not None:
+            return known
         path, expected = self._known.path(shard), self._known.tars[shard].bytes
         try:
             opened = OpenShard(open_regular(path, "shard"), cached=False)
@@ -191,8 +187,4 @@ class JoinedShards:
                 f"{self.of}: shard '{path}': {opened.size} bytes, and its index was made of {expected}; "
                 f"{self._known.remedy}"
             )
-        with self._lock:
-            opened = self._open.setdefault(shard, opened)
-            if len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
-        return opened
+        return self.open_shards.keep(shard, opened)

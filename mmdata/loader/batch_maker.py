@@ -16,6 +16,7 @@ from mmdata.loader.member_fields import PROBED_ROWS, MemberField, MemberFields
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.samples import CheckImages, IndexSamples
 from mmdata.loader.work import LoadedBatch, Work
+from mmdata.loader.workers.open_files import most_shards
 from mmdata.plan import CaptionSources, Plan, Step
 from mmdata.plan.rows import first_rows, selection_of
 from mmdata.renamed import renamed_arguments
@@ -82,7 +83,7 @@ class BatchMaker:
         cls, data: DataConfig, corpus: Corpus, plan: Plan, *, buffers: BufferPool | None = None
     ) -> BatchMaker:
         """Build a maker from a section `data`, its corpus and its plan, whose first rows say what `data.fields` are."""
-        return cls(
+        maker = cls(
             corpus.index,
             corpus.tokenizer,
             PixelTransform.from_config(data),
@@ -95,10 +96,13 @@ class BatchMaker:
             fields=_member_fields(data, corpus, plan),
             buffers=buffers,
         )
+        for tars in (maker.store, *corpus.joined.shards.values()):
+            tars.open_shards.most = most_shards(data, plan)
+        return maker
 
     def with_own_buffers(self) -> BatchMaker:
         """A maker of the same batches with a buffer pool of its own, which is freed with the maker."""
-        return BatchMaker(
+        maker = BatchMaker(
             self.index,
             self.tokenizer,
             self.transform,
@@ -110,6 +114,8 @@ class BatchMaker:
             text_transform=self.text_transform,
             fields=self.fields,
         )
+        maker.store.open_shards.most = self.store.open_shards.most
+        return maker
 
     def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
         """Begin a batch; see `BatchBuilder`. Its units raise Interrupted once `stop` is set."""

@@ -38,11 +38,10 @@ from mmdata.plan.caption_sources import caption_sources, check_rows
 from mmdata.plan.choose_shapes import with_margin
 from mmdata.plan.groups import read_groups
 from mmdata.plan.rows import starts_of
-from mmdata.plan.select.row_weights import row_weights
+from mmdata.plan.select.row_weights import OF, row_weights
 from mmdata.plan.select.rows import select_rows
 from mmdata.plan.selection import Selection, row_chunks
 from mmdata.plan.weighted_plan import WeightedPlan
-from mmdata.plan.weights import RowWeights
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CountsTokens, caption_lengths, counts_of
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
@@ -51,6 +50,8 @@ logger = logging.getLogger("mmdata")
 
 NOTICEABLE_PADDING = 0.2
 """Share of masked places from which on the log says so."""
+MOST_PADDING = 0.5
+"""Share of masked places from which on weights of rows are an error."""
 
 Lengths = Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None
 """Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks. Or the
@@ -120,25 +121,45 @@ def build_plan(
     }
     if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
         weighted = WeightedPlan(rows, policy, weights, **settings)
-        _warn_of_padding(weights, data.global_batch_size)
+        _check_padding(weighted)
         return weighted
     return Plan(rows, policy, num_lanes=data.num_lanes, **settings)
 
 
-def _warn_of_padding(weights: RowWeights, batch_rows: int) -> None:
-    """Log that the parts of an epoch are so short that much of their last batches is masked."""
-    rows = float(weights.values.sum(dtype=np.float64)) / weights.num_parts
-    masked = 1 - rows / (math.ceil(rows / batch_rows) * batch_rows)
-    if masked > NOTICEABLE_PADDING:
-        logger.warning(
-            "%s: an epoch has %d parts of about %.0f rows, and batches of %d: about %.0f %% of the places are masked; "
-            "a smaller data.global_batch_size, or a smaller largest weight (data.max_repeats), masks less",
-            weights.name,
-            weights.num_parts,
-            rows,
-            batch_rows,
-            100 * masked,
+def _check_padding(plan: WeightedPlan) -> None:
+    """Tell, or refuse, weights by which many places of an epoch are masked.
+
+    No batch has a row twice. So a row of weight 100 takes 100 batches, however few the other rows are.
+
+    Raises:
+        ConfigError: most places would be masked, though there are enough rows for a batch.
+    """
+    weights, batch_rows = plan.weights, min(plan.batch_sizes)
+    parts, total = weights.num_parts, weights.rows_of_epoch()
+    rows = total / parts
+    places = parts * math.ceil(rows / batch_rows) * batch_rows
+    masked = 1 - total / places
+    if masked <= NOTICEABLE_PADDING:
+        return
+    is_cut = weights.name.startswith(OF)
+    said = (
+        f"{weights.name}: an epoch has {parts} parts of about {rows:,.1f} rows, and batches of {batch_rows}: "
+        f"about {100 * masked:.0f} % of the places are masked"
+    )
+    if masked < MOST_PADDING or plan.num_rows < batch_rows:
+        less = "a smaller data.global_batch_size" + (
+            ", or a smaller largest weight (data.max_repeats)," if is_cut else ""
         )
+        logger.warning("%s; %s masks less", said, less)
+        return
+    largest = next(
+        most for most in range(parts, 0, -1) if most == 1 or 2 * weights.rows_of_epoch(most) > most * batch_rows
+    )
+    instead = f"data.max_repeats to {largest} or less" if is_cut else "data.captions to one"
+    raise ConfigError(
+        f"{said}, {places - round(total):,} of {places:,}. A part has no row twice, so there are as many as the "
+        f"largest weight: set {instead}, or data.global_batch_size to {max(1, math.ceil(2 * rows) - 1)} or less"
+    )
 
 
 def num_rows(data: DataConfig) -> int:

@@ -50,6 +50,10 @@ class RowWeights:
         self.name = f"{name} ({fast_hash(self.values.tobytes()) % 2**64:016x})"
         self._seed = mix(np.array([seed]))
 
+    def rows_of_epoch(self, most: float = math.inf) -> float:
+        """Rows of an epoch on average, each as often as it comes; `most`: weights above it count as that."""
+        return float(np.minimum(self.values, most).sum(dtype=np.float64))
+
     def passes(self, rows: Ints, part: int) -> Ints:
         """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
         return self._passes(rows, part)[0]

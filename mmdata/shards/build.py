@@ -79,13 +79,14 @@ def build_index(
     progress: Progress | None = None,
     cache: ShardCache | None = None,
     fill_cache: bool = False,
+    num_workers: int | None = None,
 ) -> IndexReport:
     """Write index, manifest and quarantine list for a folder of tars, or for one tar.
 
-    Memory holds the rows of one shard at a time. What is read of each tar is kept until the index is published, so a
-    run that failed or was killed is continued by the next one. An existing index is left alone if it equals the new
-    one, and is an error if it differs; of tars behind URLs only the sizes are compared, and none is read again. An
-    existing index without caption lengths gets those of the tokenizer, for which only captions are read.
+    Memory holds the rows of one shard at a time, in each process. What is read of each tar is kept until the index is
+    published, so a run that failed or was killed is continued by the next one. An existing index is left alone if it
+    equals the new one, and is an error if it differs; of tars behind URLs only the sizes are compared, and none is read
+    again. An existing index without caption lengths gets those of the tokenizer, for which only captions are read.
 
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 
@@ -106,6 +107,8 @@ def build_index(
         progress: called with (bytes done, bytes in all).
         cache: for tars behind URLs; default: that of the loader.
         fill_cache: keep the tars behind URLs in the cache, as many as it holds.
+        num_workers: processes that read the tars of a folder; None takes one for each core from 256 MB of tars on. The
+            index is the same.
 
     Raises:
         DataError: no tar, damaged ones, a sample split over two, another manifest in `out`, or too many samples
@@ -136,9 +139,17 @@ def build_index(
             found = members or (before.members if before is not None else _guess(tars, staging))
             classes = (before.accounts or {}).get("classes") if before is not None else None
             build = IndexBuilder(
-                folder, tars, limits, found, staging, version=_version(folder, overwrite=overwrite), classes=classes
+                folder,
+                tars,
+                limits,
+                found,
+                staging,
+                version=_version(folder, overwrite=overwrite),
+                classes=classes,
+                skip_damaged=skip_damaged,
+                num_workers=num_workers,
             )
-            build.read(progress, skip_damaged=skip_damaged)
+            build.read(progress)
             build.check(max_bad_share)
             new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
             if make_tokenizer is not None:

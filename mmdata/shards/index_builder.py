@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
+from mmdata.processes import map_in_processes, workers_for
 from mmdata.shards.columns.encode import CountTokens, encode
 from mmdata.shards.columns.labels import Labels, number_labels
 from mmdata.shards.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
@@ -24,7 +23,7 @@ from mmdata.shards.manifest.writer import write_manifest
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.remote.concurrently import map_concurrently
 from mmdata.shards.samples import split_sample
-from mmdata.shards.scan import Edge, Progress, Scan
+from mmdata.shards.scan import Bar, Edge, Progress, Scan
 from mmdata.shards.staging import INDEX_END, ReadTar, Staging
 from mmdata.shards.tars import Tars
 from mmdata.shards.texts import Losses
@@ -51,41 +50,40 @@ class _Counts(NamedTuple):
         return cls(len(scan.rows), *has, scan.samples, scan.ignored, scan.quarantined, scan.edges)
 
 
-class _Bar:
-    """Reports progress over tars that are read in any order.
+class _Found(NamedTuple):
+    """What was found in a tar of so many bytes."""
 
-    Args:
-        progress: called with (bytes done, bytes in all); may be None.
-        sizes: of the tars, in bytes; those not known yet are taken to be as large as the others on average.
-    """
+    counts: _Counts
+    damage: DamagedShard | None
+    bytes: int
 
-    def __init__(self, progress: Progress | None, sizes: list[int | None]) -> None:
-        self._progress, self._sizes = progress, sizes
-        self._offsets = [0] * len(sizes)
-        self._done = 0
-        self._total = sum(size or 0 for size in sizes)
-        self._unknown = {number for number, size in enumerate(sizes) if size is None}
-        self._lock = Lock()
 
-    def steps(self, number: int) -> Callable[[int], None]:
-        """A callback for the offsets that are reached in a tar."""
-        return partial(self._reach, number)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a tar, unless an earlier run has read it, and keeps what was found in the staging folder."""
 
-    def finish(self, number: int, size: int) -> None:
-        """Count a whole tar of `size` bytes."""
-        self._sizes[number] = size
-        self._reach(number, size)
+    tars: Tars
+    staging: Staging
+    limits: Limits
+    members: Members
+    skip_damaged: bool
 
-    def _reach(self, number: int, offset: int) -> None:
-        with self._lock:
-            if number in self._unknown and (size := self._sizes[number]) is not None:
-                self._unknown.remove(number)
-                self._total += size
-            self._done += offset - self._offsets[number]
-            self._offsets[number] = offset
-            if self._progress:
-                total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
-                self._progress(self._done, max(total, self._done))
+    def identity(self, number: int) -> dict[str, Any]:
+        """All that decides what is found in a tar."""
+        settings = {"limits": asdict(self.limits), "members": self.members.content()}
+        return {**settings, **self.tars.identity(number)}
+
+    def __call__(self, number: int, step: Callable[[int], None]) -> _Found:
+        """Read a tar."""
+        identity, name = self.identity(number), self.tars.names[number]
+        known = self.staging.load(name, identity)
+        # A URL's identity is the same when a whole tar has replaced the damaged one.
+        if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
+            known = self.tars.read(number, limits=self.limits, members=self.members, step=step)
+            self.staging.save(name, identity, known)
+        else:
+            self.tars.recall(known)
+        return _Found(_Counts.of(known.scan), known.scan.damage, known.bytes)
 
 
 class IndexBuilder:
@@ -98,6 +96,7 @@ class IndexBuilder:
         staging: of the folder.
         version: of the format on disk.
         classes: names of the classes by label, for tars whose labels are numbers; None: not known.
+        skip_damaged, num_workers: see `build_index`.
 
     Attributes:
         quarantined: see `IndexReport`.
@@ -114,11 +113,14 @@ class IndexBuilder:
         *,
         version: int,
         classes: list[str] | None = None,
+        skip_damaged: bool = False,
+        num_workers: int | None = None,
     ) -> None:
         self.quarantined: list[dict[str, Any]] = []
         self.losses = Losses()
         self._labels = Labels()
-        self._folder, self._tars, self._limits, self._staging = folder, tars, limits, staging
+        self._folder, self._tars, self._staging, self._num_workers = folder, tars, staging, num_workers
+        self._reader = _Reader(tars, staging, limits, members, skip_damaged)
         self._members, self._classes = members, classes
         self._version = version
         self._has_captions = False
@@ -140,50 +142,44 @@ class IndexBuilder:
             **({"classes": classes} if (classes := self._labels.names or self._classes) else {}),
         }
 
-    def read(self, progress: Progress | None, *, skip_damaged: bool) -> None:
+    def read(self, progress: Progress | None) -> None:
         """Read all tars, except those that an earlier run has read, and keep what was found in the staging folder.
 
         Raises:
-            DataError: a tar is damaged and `skip_damaged` is False, which is found out after all were read; or a sample
-                is split over two.
+            DataError: a tar is damaged, and damaged ones are not skipped, which is found out after all were read; or a
+                sample is split over two.
         """
-        bar = _Bar(progress, self._tars.sizes)
+        bar = Bar(progress, self._tars.sizes)
         damaged: list[DamagedShard] = []
-        for number, (counts, damage) in enumerate(self._each(bar, skip_damaged=skip_damaged)):
+        for number, (counts, damage, _) in enumerate(self._each(bar)):
             if damage:
                 self._damaged[self._tars.names[number]] = damage.what
                 damaged.append(self._placed(number, damage))
             self._has_captions = self._has_captions or counts.has_captions
             self._read.append(counts)
-        if damaged and not skip_damaged:
+        if damaged and not self._reader.skip_damaged:
             raise self._damaged_shards(damaged)
         self._count()
 
-    def _each(self, bar: _Bar, *, skip_damaged: bool) -> Iterator[tuple[_Counts, DamagedShard | None]]:
+    def _each(self, bar: Bar) -> Iterator[_Found]:
         """What was found in each tar, in row order."""
-
-        def read(number: int) -> tuple[_Counts, DamagedShard | None]:
-            identity = self._identity(number)
-            known = self._staging.load(self._tars.names[number], identity)
-            # A URL's identity is the same when a whole tar has replaced the damaged one.
-            if known is None or (known.scan.damage and self._tars.are_remote and not skip_damaged):
-                step = bar.steps(number)
-                known = self._tars.read(number, limits=self._limits, members=self._members, step=step)
-                self._staging.save(self._tars.names[number], identity, known)
-            else:
-                self._tars.recall(known)
-            bar.finish(number, known.bytes)
-            return _Counts.of(known.scan), known.scan.damage
-
         numbers = range(len(self._tars.names))
         if self._tars.are_remote:
-            yield from map_concurrently(read, numbers, threads=self._tars.threads, end=self._tars.close)
-        else:
-            yield from map(read, numbers)
 
-    def _identity(self, number: int) -> dict[str, Any]:
-        settings = {"limits": asdict(self._limits), "members": self._members.content()}
-        return {**settings, **self._tars.identity(number)}
+            def read(number: int) -> _Found:
+                found = self._reader(number, bar.steps(number))
+                bar.finish(number, found.bytes)
+                return found
+
+            yield from map_concurrently(read, numbers, threads=self._tars.threads, end=self._tars.close)
+            return
+        workers = workers_for(sum(size or 0 for size in self._tars.sizes), self._num_workers)
+        names = self._tars.names
+        for number, one in enumerate(
+            map_in_processes(self._reader, numbers, names=names, workers=workers, step=bar.steps)
+        ):
+            bar.finish(number, one.bytes)
+            yield one
 
     def _count(self) -> None:
         """Count the samples as the whole corpus decides."""
@@ -244,7 +240,7 @@ class IndexBuilder:
     def _scan(self, number: int) -> ReadTar:
         """What was read of a tar, as the whole corpus decides."""
         name = self._tars.names[number]
-        read = self._staging.load(name, self._identity(number))
+        read = self._staging.load(name, self._reader.identity(number))
         if read is None:
             place = f"{self._tars}/{name}"
             raise DataError(f"shard '{place}': changed while it was indexed; run this again when it is complete")

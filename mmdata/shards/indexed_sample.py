@@ -115,15 +115,17 @@ class IndexedSample:
 
     @cached_property
     def image(self) -> Image:
-        """The image, decoded by Pillow and turned as its EXIF orientation says, as `datasets` decodes images.
+        """The image, decoded by Pillow and turned as its orientation says, as `datasets` decodes images.
 
         Its mode is that of the file: `sample.image.convert("RGB")`. The loader decodes with other, faster decoders.
         """
-        from PIL import Image, ImageOps
+        from PIL import Image
+
+        from mmdata.shards.images.opened import turned
 
         with Image.open(io.BytesIO(self.image_bytes)) as opened:
             opened.load()
-            return ImageOps.exif_transpose(opened)
+            return turned(opened)
 
     def _changed(self, what: str) -> DataError:
         return DataError(f"shard '{self.shard}', sample '{self.key}': {what}; `mmdata verify` says what has changed")

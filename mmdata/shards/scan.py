@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, Reason
+from mmdata.shards.block_reader import BlockReader, Digest
 from mmdata.shards.captions import NO_CAPTION
 from mmdata.shards.columns.encode import Row
 from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
@@ -108,6 +110,7 @@ def scan_shard(
     members: Members = USUAL,
     step: Callable[[int], None] = lambda offset: None,
     name: str | None = None,
+    digest: Digest | None = None,
 ) -> Scan:
     """Read a tar strictly.
 
@@ -117,20 +120,24 @@ def scan_shard(
         limits: images outside them are quarantined.
         members: which members are image, caption and label.
         step: called with the offset of each sample.
+        digest: gets all bytes of the file, also those behind damage; None: the file is not hashed.
 
     Returns:
         The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
         quarantined: nobody knows whether it is complete.
     """
     name = path.name if name is None else name
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
+        blocks = BlockReader(file, digest)
 
         def read(member: Member) -> bytes:
-            file.seek(member.offset)
-            return file.read(member.size)
+            blocks.seek(member.offset)
+            return blocks.read(member.size)
 
-        reader = SampleReader(read_members(file, name=name), name=name)
-        return scan_samples(reader, read, name=name, limits=limits, members=members, step=step)
+        reader = SampleReader(read_members(blocks, name=name), name=name)
+        scan = scan_samples(reader, read, name=name, limits=limits, members=members, step=step)
+        blocks.drain()
+        return scan
 
 
 def scan_samples(
@@ -216,6 +223,43 @@ class _Scanner:
         """The samples, when the tar has ended."""
         scan = self._scan
         return replace(scan, samples=self._samples, ignored=ignored, damage=damage)
+
+
+class Bar:
+    """Reports progress over tars that are read in any order.
+
+    Args:
+        progress: called with (bytes done, bytes in all); may be None.
+        sizes: of the tars, in bytes; those not known yet are taken to be as large as the others on average.
+    """
+
+    def __init__(self, progress: Progress | None, sizes: Sequence[int | None]) -> None:
+        self._progress, self._sizes = progress, [*sizes]
+        self._offsets = [0] * len(sizes)
+        self._done = 0
+        self._total = sum(size or 0 for size in sizes)
+        self._unknown = {number for number, size in enumerate(sizes) if size is None}
+        self._lock = Lock()
+
+    def steps(self, number: int) -> Callable[[int], None]:
+        """A callback for the offsets that are reached in a tar."""
+        return partial(self._reach, number)
+
+    def finish(self, number: int, size: int) -> None:
+        """Count a whole tar of `size` bytes."""
+        self._sizes[number] = size
+        self._reach(number, size)
+
+    def _reach(self, number: int, offset: int) -> None:
+        with self._lock:
+            if number in self._unknown and (size := self._sizes[number]) is not None:
+                self._unknown.remove(number)
+                self._total += size
+            self._done += offset - self._offsets[number]
+            self._offsets[number] = offset
+            if self._progress:
+                total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
+                self._progress(self._done, max(total, self._done))
 
 
 def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:

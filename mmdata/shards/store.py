@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mmdata")
 
 MAX_OPEN = 64
-"""Open shards; each holds a file descriptor."""
+"""Shards that stay open if nothing else is said; each holds a file descriptor."""
 MAX_EXTRACTS = 1024
 """Shards of which is known what to fetch of them; 24 bytes a selected row of each."""
 MEMBERS = ("image", "caption")
@@ -37,11 +37,14 @@ class ShardStore:
 
     Args:
         index: of the shards. A shard behind a URL is fetched into the cache when a member of it is first read.
+
+    Attributes:
+        open_shards: those that stay open.
     """
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self.open_shards = OpenShards()
         self._lock = new_lock()
         self._rows_of: Callable[[int], NDArray[np.int64]] | None = None
         self._whole_samples = False
@@ -73,7 +76,7 @@ class ShardStore:
         if (data := opened.read(offset, size)) is None:  # not in the extract
             with self._lock:
                 self._extracts[shard] = None
-                self._open.pop(shard, None)
+            self.open_shards.drop(shard)
             data = self._opened(shard, stop).read(offset, size)
         if data is None or len(data) != size:
             place = self._index.shard_place(shard)
@@ -103,18 +106,8 @@ class ShardStore:
                 self._open_shard(shard, stop)
 
     def _opened(self, shard: int, stop: Event | None) -> OpenShard:
-        with self._lock:
-            if opened := self._open.get(shard):
-                self._open.move_to_end(shard)
-                return opened
-        opened = self._open_shard(shard, stop)  # without the lock: fetching takes long, and other threads read on
-        with self._lock:
-            for number in [number for number, other in self._open.items() if other.is_removed()]:
-                del self._open[number]  # the cache removed the file; closing it frees its room on the disk
-            opened = self._open.setdefault(shard, opened)
-            if len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
-        return opened
+        opened = self.open_shards.get(shard)
+        return opened or self.open_shards.keep(shard, self._open_shard(shard, stop))
 
     def _open_shard(self, shard: int, stop: Event | None) -> OpenShard:
         part, local = self._index.part(shard)
@@ -208,6 +201,41 @@ class OpenShard:
     def is_removed(self) -> bool:
         """Whether the cache has removed the file, which keeps its room on the disk as long as it is open."""
         return self._cached and os.fstat(self._descriptor).st_nlink == 0
+
+
+class OpenShards:
+    """Shards that stay open, by number; the one used least recently makes room. Safe to share between threads.
+
+    Attributes:
+        most: how many.
+    """
+
+    def __init__(self) -> None:
+        self.most = MAX_OPEN
+        self._shards: OrderedDict[int, OpenShard] = OrderedDict()
+        self._lock = new_lock()
+
+    def get(self, number: int) -> OpenShard | None:
+        """The shard with a number; None if it is not open."""
+        with self._lock:
+            if (opened := self._shards.get(number)) is not None:
+                self._shards.move_to_end(number)
+            return opened
+
+    def keep(self, number: int, opened: OpenShard) -> OpenShard:
+        """Keep a shard that was opened without the lock; returns the one that another thread was faster to open."""
+        with self._lock:
+            for removed in [number for number, other in self._shards.items() if other.is_removed()]:
+                del self._shards[removed]  # the cache removed the file; closing it frees its room on the disk
+            opened = self._shards.setdefault(number, opened)
+            while len(self._shards) > self.most:
+                self._shards.popitem(last=False)
+            return opened
+
+    def drop(self, number: int) -> None:
+        """Close a shard, if it is open."""
+        with self._lock:
+            self._shards.pop(number, None)
 
 
 _REMEDY = "the shard changed since it was indexed: fetch it again, or index it anew (`mmdata index FOLDER --overwrite`)"

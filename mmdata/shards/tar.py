@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from mmdata.errors import DamagedShard
 from mmdata.shards.not_a_tar import other_file
@@ -110,12 +110,12 @@ def split_name(name: str) -> tuple[str, str] | None:
     """
     folder, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
-    if not stem or not extension or _META.match(name):
+    if not stem or not extension or (name.startswith("__") and _META.match(name)):
         return None
     return folder + slash + stem, extension.lower()
 
 
-def read_members(file: BinaryIO, *, name: str) -> Iterator[Member]:
+def read_members(file: Seekable, *, name: str) -> Iterator[Member]:
     """The regular files of a tar, in order; directories are skipped. Payloads are not read.
 
     Args:
@@ -242,11 +242,12 @@ class _Reader:
                 self._fail(position, "a global pax header that names a member")
 
     def _name(self, block: bytes, names: dict[bytes, str], position: int) -> str:
-        given = {name for kind, name in names.items() if kind in (b"L", b"x") and name}
-        if len(given) > 1:
-            self._fail(position, f"two names for one member: {sorted(given)}")
-        if given:
-            return given.pop()
+        if names:
+            given = {name for kind, name in names.items() if kind in (b"L", b"x") and name}
+            if len(given) > 1:
+                self._fail(position, f"two names for one member: {sorted(given)}")
+            if given:
+                return given.pop()
         name = self._text(block[:100].split(b"\0")[0], position)
         # The prefix exists only in POSIX headers; GNU headers keep times in these bytes.
         prefix = block[345:500].split(b"\0")[0] if block[257:263] == b"ustar\0" else b""
@@ -323,9 +324,9 @@ class _Reader:
 def _checked(block: bytes) -> tuple[bytes, int]:
     """Type and payload size of a header block; raises ValueError, which says what is wrong with it."""
     field = _OCTAL.fullmatch(block[148:156])
-    rest = block[:148] + b" " * 8 + block[156:]
+    rest = (block[:148] + b" " * 8 + block[156:]).translate(None, b"\0")  # zeros, most of a header, add nothing
     beyond = -1 if field is None else sum(rest) - int(field[1], 8)
-    if beyond not in (0, 256 * len(rest.translate(None, _ASCII))):  # old tars summed signed bytes
+    if beyond and beyond != 256 * len(rest.translate(None, _ASCII)):  # old tars summed signed bytes
         raise ValueError("header checksum does not match: damaged, or not a tar")
     if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
         raise ValueError(f"not a tar header: magic {block[257:265]!r}")

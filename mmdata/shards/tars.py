@@ -116,8 +116,9 @@ class LocalTars:
     def read(self, number: int, *, limits: Limits, members: Members, step: Callable[[int], None]) -> ReadTar:
         """Read a tar; the arguments are those of `scan_shard`."""
         path = self._paths[number]
-        scan = scan_shard(path, limits=limits, members=members, step=step)
-        return ReadTar(scan, file_sha256(path), path.stat().st_size)
+        digest = hashlib.sha256()
+        scan = scan_shard(path, limits=limits, members=members, step=step, digest=digest)
+        return ReadTar(scan, digest.hexdigest(), path.stat().st_size)
 
     def recall(self, read: ReadTar) -> None:
         """Nothing is kept."""

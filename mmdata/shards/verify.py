@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmdata.errors import DataError, printable
+from mmdata.processes import map_in_processes, workers_for
 from mmdata.shards.columns.columns import FIXED, Columns
 from mmdata.shards.columns.encode import encode
 from mmdata.shards.columns.labels import Labels, number_labels
@@ -22,8 +25,7 @@ from mmdata.shards.index import Index
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.manifest.pages import ShardEntry
 from mmdata.shards.manifest.writer import Totals
-from mmdata.shards.scan import Progress, Scan, scan_shard, steps
-from mmdata.shards.tars import file_sha256
+from mmdata.shards.scan import Bar, Progress, Scan, scan_shard
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,11 @@ class Problem:
 
 
 def verify(
-    folder: str | os.PathLike[str], progress: Progress | None = None, *, shards: Collection[str] | None = None
+    folder: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    shards: Collection[str] | None = None,
+    num_workers: int | None = None,
 ) -> list[Problem]:
     """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
 
@@ -52,6 +58,7 @@ def verify(
         folder: with a manifest.
         progress: called with (bytes done, bytes in all).
         shards: names of the shards to check; None: all. What the manifest says of all together is checked anyway.
+        num_workers: processes; None takes one for each core from 256 MB of tars on. The problems are the same.
 
     Raises:
         DataError: the manifest itself, or a page of it, is missing or damaged.
@@ -59,23 +66,47 @@ def verify(
     """
     local = local_folder(folder)
     manifest = Manifest.read(local)
-    index = Index(manifest)
-    excused = _quarantined(local)
-    total = manifest.bytes if shards is None else sum(entry.bytes for entry in manifest if entry.name in shards)
     problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
     problems += [Problem(name, detail) for name, detail in _unlisted(manifest)]
-    classes = (manifest.accounts or {}).get("classes")
-    labels = Labels(classes) if classes else None  # without names of classes, the index left out labels that are names
-    done = 0
+    numbers, names, sizes = list[int](), list[str](), list[int]()
     for number, entry in enumerate(manifest):
-        if shards is not None and entry.name not in shards:
-            continue
-        step = steps(progress, done, total)
-        found = _problems(index, number, excused.get(entry.name, set()), labels, step)
-        problems += [Problem(entry.name, detail) for detail in found]
-        done += entry.bytes
-        step(entry.bytes)
+        if shards is None or entry.name in shards:
+            numbers.append(number)
+            names.append(entry.name)
+            sizes.append(entry.bytes)
+    bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
+    found = map_in_processes(_Check(local), numbers, names=names, workers=workers, step=bar.steps)
+    for place, details in enumerate(found):
+        problems += [Problem(names[place], detail) for detail in details]
+        bar.finish(place, sizes[place])
     return problems
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Finds what is wrong with a shard of a folder."""
+
+    folder: Path
+
+    def __call__(self, shard: int, step: Callable[[int], None]) -> list[str]:
+        """What is wrong with the shard of this number."""
+        entry = self._index.manifests[0].entry(shard)
+        excused = self._excused.get(entry.name, set())
+        return [*_problems(self._index, shard, entry, excused, self._labels, step)]
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index(Manifest.read(self.folder))
+
+    @cached_property
+    def _excused(self) -> dict[str, set[str]]:
+        return _quarantined(self.folder)
+
+    @cached_property
+    def _labels(self) -> Labels | None:
+        classes = (self._index.manifests[0].accounts or {}).get("classes")
+        # Without names of classes, the index left out labels that are names.
+        return Labels(classes) if classes else None
 
 
 def _wrong_sums(manifest: Manifest) -> Iterator[str]:
@@ -137,9 +168,14 @@ def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _problems(
-    index: Index, shard: int, excused: set[str], labels: Labels | None, step: Callable[[int], None]
+    index: Index,
+    shard: int,
+    entry: ShardEntry,
+    excused: set[str],
+    labels: Labels | None,
+    step: Callable[[int], None],
 ) -> Iterator[str]:
-    entry, path = index.manifests[0].entry(shard), index.shard_path(shard)
+    path = index.shard_path(shard)
     if not path.exists():
         yield f"no such file: '{path}'"
         return
@@ -148,7 +184,11 @@ def _problems(
         return
     if (size := path.stat().st_size) != entry.bytes:
         yield f"{size} bytes, and the manifest says {entry.bytes}"
-    elif file_sha256(path) != entry.sha256:
+    digest = hashlib.sha256()
+    scan = scan_shard(
+        path, limits=NO_LIMITS, members=index.manifests[0].members, step=step, name=entry.name, digest=digest
+    )
+    if size == entry.bytes and digest.hexdigest() != entry.sha256:
         yield "its SHA-256 is not the manifest's: the content changed"
     columns = None
     try:
@@ -159,7 +199,6 @@ def _problems(
         columns = opened
     except DataError as error:
         yield str(error)
-    scan = scan_shard(path, limits=NO_LIMITS, members=index.manifests[0].members, step=step, name=entry.name)
     known = (index.manifests[0].accounts or {}).get("damaged_shards", {}).get(entry.name)
     if scan.damage is not None and scan.damage.what != known:  # known: the shard was indexed up to its damage
         yield str(scan.damage).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")

@@ -6,20 +6,22 @@ Headers have checksums; payloads have none. Without an index only the headers of
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.atomic import explain
 from mmdata.errors import BadSample, DataError, Reason
+from mmdata.processes import map_in_processes, workers_for
 from mmdata.safe_read import check_regular
 from mmdata.shards.foreign import guess_members
 from mmdata.shards.given_tars import given_tars
 from mmdata.shards.images.probe import NO_LIMITS
 from mmdata.shards.members import USUAL, Members
 from mmdata.shards.samples import split_sample
-from mmdata.shards.scan import Edge, Progress, Scan, scan_shard, steps
+from mmdata.shards.scan import Bar, Edge, Progress, Scan, scan_shard
 from mmdata.shards.verify import Problem
 
 _DAMAGED = Reason.DAMAGED_SHARD.value  # its sample is told with the damage
@@ -40,38 +42,42 @@ class TarsReport:
     bytes: int = 0
 
 
-def verify_tars(given: Sequence[str | os.PathLike[str]], progress: Progress | None = None) -> TarsReport:
-    """Read tars strictly, one after the other. A damaged tar is told, and the next one is read.
+def verify_tars(
+    given: Sequence[str | os.PathLike[str]], progress: Progress | None = None, *, num_workers: int | None = None
+) -> TarsReport:
+    """Read tars strictly. A damaged tar is told, and the others are read.
 
     Args:
         given: tars, folders of tars, brace patterns.
         progress: called with (bytes done, bytes in all).
+        num_workers: processes; None takes one for each core from 256 MB of tars on.
 
     Raises:
         DataError, ConfigError: see `given_tars`.
     """
     paths = given_tars(given)
     report = TarsReport(tars=len(paths))
-    total = sum(path.stat().st_size for path in paths if path.is_file())
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
     members = _members([path for path in paths if path.is_file()])
     scans: list[tuple[str, Scan]] = []
     captioned = False
     before: tuple[Edge, str] | None = None
-    for path in paths:
-        try:
-            check_regular(path, "shard")
-            scan = scan_shard(path, limits=NO_LIMITS, members=members, step=steps(progress, report.bytes, total))
-        except (DataError, OSError) as error:
-            report.problems.append(Problem(path.name, _detail(path.name, error)))
+    bar, workers, names = Bar(progress, sizes), workers_for(sum(sizes), num_workers), [path.name for path in paths]
+    found = map_in_processes(partial(_read, members=members), paths, names=names, workers=workers, step=bar.steps)
+    for place, one in enumerate(found):
+        name = names[place]
+        bar.finish(place, sizes[place])
+        if isinstance(one, str):
+            report.problems.append(Problem(name, one))
             before = None
             continue
-        report.bytes += path.stat().st_size
-        report.samples += scan.samples
-        captioned |= scan.has_captions
-        before = _split(report, before, path.name, scan)
-        scans.append((path.name, _faults_only(scan)))
-        if scan.damage is not None:
-            report.problems.append(Problem(path.name, _detail(path.name, scan.damage)))
+        report.bytes += one.bytes
+        report.samples += one.scan.samples
+        captioned |= one.has_captions
+        before = _split(report, before, name, one.scan)
+        scans.append((name, one.scan))
+        if one.scan.damage is not None:
+            report.problems.append(Problem(name, _detail(name, one.scan.damage)))
             before = None
     for name, scan in scans:
         seen = scan.in_captioned_corpus(name, members) if captioned else scan
@@ -79,8 +85,26 @@ def verify_tars(given: Sequence[str | os.PathLike[str]], progress: Progress | No
     places = {path.name: number for number, path in reversed([*enumerate(paths)])}
     report.problems.sort(key=lambda problem: places[problem.shard])
     if progress:
-        progress(total, total)
+        progress(sum(sizes), sum(sizes))
     return report
+
+
+class _Read(NamedTuple):
+    """What was read of a tar: its faults, whether its usable samples have captions, and its size."""
+
+    scan: Scan
+    has_captions: bool
+    bytes: int
+
+
+def _read(path: Path, step: Callable[[int], None], *, members: Members) -> _Read | str:
+    """Read a tar; why it cannot be read, if it cannot."""
+    try:
+        check_regular(path, "shard")
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step)
+        return _Read(_faults_only(scan), scan.has_captions, path.stat().st_size)
+    except (DataError, OSError) as error:
+        return _detail(path.name, error)
 
 
 def _members(paths: list[Path]) -> Members:
@@ -100,6 +124,9 @@ def _faults_only(scan: Scan) -> Scan:
         labels=[scan.labels[i] for i in mute],
         quarantined=scan.quarantined,
         mute=scan.mute,
+        samples=scan.samples,
+        edges=scan.edges,
+        damage=scan.damage,
     )
 
 

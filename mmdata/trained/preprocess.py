@@ -24,6 +24,7 @@ from mmdata.plan.buckets import Shapes
 from mmdata.plan.from_config import image_shapes
 from mmdata.safe_read import check_regular, read_regular
 from mmdata.shards import probe
+from mmdata.shards.images.opened import file_of
 from mmdata.shards.samples import MAX_IMAGE_BYTES
 from mmdata.transform.jpeg import oriented_size
 from mmdata.transform.pillow import pixels_of
@@ -42,9 +43,10 @@ class Preprocess:
     Where the run has several image shapes, an image goes to the one nearest in aspect ratio. A loader does the same,
     but for the few rows that are left over at the end of an epoch, which fill up batches of another shape.
 
-    A path or bytes give the pixels of the loader, bit for bit: EXIF orientation, CMYK, transparency on white, 16 bits
-    scaled to 8. Pillow has decoded its images at full size, where the loader decodes a large JPEG at a half or less of
-    it (`data.decode: fast`): pixels of JPEGs more than twice as large as the crop differ a little.
+    A path, bytes, or an image that was opened and not loaded yet give the pixels of the loader, bit for bit:
+    orientation, CMYK, transparency on white, 16 bits scaled to 8. An image that Pillow has loaded is at full size,
+    where the loader decodes a large JPEG at a half or less of it (`data.decode: fast`): pixels of JPEGs more than twice
+    as large as the crop differ a little. And a BMP has lost its alpha by then.
 
     Args:
         policy: gives an image its shape.
@@ -86,6 +88,8 @@ class Preprocess:
     def inputs(self, image: ImageLike) -> PixelEntries:
         """The entries of a batch that holds one image; see `__call__`."""
         try:
+            if isinstance(image, Image.Image) and (file := file_of(image)) is not None:
+                return self._of_file(file)
             if isinstance(image, Image.Image):
                 try:
                     image = torch.from_numpy(pixels_of(image)).permute(2, 0, 1)

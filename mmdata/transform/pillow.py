@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageFile, ImageOps, ImagePalette
+from PIL import Image, ImageCms, ImageFile, ImagePalette
 from PIL.TiffImagePlugin import TiffImageFile
 
 from mmdata.errors import BadSample, Reason
 from mmdata.shards.images.jxl import read_jxl
+from mmdata.shards.images.opened import turned, upright
 from mmdata.shards.images.probe import DEFAULT_LIMITS, open_image
 from mmdata.transform.libtiff import raising_errors
 
@@ -28,17 +29,6 @@ _PHOTOMETRIC = 262
 _COLOUR_MAP = 320
 
 _WHITE_IS_ZERO = 0  # a value of _PHOTOMETRIC
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What makes an image of each EXIF orientation upright."""
 
 Pixels = NDArray[np.uint8]
 
@@ -64,10 +54,10 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Pixels:
 
 
 def pixels_of(image: Image.Image) -> Pixels:
-    """The pixels of an image that Pillow has opened or made, with the conversions of `decode_pillow`.
+    """The pixels of an image that Pillow has loaded or made, with the conversions of `decode_pillow`.
 
     Args:
-        image: of any mode; its EXIF orientation is applied, and the current frame of an animation is taken.
+        image: of any mode; its orientation is applied, and the current frame of an animation is taken.
 
     Returns:
         uint8 (H, W, 3), RGB.
@@ -76,13 +66,7 @@ def pixels_of(image: Image.Image) -> Pixels:
         BadSample: 32-bit values, which have no single meaning in memory, or floats outside 0 to 1.
         Exception: Pillow's own errors: the image does not decode.
     """
-    return _of_any_mode(ImageOps.exif_transpose(image))
-
-
-def upright(image: Image.Image, orientation: int) -> Image.Image:
-    """A loaded image turned as an EXIF orientation (1 to 8) says."""
-    turn = _TURNS.get(orientation)
-    return image if turn is None else image.transpose(turn)
+    return _of_any_mode(turned(image))
 
 
 def _of_any_mode(image: Image.Image) -> Pixels:

@@ -18,8 +18,8 @@ from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.shards import FORMATS, Index, build_index
 from mmdata.shards.folder import find_ledger
+from mmdata.shards.images.opened import upright
 from mmdata.transform.image import decode
-from mmdata.transform.pillow import upright
 from tests.convert.test_resize import profile
 from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
 

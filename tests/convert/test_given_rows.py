@@ -53,16 +53,20 @@ def test_generator_of_bytes_paths_and_pictures_is_converted(corpus: Path, tmp_pa
         yield {"image": (corpus / "a.jpg").read_bytes(), "caption": "one", "label": 0, "licence": "CC0"}
         yield {"image": corpus / "b.jpg", "captions": ["two", "deux"], "label": np.int64(1), "where": {"page": 3}}
         yield {"image": Image.open(corpus / "c.jpg"), "caption": "three", "score": np.float32(0.5), "key": "mine/c"}
+        with Image.open(corpus / "c.jpg") as loaded:
+            loaded.load()
+        yield {"image": loaded.copy(), "caption": "four", "key": "mine/d"}
 
     report = convert(rows(), tmp_path / "out")
-    assert (report.accounts["written"], report.accounts["rows"]) == (3, 3)
+    assert (report.accounts["written"], report.accounts["rows"]) == (4, 4)
     found = members(tmp_path / "out")
     assert found["000000000.jpg"] == (corpus / "a.jpg").read_bytes()
     assert found["000000001.jpg"] == (corpus / "b.jpg").read_bytes()
     assert json.loads(found["000000000.json"]) == {"captions": ["one"], "label": 0, "licence": "CC0"}
     assert json.loads(found["000000001.json"]) == {"captions": ["two", "deux"], "label": 1, "where": {"page": 3}}
     assert json.loads(found["mine/c.json"]) == {"captions": ["three"], "score": 0.5}
-    with Image.open(io.BytesIO(found["mine/c.png"])) as stored, Image.open(corpus / "c.jpg") as given_one:
+    assert found["mine/c.jpg"] == (corpus / "c.jpg").read_bytes()
+    with Image.open(io.BytesIO(found["mine/d.png"])) as stored, Image.open(corpus / "c.jpg") as given_one:
         assert (stored.format, stored.tobytes()) == ("PNG", given_one.tobytes())
 
 
@@ -71,7 +75,9 @@ def test_picture_is_stored_as_it_is_seen(corpus: Path, tmp_path: Path, make: Mak
         exif = image.getexif()
         exif[0x0112] = 6  # turned by 90 degrees
         image.save(tmp_path / "turned.jpg", exif=exif)
-    make([{"image": Image.open(tmp_path / "turned.jpg"), "caption": "x"}])
+    turned = Image.open(tmp_path / "turned.jpg")
+    turned.load()
+    make([{"image": turned, "caption": "x"}])
     with Image.open(io.BytesIO(members(tmp_path / "out")["000000000.png"])) as stored:
         assert stored.size == (20, 30)
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -129,18 +130,46 @@ def test_batch_that_its_user_dropped_is_gone_before_the_next_is_asked_for(corpus
         assert pixels() is None
 
 
-def test_loader_opens_at_most_64_shards(corpus: Corpus, tmp_path: Path):
+@pytest.fixture(scope="module")
+def shards_of_one_row(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """128 shards, twice as many as stay open without a plan."""
+    folder = tmp_path_factory.mktemp("of_one_row")
     tokenizer = Tokenizer.load(corpus.folder / "tokenizer")
-    with ShardWriter(
-        tmp_path / "shards", shard_rows=1, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint
-    ) as writer:
-        for i in range(80):
+    with ShardWriter(folder, shard_rows=1, count_tokens=tokenizer.count, tokenizer=tokenizer.fingerprint) as writer:
+        for i in range(128):
             writer.write(replace(corpus.samples[i % len(corpus.samples)], key=f"{i:05d}"))
-    loader = corpus.loader(shards=str(tmp_path / "shards"), num_workers=0)  # each thread may hold one more
-    assert loader.index.num_shards == 80
-    most = 0
-    for _ in range(2):
+    return folder
+
+
+@pytest.mark.parametrize("changes", [{"num_workers": 0}, {"num_workers": 4}, {"select": "key >= '00028'"}], ids=str)
+def test_loader_opens_each_shard_of_two_windows_once(
+    corpus: Corpus, shards_of_one_row: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+):
+    opened: Counter[str] = Counter()
+    system = os.open
+
+    def count(path: Any, *more: Any, **named: Any) -> int:
+        if str(path).endswith(".tar"):
+            opened[Path(path).name] += 1
+        return system(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", count)
+    with corpus.loader(shards=str(shards_of_one_row), **changes) as loader:
+        for _ in range(3):
+            for _batch in loader:
+                pass
+        assert len(opened) == loader.plan.num_rows > store.MAX_OPEN
+    # Two threads may open a shard at the same moment; one of them closes it.
+    assert sum(opened.values()) <= len(opened) * (1 if changes.get("num_workers") == 0 else 2)
+
+
+def test_loader_keeps_no_more_shards_open_than_two_windows_have(corpus: Corpus, shards_of_one_row: Path):
+    def most_open(window_rows: int) -> int:
+        loader = corpus.loader(shards=str(shards_of_one_row), num_workers=0, shuffle_window_rows=window_rows)
+        most = 0
         for _batch in loader:
             links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
-            most = max(most, sum(link.startswith(str(tmp_path)) and link.endswith(".tar") for link in links))
-    assert (most, store.MAX_OPEN) == (64, 64)
+            most = max(most, sum(link.startswith(str(shards_of_one_row)) and link.endswith(".tar") for link in links))
+        return most
+
+    assert (most_open(50), most_open(8)) == (100, 64)

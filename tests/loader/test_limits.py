@@ -11,14 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmdata.config import DataConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.loader.workers.open_files import files_needed
+from mmdata.loader.workers.open_files import files_needed, most_shards
+from mmdata.plan import LengthAspectPolicy, Plan
+from mmdata.plan.selection import Selection
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
+from tests.plan.conftest import FakeRows
 from tests.programs import run_program
 
 from .conftest import Corpus
@@ -60,6 +64,28 @@ def test_files_needed_example_of_the_docstring():
         for workers in ("thread", "process")
     ]
     assert needed == [98, 110]
+
+
+@pytest.mark.parametrize(("num_lanes", "share"), [(1, 1.0), (2, 1.0), (1, 0.4)])
+def test_most_shards_are_enough_to_open_each_shard_once_an_epoch(num_lanes: int, share: float):
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 9, 600)
+    rows = FakeRows(sizes.tolist())
+    chosen = [draw.random(size) < share for size in sizes]
+    if share < 1:
+        rows.selection = Selection(rows.starts, chosen, name="some")
+    plan = Plan(rows, LengthAspectPolicy([16], [(32, 32)]), global_batch_size=8, window_rows=200, num_lanes=num_lanes)
+    most = most_shards(DataConfig(shards="s", global_batch_size=8), plan)
+    assert 64 < most < 600
+    opened, still_open = 0, dict[int, None]()
+    for step in plan.steps(0):
+        for shard in np.searchsorted(rows.starts, step.rows[step.rows >= 0], side="right").tolist():
+            opened += shard not in still_open
+            still_open.pop(shard, None)
+            still_open[shard] = None
+            if len(still_open) > most:
+                del still_open[next(iter(still_open))]
+    assert opened == sum(some.any() for some in chosen)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +151,21 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         "buffers, sockets): let it open 4096 ("
     ), done.stderr
     assert said.endswith("), or set data.loading.num_workers or data.loading.prefetch_batches to less")
+
+
+@pytest.mark.parametrize(("limit", "most"), [("2 * (needed + 4)", 68), ("2 * (needed + 6)", 70), ("needed + 1", 64)])
+def test_loader_keeps_shards_open_with_half_of_the_files(
+    many_shards: dict[str, Any], tmp_path: Path, limit: str, most: int
+):
+    more = f"""
+    hard = there + {limit}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 5, hard))
+    loader = Loader.from_config(settings)
+    print([sum(int(batch["valid"].sum()) for batch in loader) for epoch in range(2)])
+    print(loader.maker.store.open_shards.most)
+    """
+    done = limited(tmp_path, more, grouped(**many_shards, num_workers=2), 70)
+    assert done.stdout == f"[70, 70]\n{most}\n", done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts need root")

@@ -236,7 +236,36 @@ def test_parts_that_are_mostly_padding_are_told(corpus: Corpus, tmp_path: Path, 
     np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 0, 10.0, 1.0))
     with corpus.loader(row_weights=str(tmp_path / "weights.npy")):
         (said,) = caplog.messages
-    assert "an epoch has 10 parts of about 6 rows, and batches of 8: about 26 % of the places are masked; a " in said
+    assert "an epoch has 10 parts of about 5.9 rows, and batches of 8: about 26 % of the places are masked; a " in said
+
+
+def test_weights_that_mask_most_places_are_refused_with_the_numbers(corpus: Corpus, tmp_path: Path):
+    np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 0, 100.0, 1.0))
+    settings = {"row_weights": str(tmp_path / "weights.npy"), "global_batch_size": 16}
+    message = (
+        r"^data.row_weights weights.npy \(\w{16}\): an epoch has 100 parts of about 1.5 rows, and batches of 16: about "
+        r"91 % of the places are masked, 1,451 of 1,600\. A part has no row twice, so there are as many as the largest "
+        r"weight: set data.max_repeats to 6 or less, or data.global_batch_size to 2 or less$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**settings, max_repeats=100)
+    # What the error names is enough: less than half of the places are masked.
+    for smaller in ({"max_repeats": 6}, {"max_repeats": 100, "global_batch_size": 2}):
+        with corpus.loader(**{**settings, **smaller}) as loader:
+            assert loader.plan.num_rows == 50
+
+
+def test_a_row_of_many_captions_that_masks_most_places_is_refused(corpus: Corpus, tmp_path: Path):
+    captions = [["a dog"], [f"dog {number}" for number in range(40)]]
+    samples = [replace(sample, captions=captions[row == 7]) for row, sample in enumerate(corpus.samples[:20])]
+    corpus.write_beside(tmp_path / "shards", samples)
+    settings = {"shards": str(tmp_path / "shards"), "captions": "every"}
+    message = (
+        r"^data.captions every \(\w{16}\): an epoch has 40 parts of about 1.5 rows, and batches of 8: about 82 % of "
+        r"the places are masked, 261 of 320\. .*: set data.captions to one, or data.global_batch_size to 2 or less$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**settings)
 
 
 def test_a_column_with_missing_weights_names_the_condition_that_leaves_them_out(corpus: Corpus, tmp_path: Path):

@@ -165,6 +165,7 @@ def raw_profile(orientation: int, name: bytes = b"exif") -> bytes:
     return b"\n%s\n%8d\n%s\n" % (name, len(data), rows)
 
 
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 EXIF_CHUNKS = {
     "eXIf": png_chunk(b"eXIf", exif(6)),
     "zTXt": png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(6))),
@@ -172,6 +173,10 @@ EXIF_CHUNKS = {
     "tEXt": png_chunk(b"tEXt", b"Raw profile type exif\0" + raw_profile(6)),
     "iTXt": png_chunk(b"iTXt", b"Raw profile type exif\0\1\0\0\0" + zlib.compress(raw_profile(6))),
     "eXIf before text": png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(3)))
+    + png_chunk(b"eXIf", exif(6)),
+    "XMP": png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP),
+    "XMP, compressed": png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(XMP)),
+    "EXIF before XMP": png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP.replace(b"6", b"3"))
     + png_chunk(b"eXIf", exif(6)),
 }
 

@@ -16,11 +16,12 @@ from PIL import Image, ImageOps, features
 from mmdata.errors import BadSample, Reason
 from mmdata.shards import FORMATS, ImageInfo, probe
 from mmdata.shards.images import plugins
+from mmdata.shards.images.opened import upright
 from mmdata.shards.images.probe import DEFAULT_LIMITS
 from mmdata.transform.decode import check_decodes
 from mmdata.transform.image import decode
 from mmdata.transform.jpeg import oriented_size
-from mmdata.transform.pillow import decode_pillow, upright
+from mmdata.transform.pillow import decode_pillow
 from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
 
 

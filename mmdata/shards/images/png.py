@@ -1,4 +1,4 @@
-"""Checks the checksums of a PNG's chunks, and reads its EXIF data. No pixel is decoded."""
+"""Checks the checksums of a PNG's chunks, and reads its EXIF and XMP data. No pixel is decoded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _SIGNATURE_BYTES = 8
 _TEXT = (b"tEXt", b"zTXt", b"iTXt")
 _RAW_PROFILES = (b"Raw profile type exif", b"Raw profile type APP1")
 """Keywords of the text chunks in which ImageMagick and exiftool keep EXIF data, as hexadecimal digits."""
+_XMP = b"XML:com.adobe.xmp"
+"""Keyword of the text chunk with XMP data."""
 
 
 class _Chunk(NamedTuple):
@@ -35,21 +37,23 @@ def check_png(data: bytes | memoryview) -> None:
             raise ValueError(f"the checksum of a chunk {chunk.kind!r} does not fit: damaged")
 
 
-def exif_of_png(data: bytes | memoryview) -> bytes:
-    """EXIF data of the eXIf chunk, else of a text chunk as ImageMagick writes it, else b"".
+def metadata_of_png(data: bytes | memoryview) -> tuple[bytes, bytes]:
+    """EXIF data of the eXIf chunk, else of a text chunk as ImageMagick writes it, and XMP data; b"" if there are none.
 
     The chunks may come before or after the pixels. A damaged text chunk is ignored.
 
     Raises:
         ValueError: the file ends before its IEND chunk.
     """
-    found = b""
+    exif = raw_profile = xmp = b""
     for kind, content, _ in _chunks(data, check=False):
         if kind == b"eXIf":
-            return bytes(content)
-        if kind in _TEXT and not found and bytes(content[:21]) in _RAW_PROFILES:
-            found = _raw_profile(kind, bytes(content[22:]))
-    return found
+            exif = exif or bytes(content)
+        elif kind in _TEXT and not raw_profile and bytes(content[:21]) in _RAW_PROFILES:
+            raw_profile = _raw_profile(_text(kind, bytes(content[22:])))
+        elif kind == b"iTXt" and not xmp and bytes(content[: len(_XMP)]) == _XMP:
+            xmp = _text(kind, bytes(content[len(_XMP) + 1 :]))
+    return exif or raw_profile, xmp
 
 
 def _chunks(data: bytes | memoryview, *, check: bool = True) -> Iterator[_Chunk]:
@@ -67,18 +71,24 @@ def _chunks(data: bytes | memoryview, *, check: bool = True) -> Iterator[_Chunk]
         at = end + 4
 
 
-def _raw_profile(kind: bytes, text: bytes) -> bytes:
-    """EXIF data of a text chunk. After the keyword come a name, the number of bytes, and the bytes as hex digits."""
+def _text(kind: bytes, content: bytes) -> bytes:
+    """The text of a text chunk, behind its keyword; b"" if it is damaged."""
     try:
         if kind == b"iTXt":
-            compressed = text[0] != 0
-            text = text[2:].split(b"\0", 2)[2]
+            compressed = content[0] != 0
+            content = content[2:].split(b"\0", 2)[2]
         else:
             compressed = kind == b"zTXt"
-            text = text[1:] if compressed else text
-        if compressed:
-            text = zlib.decompressobj().decompress(text, MAX_EXIF_BYTES)
+            content = content[1:] if compressed else content
+        return zlib.decompressobj().decompress(content, MAX_EXIF_BYTES) if compressed else content
+    except (ValueError, IndexError, zlib.error):
+        return b""
+
+
+def _raw_profile(text: bytes) -> bytes:
+    """EXIF data of a text: a name, the number of bytes, and the bytes as hex digits."""
+    try:
         _, _, *digits = text.split()
         return bytes.fromhex(b"".join(digits).decode("ascii"))
-    except (ValueError, IndexError, zlib.error):
+    except ValueError:
         return b""

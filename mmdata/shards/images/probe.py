@@ -18,7 +18,7 @@ from mmdata.errors import BadSample, Reason
 from mmdata.shards.images.heif import heif_format, read_heif
 from mmdata.shards.images.jxl import is_jxl, read_jxl
 from mmdata.shards.images.plugins import PACKAGES, PLUGINS, decoder, remedy
-from mmdata.shards.images.png import check_png, exif_of_png
+from mmdata.shards.images.png import check_png, metadata_of_png
 from mmdata.shards.images.unread import unread_format
 
 FORMATS: tuple[str, ...] = (*PLUGINS, *PACKAGES)
@@ -199,9 +199,10 @@ def _orientation(image: ImageFile.ImageFile, data: bytes | memoryview) -> int:
         return 1  # Pillow turns TIFF upright while loading, and reports the size after that
     try:
         if isinstance(image, PngImageFile):
-            # getexif() would decode all pixels in search of a chunk behind them.
-            exif = Image.Exif()
-            exif.load(exif_of_png(data))
+            # The plugin's own getexif() would decode all pixels in search of a chunk behind them.
+            image.info["exif"], image.info["xmp"] = metadata_of_png(data)
+            image.info.pop("XML:com.adobe.xmp", None)
+            exif = Image.Image.getexif(image)
         else:
             exif = image.getexif()
         value = exif.get(_ORIENTATION_TAG, 1)

@@ -1,0 +1,101 @@
+"""Functions that are called in other processes: order, errors, progress, warnings, and processes that die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.errors import DamagedShard, DataError
+from mmdata.processes import WORTH_BYTES, map_in_processes, workers_for
+from tests.loader.worker_processes import gone
+from tests.programs import run_program
+
+Step = Callable[[int], None]
+NAMES = [f"{number}.tar" for number in range(9)]
+
+
+def described(number: int, step: Step) -> tuple[int, int]:
+    for offset in range(3):
+        time.sleep(0.15)  # reports are 0.2 s apart, and nothing waits for one
+        step(100 * number + offset)
+    logging.getLogger("mmdata").warning("of %d", number)
+    return number, os.getpid()
+
+
+def fails_at_2_and_5(number: int, step: Step) -> int:
+    if number in (2, 5):
+        raise DamagedShard(f"shard '{number}.tar', byte 9: cut", "fetch it again", ("a", 3))
+    return number
+
+
+def dies_at_3(number: int, step: Step) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def run(function: Callable[[int, Step], Any], told: list[tuple[int, int]] | None = None, workers: int = 2) -> Any:
+    def step(place: int) -> Step:
+        return lambda offset: None if told is None else told.append((place, offset))
+
+    return map_in_processes(function, range(9), names=NAMES, workers=workers, step=step)
+
+
+def test_results_come_in_order_from_several_processes(caplog: pytest.LogCaptureFixture):
+    told: list[tuple[int, int]] = []
+    numbers, pids = zip(*run(described, told), strict=True)
+    assert list(numbers) == list(range(9))
+    assert len({*pids, os.getpid()}) == 3
+    assert {offset // 100 - place for place, offset in told} == {0}
+    assert sorted(caplog.messages) == [f"of {number}" for number in range(9)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_error_in_order_is_raised_as_it_is(workers: int):
+    results = run(fails_at_2_and_5, workers=workers)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(DamagedShard, match=r"^shard '2\.tar', byte 9: cut; fetch it again$") as caught:
+        next(results)
+    assert (caught.value.what, caught.value.remedy) == ("shard '2.tar', byte 9: cut", "fetch it again")
+    assert caught.value.sample == ("a", 3)
+
+
+def test_a_process_that_dies_is_an_error_that_names_its_item():
+    message = (
+        r"^a process died \(signal 9\) at work on '3.tar'; has the machine memory enough\? --workers 1 needs least$"
+    )
+    with pytest.raises(DataError, match=message):
+        list(run(dies_at_3))
+
+
+def test_processes_start_in_a_program_without_a_guard_and_end_with_it(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from tests.test_processes import described, run\n"
+        "import os, signal\n"
+        "results = run(described)\n"
+        "print(next(results)[0], next(results)[1], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = str(Path(__file__).parents[1])
+    done = run_program(
+        [sys.executable, str(program)], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    number, pid = done.stdout.split()
+    assert number == "0"
+    assert gone(int(pid), within_s=100)
+
+
+def test_a_process_starts_for_each_core_where_there_is_enough_to_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mmdata.processes.usable_cores", lambda: 6)
+    assert [workers_for(size, None) for size in (0, WORTH_BYTES - 1, WORTH_BYTES)] == [1, 1, 6]
+    assert [workers_for(0, 3), workers_for(WORTH_BYTES, 1)] == [3, 1]
