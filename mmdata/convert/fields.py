@@ -13,8 +13,8 @@ from typing import Any, cast
 from mmdata.convert.cells import as_list
 from mmdata.convert.recipe import RESERVED
 from mmdata.convert.rows import Row
+from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.safe_read import read_inside
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
 
@@ -55,10 +55,10 @@ class FieldReader:
     classes: tuple[str, ...] = ()
     keeps_all: bool = False
 
-    def __call__(self, row: Row) -> Fields:
+    def __call__(self, row: Row, seen: Seen | None = None) -> Fields:
         """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
 
-        A sample of a tar keeps all its metadata, unless the settings choose.
+        A sample of a tar keeps all its metadata, unless the settings choose. `seen` notes the files that are read.
 
         Raises:
             BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
@@ -69,11 +69,11 @@ class FieldReader:
             captions, lost = self._captions(row, label), dict[Loss, str]()
             extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
             return Fields(captions, label, extra, lost)
-        needs_caption = self.has_captions and not self.templates
+        needs_caption, seen = self.has_captions and not self.templates, seen or Seen()
         if row.packed:
-            texts = row.packed.texts(needs_caption=needs_caption)
+            texts = row.packed.texts(seen, needs_caption=needs_caption)
         else:
-            texts = _sidecar_texts(row.sidecars, self.root, needs_caption=needs_caption)
+            texts = _sidecar_texts(row.sidecars, self.root, seen, needs_caption=needs_caption)
         captions = texts.captions or self._made(texts.label)
         losses = dict(texts.losses)
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
@@ -118,13 +118,13 @@ def fill_templates(templates: Iterable[str], name: str) -> list[str]:
     return [template.replace("{}", name.replace("_", " ")) for template in templates]
 
 
-def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -> Texts:
+def _sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_caption: bool) -> Texts:
     """Captions, label and metadata in the text files of an image."""
     paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
 
     def read(kind: TextKind) -> bytes:
         try:
-            return read_inside(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
+            return seen.read(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
         except BadSample as bad:
             raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 

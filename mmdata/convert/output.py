@@ -79,6 +79,10 @@ class Output:
         """Size of a published file."""
         return (self.folder / name).stat().st_size
 
+    def copy_of(self, name: str) -> Path:
+        """A published file, or a copy on this disk."""
+        return self.folder / name
+
     def names(self, manifest: Manifest) -> set[str]:
         """Paths, as in `listing`, of all that a conversion publishes; empty if the manifest is not a conversion's."""
         return _names(manifest)

@@ -44,6 +44,8 @@ _SCHEMA = pa.schema(
         ("into", pa.int64()),
         ("losses", pa.binary()),
         ("seconds", pa.float32()),
+        ("seen", pa.binary()),
+        ("modified_ns", pa.list_(pa.int64())),
     ]
 )
 """Text is stored as bytes: names of files, and what messages quote of them, may be no Unicode."""
@@ -94,6 +96,8 @@ class RecordWriter:
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
             "seconds": seconds,
+            "seen": _bytes(examined.seen),
+            "modified_ns": examined.modified_ns,
         }
         for name, column in self._columns.items():
             column.append(values[name])
@@ -142,6 +146,11 @@ class Records:
     def seconds(self) -> NDArray[np.float32]:
         """float32 (rows,): the time that examining each row took."""
         return self._numbers("seconds")
+
+    @property
+    def modified_ns(self) -> Any:
+        """Times of the last changes of the files of each row, as a column of Arrow; see `Seen.modified_ns`."""
+        return self._batch.column("modified_ns")
 
     @property
     def kept(self) -> NDArray[np.int64]:

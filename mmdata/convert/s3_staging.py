@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -141,10 +141,16 @@ class S3Staging(Staging):
             prefix = self._name(number, stored.attempt, "")
             there = {name.removeprefix(prefix): size for name, size in self.bucket.listing(prefix).items()}
             if any(there.get(name) != file.bytes for name, file in stored.files.items()):
-                self.bucket.remove([self._name(number, RECEIPT_NAME), *(prefix + name for name in there)])
+                self._remove(stored, there)
                 return None
             self._stored[number] = stored
         return self._stored[number].receipt
+
+    def remove_unit(self, number: int) -> None:
+        """See `Staging.remove_unit`."""
+        stored = self._stored.pop(number)
+        self._remove(stored, stored.files)
+        shutil.rmtree(super().unit(number), ignore_errors=True)
 
     def receipts(self, units: int) -> list[Receipt | None]:
         """See `Staging.receipts`."""
@@ -180,6 +186,11 @@ class S3Staging(Staging):
         """See `Staging.remove`. The run goes last: until then nobody takes the folder for another."""
         remove_units(self.bucket, f"{self.units}/")
         self.bucket.remove([RUN_NAME])
+
+    def _remove(self, stored: Stored, files: Iterable[str]) -> None:
+        unit = stored.receipt.unit
+        self.bucket.remove([self._name(unit, RECEIPT_NAME)])
+        self.bucket.remove(self._name(unit, stored.attempt, name) for name in files)
 
     def _read(self, number: int) -> Stored | None:
         found = self.bucket.get(self._name(number, RECEIPT_NAME))

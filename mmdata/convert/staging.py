@@ -44,12 +44,14 @@ class Receipt:
         start: number of its first row.
         rows: how many it has.
         quarantined: how many of them cannot be used.
+        made_of: what decided the unit besides its files; see `Job.made_of`.
     """
 
     unit: int
     start: int
     rows: int
     quarantined: int
+    made_of: str = ""
 
 
 class Staging:
@@ -119,6 +121,10 @@ class Staging:
             return Receipt(**json.loads((self.unit(number) / RECEIPT_NAME).read_bytes()))
         except FileNotFoundError:
             return None
+
+    def remove_unit(self, number: int) -> None:
+        """Remove a unit, which is to be made again."""
+        _remove_at_once(self.unit(number))
 
     def receipts(self, units: int) -> list[Receipt | None]:
         """What is known of each of so many units: None for one that was not made."""

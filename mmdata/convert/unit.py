@@ -6,6 +6,7 @@ other units, it leaves: which images are duplicates of earlier ones, the numbers
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -75,6 +76,14 @@ class Job:
     examiner: Examiner
     tokenizer: Tokenizer | None
     staging: Staging
+
+    def made_of(self, unit: Unit) -> str:
+        """A hash of what decides a unit besides its own files, and may change while the description of the source does
+        not: captions of the rows that are merged into its own, those of other files, and what all captions decide."""
+        tokenizer = self.tokenizer.fingerprint if self.tokenizer else None
+        merges = [[number, *merge] for number, merge in sorted(unit.merges.items())]
+        given = [self.examiner.fields.has_captions, tokenizer, merges]
+        return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
 
     def rows(self, unit: Unit) -> Iterator[Row]:
         """The rows of a unit, merged."""
@@ -149,7 +158,9 @@ class UnitWriter:
         write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
-        receipt = Receipt(self.unit.number, self.unit.start, len(self.unit), self._quarantined)
+        receipt = Receipt(
+            self.unit.number, self.unit.start, len(self.unit), self._quarantined, self._job.made_of(self.unit)
+        )
         self._job.staging.commit(self._attempt, receipt)
         return receipt
 

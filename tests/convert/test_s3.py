@@ -113,6 +113,20 @@ def test_s3_output_has_the_bytes_of_a_folder_and_is_complete_the_second_time(s3,
     assert not [command for command in s3.commands if not command.startswith("GET")]
 
 
+def test_s3_units_of_files_that_have_changed_are_made_again(s3, table, tmp_path):
+    for part in (1, 2):
+        convert_part(table, URL, SETTINGS, part=(part, 2), engine=threads(1))
+    (table.parent / "c.jpg").write_bytes((table.parent / "e.jpg").read_bytes())
+    with pytest.raises(DataError, match=r"'c.jpg': has changed since its row was converted; run all parts again"):
+        to_s3(table, finish=True)
+    convert_part(table, URL, SETTINGS, part=(1, 2), engine=threads(1))
+    to_s3(table, finish=True)
+    assert there() == on_disk(table, tmp_path / "out")
+    (table.parent / "gone.jpg").write_bytes((table.parent / "d.jpg").read_bytes())
+    changes = to_s3(table).changes
+    assert (changes.changed, changes.supplied, changes.gone, changes.first_supplied) == (0, 1, 0, "gone.jpg")
+
+
 def test_s3_whole_tars_are_copied_on_the_servers_side(s3, table):
     to_s3(table)
     sent = [name for command in s3.commands if (name := re.fullmatch(r"PUT /bucket/a/photos/(.*\.tar)", command))]
