@@ -51,8 +51,8 @@ class Examined:
         fault: reason and detail if the row cannot be used.
         losses: parts of the sample's files that could not be used.
         merged_into: number of the row whose sample has this row's captions, if that one was written.
-        is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
-            of files is written without it.
+        needs_label: whether a label that cannot be numbered makes the row unusable: one of a column that somebody has
+            named. Else the sample is written without it.
         seen: the files that were read, as `Seen.to_json`.
         modified_ns: of the row's files, as `Seen.modified_ns`.
     """
@@ -66,7 +66,7 @@ class Examined:
     fault: tuple[Reason, str] | None = None
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     merged_into: int | None = None
-    is_table: bool = True
+    needs_label: bool = True
     seen: str = ""
     modified_ns: list[int | None] = field(default_factory=list[Any])
 
@@ -103,7 +103,8 @@ class Examiner:
         """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
         templates, keeps_all = tuple(config.caption_templates or ()), ALL in config.keep
-        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all)
+        guesses = config.label_column is None
+        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all, guesses)
         resize = Resize(config.resize) if config.resize else None
         decodes = config.check == "full"
         blurs = config.blur_boxes is not None
@@ -148,7 +149,7 @@ class Examiner:
             fields.label,
             digest,
             losses={**fields.losses, **row.losses},
-            is_table=not (row.packed or row.sidecars),
+            needs_label=not (row.packed or row.sidecars or self.fields.guesses_label),
         )
 
     def _reread(self, row: Row, seen: Seen) -> None:

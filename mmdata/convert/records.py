@@ -92,7 +92,7 @@ class RecordWriter:
             "digest": examined.digest or None,
             "said": said_hash(sample.captions, examined.label) if sample else 0,
             "label": None if examined.label is None else _bytes(json.dumps(examined.label)),
-            "needs_label": examined.is_table or not (sample and sample.captions),
+            "needs_label": examined.needs_label or not (sample and sample.captions),
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
             "seconds": seconds,
