@@ -39,6 +39,8 @@ from mmdata.transform.text import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("mmdata")
+PARTS_NAMED = 20
+"""Missing parts that a message names."""
 
 
 class Conversion:
@@ -296,7 +298,7 @@ class Conversion:
         found = [receipt for receipt in receipts if receipt is not None]
         missing = [unit for unit, receipt in enumerate(receipts) if receipt is None]
         if missing or not receipts:
-            raise MissingUnits(len(receipts), missing)
+            raise MissingUnits(len(receipts), missing, self._staging.parts())
         return found
 
     def _open_parts(self, stack: ExitStack) -> list[Part]:
@@ -335,20 +337,28 @@ class MissingUnits(DataError):
     Args:
         units: how many there are; 0 if that is not known yet.
         missing: numbers of those that are missing, from 0.
-
+        parts: in which they are made; None if there are none.
     """
 
-    def __init__(self, units: int, missing: Sequence[int]) -> None:
+    def __init__(self, units: int, missing: Sequence[int], parts: int | None) -> None:
+        number = parts or "N"
         if not units:
             super().__init__(
-                "no part of this conversion has run to its end; run --part 1/N to N/N first, or all without --finish"
+                f"no part of this conversion has run to its end; run --part 1/{number} to {number}/{number} first, or "
+                "all without --finish"
             )
             return
-        listed = ", ".join(str(unit) for unit in missing[:5]) + (", …" if len(missing) > 5 else "")
-        super().__init__(
-            f"{len(missing)} of {units} units are missing ({listed}): some parts have not run, or not ended; "
-            "run the command of unit u with --part K/N where K = u mod N + 1"
-        )
+        remedy = "run the same command again, without --finish"
+        if parts is not None:
+            flags = [f"--part {part}/{parts}" for part in sorted({unit % parts + 1 for unit in missing})]
+            remedy = f"run the same command with {_listed(flags)} in place of --finish, and then --finish again"
+        super().__init__(f"{len(missing)} of {units} units are missing; {remedy}")
+
+
+def _listed(flags: Sequence[str]) -> str:
+    """All of them, or the first and how many more."""
+    more = f" and {len(flags) - PARTS_NAMED} more" if len(flags) > PARTS_NAMED else ""
+    return ", ".join(flags[:PARTS_NAMED]) + more
 
 
 def _sync(path: Path) -> None:

@@ -159,6 +159,7 @@ def convert_part(
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = outputs[0].staging(run, overwrite=False, shared=True)
+        staging.note_parts(part[1])
         conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
         receipts = conversion.make_units(tokenizer, part=part)
     rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))

@@ -26,6 +26,7 @@ from mmdata.shards.tars import file_sha256
 
 THREADS = 8
 """Files that one process sends or fetches at once."""
+_PARTS = "parts-"
 AHEAD = 64
 """Units whose small files are fetched together."""
 
@@ -178,6 +179,15 @@ class S3Staging(Staging):
         """See `Staging.rows`."""
         found = self.bucket.get(f"{self.units}/{ROWS_NAME}")
         return None if found is None else json.loads(found.data)
+
+    def note_parts(self, parts: int) -> None:
+        """See `Staging.note_parts`."""
+        self.bucket.put_new(f"{self.units}/{_PARTS}{parts}", b"")
+
+    def parts(self) -> int | None:
+        """See `Staging.parts`."""
+        prefix = f"{self.units}/{_PARTS}"
+        return max((int(name.removeprefix(prefix)) for name in self.bucket.listing(prefix)), default=None)
 
     def remove_attempts(self) -> None:
         """See `Staging.remove_attempts`. Others may be making units, and what was left is removed with all units."""

@@ -15,6 +15,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular
 
 
@@ -34,6 +35,7 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         raise DataError(f"source '{path}': no such file or folder")
     if not path.is_dir():
         check_regular(path, "source")
+    refuse_unfinished(path)
     if config.table is not None and path.is_file() and not path.match(config.table):
         raise ConfigError(f"table '{config.table}': '{path}' is a file itself; give its folder, or leave --table out")
     if config.table is None and is_packed(path):

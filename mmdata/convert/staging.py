@@ -33,6 +33,7 @@ ROWS_NAME = "rows.json"
 REFUSED_NAME = "refused.json"
 OVERWRITES_NAME = "overwrites"
 _ATTEMPT = ".attempt-"
+_PARTS = "parts-"
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,14 @@ class Staging:
             return json.loads((self.folder / ROWS_NAME).read_bytes())
         except FileNotFoundError:
             return None
+
+    def note_parts(self, parts: int) -> None:
+        """Keep the number of parts that the units are made in, for messages."""
+        (self.folder / f"{_PARTS}{parts}").touch()
+
+    def parts(self) -> int | None:
+        """The largest number that was noted; None if units are not made in parts."""
+        return max((int(path.name.removeprefix(_PARTS)) for path in self.folder.glob(f"{_PARTS}*")), default=None)
 
     def remove_attempts(self) -> None:
         """Remove what killed processes have left. One that nobody waits for may be making a unit yet."""

@@ -116,7 +116,7 @@ def test_rows_that_are_known_are_complete_already_and_others_are_an_error(corpus
 
     assert not make(rows("x")).was_complete
     assert make(rows("x")).was_complete
-    with pytest.raises(DataError, match=r"holds another conversion \(source.sha256: was "):
+    with pytest.raises(DataError, match=r"holds another conversion \(the rows are others\)"):
         make(rows("y"))
 
 

@@ -321,13 +321,9 @@ def test_guessed_label_column_of_something_else_is_dropped(
         pq.write_table(pa.Table.from_pylist(rows), source)
     report = make(source, keep_duplicates=True)
     assert (report.accounts["written"], report.manifest.has_labels, report.source["label"]) == (3, False, None)
-    assert (
-        caplog.records[0]
-        .getMessage()
-        .endswith(
-            f"column 'label' is not taken for labels: {said} neither class numbers nor names; --label-column names another "
-            "column, or this one all the same"
-        )
+    assert caplog.records[0].getMessage().split(": ", 1)[1] == (
+        f"column 'label' is not taken for labels: {said} neither class numbers nor names; --label-column names "
+        "another column, or this one all the same"
     )
 
 
