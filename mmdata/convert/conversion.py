@@ -99,7 +99,9 @@ class Conversion:
         """
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
-        job = Job(images_of(self._source), self._source.classes, self._config, self._examiner, tokenizer, self._staging)
+        source = self._source
+        about = source.classes, source.has_captions, self._config
+        job = Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:

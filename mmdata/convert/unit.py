@@ -64,6 +64,7 @@ class Job:
     Attributes:
         source: of units that come without their rows; None if all come with them.
         classes: names that the corpus declares, by class number.
+        has_captions: whether any row of the corpus may have a caption.
         config: settings.
         examiner: of the rows.
         tokenizer: counts captions; None counts none.
@@ -72,6 +73,7 @@ class Job:
 
     source: ImageSource | None
     classes: tuple[str, ...]
+    has_captions: bool
     config: ConvertConfig
     examiner: Examiner
     tokenizer: Tokenizer | None
@@ -82,7 +84,7 @@ class Job:
         not: captions of the rows that are merged into its own, those of other files, and what all captions decide."""
         tokenizer = self.tokenizer.fingerprint if self.tokenizer else None
         merges = [[number, *merge] for number, merge in sorted(unit.merges.items())]
-        given = [self.examiner.fields.has_captions, tokenizer, merges]
+        given = [self.has_captions, tokenizer, merges]
         return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
 
     def rows(self, unit: Unit) -> Iterator[Row]:
