@@ -5,6 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
+from mmdata.errors import DataError
+
+PRIVATE_NAME = ".mmdata-convert"
+"""The hidden folder in which `mmdata convert` makes a conversion. Published, it is gone."""
 HEAD_BYTES = 512
 NO_RUN = "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
 """What a message says of a path where a run is expected and nothing is."""
@@ -78,6 +82,22 @@ def find_run(path: Path) -> Path | None:
         if (folder / "config.yaml").is_file() and recognize(folder) is Kind.RUN:
             return folder
     return None
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raise DataError if a conversion into a folder, or into its `train` and `val`, has not ended."""
+    for place in (folder, folder / "train", folder / "val"):
+        published = (place / "__mmdata__/manifest.json", place / "manifest.json")
+        if (place / PRIVATE_NAME).is_dir() and not any(path.is_file() for path in published):
+            raise unfinished(str(folder))
+
+
+def unfinished(folder: str) -> DataError:
+    """The error of whoever opens a folder, by its path or URL, with a conversion that has not ended."""
+    return DataError(
+        f"folder '{folder}': a conversion into it was stopped, or still runs; run the same `mmdata convert` command "
+        "again: it goes on where that ended"
+    )
 
 
 def _recognize_folder(folder: Path) -> Kind:

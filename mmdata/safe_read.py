@@ -108,6 +108,11 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
         BadSample: the file does not exist, is outside the root, not regular, too large, or changed while it was read.
         OSError: the system failed, not the data: too many open files, an I/O error.
     """
+    return read_inside_with_status(root, path, max_bytes=max_bytes)[0]
+
+
+def read_inside_with_status(root: str, path: str, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """As `read_inside`, with the status of the file that has these bytes."""
     real = locate(root, path)
     for _ in range(ATTEMPTS):
         try:
@@ -120,7 +125,7 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{path}' has {before.st_size} bytes; the limit is {max_bytes}")
         data, after = _read(real, path, max_bytes)
         if _identity(before) == _identity(after) and len(data) == after.st_size:
-            return data
+            return data, after
     raise BadSample(Reason.FILE_CHANGED, f"'{path}' changed while it was read, {ATTEMPTS} times")
 
 

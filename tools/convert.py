@@ -286,6 +286,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     """Print the accounts, the places of the files, and the next commands."""
     if report.was_complete:
         print(f"{printable(str(out))} already holds this conversion; nothing to do")
+        for line in report.changes.in_words(str(out)):
+            print(printable(line))
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     table.add_row("in", f"{report.accounts['rows']:,}")

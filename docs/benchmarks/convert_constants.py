@@ -94,7 +94,7 @@ def pass_over(folder: Path, rows: int) -> None:
             for each in (1, 4):
                 made = rows // each
                 with timed(f"{name}: reading the rows of one unit in {each}, a row of these", made):
-                    units = list(Units(source, UNIT_ROWS, merges, lambda unit, each=each: unit % each == 0))
+                    units = list(Units(source, UNIT_ROWS, merges, lambda unit, each=each: unit.number % each == 0))
                 del units
 
 

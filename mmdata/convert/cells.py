@@ -8,16 +8,17 @@ import re
 from typing import Any, cast
 
 _LITERAL = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_LIST = re.compile(rf"\[\s*(?:{_LITERAL}(?:[\s,]+{_LITERAL})*\s*(?:,\s*)?)?\]", re.DOTALL)
-_LITERALS = re.compile(_LITERAL, re.DOTALL)
+_ITEM = rf"(?:{_LITERAL}|None|nan)"
+_LIST = re.compile(rf"\[\s*(?:{_ITEM}(?:[\s,]+{_ITEM})*\s*(?:,\s*)?)?\]", re.DOTALL)
+_ITEMS = re.compile(_ITEM, re.DOTALL)
 
 
-def as_list(text: str) -> list[str] | None:
-    r"""The strings of a list that is written as text, or None if the text is something else. Nothing is executed.
+def as_list(text: str) -> list[str | None] | None:
+    r"""The strings and Nones of a list that is written as text, or None if it is something else. Nothing is executed.
 
     Example:
         `["a", "b"]` (JSON), `['a', "b's"]` (Python and pandas) and `['a' 'b']` (numpy) give two strings each;
-        `[a photo]` gives None.
+        `['a', None]` gives one and None; `[a photo]` gives None.
     """
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")):
@@ -28,11 +29,11 @@ def as_list(text: str) -> list[str] | None:
         found = None
     if isinstance(found, list):
         items = cast("list[Any]", found)
-        return cast("list[str]", items) if all(isinstance(item, str) for item in items) else None
+        return items if all(item is None or isinstance(item, str) for item in items) else None
     # Not ast.literal_eval of the whole: it joins numpy's neighbouring strings without a word.
     if not _LIST.fullmatch(text):
         return None
     try:
-        return [str(ast.literal_eval(literal)) for literal in _LITERALS.findall(text)]
+        return [None if item in ("None", "nan") else str(ast.literal_eval(item)) for item in _ITEMS.findall(text)]
     except (ValueError, SyntaxError):
         return None

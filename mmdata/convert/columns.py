@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from mmdata.convert.arrow import as_text
+from mmdata.convert.cells import as_list
 from mmdata.convert.recipe import ALL, RESERVED, ConvertConfig
 from mmdata.convert.tables import Table, shown
-from mmdata.errors import ConfigError
+from mmdata.errors import BadSample, ConfigError, excerpt
+from mmdata.shards.texts import parse_label
 
 logger = logging.getLogger("mmdata")
 
@@ -20,6 +26,8 @@ IMAGE_COLUMNS = (
 )
 CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
+LABELS_SEEN = 1000
+"""Rows that show whether a column of a usual name holds labels."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
     if config.label_column:
         label = (_column(table, config.label_column, (), "label"),)
     elif config.label_column is None:
-        label = tuple(_usual(table, LABEL_COLUMNS)[:1])
+        label = tuple(name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name))
     if config.caption_columns:
         captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
     else:
@@ -133,6 +141,45 @@ def _say_what_is_not_kept(table: Table, columns: Columns) -> None:
             name,
             stored,
         )
+
+
+def _holds_labels(table: Table, name: str) -> bool:
+    """Whether a column of a usual name is one of labels, by its first rows: most are, and none is a fraction."""
+    if table.class_names(name):
+        return True
+    rows = islice(table.rows([name]), LABELS_SEEN)
+    cells = [as_text(row.cells.get(name)) for row in rows if row.cells is not None]
+    cells = [cell for cell in cells if cell is not None and str(cell).strip()]
+    strange = [cell for cell in cells if not _is_label(cell)]
+    fractions = [cell for cell in strange if _is_fraction(cell)]
+    if not fractions and 2 * len(strange) <= len(cells):
+        return True
+    what = "some of" if len(strange) < len(cells) else "all of"
+    logger.warning(
+        "table '%s': column '%s' is not taken for labels: %s its values, such as %s, are neither class numbers nor "
+        "names; --label-column names another column, or this one all the same",
+        table.path,
+        name,
+        what,
+        excerpt((fractions or strange)[0]),
+    )
+    return False
+
+
+def _is_label(cell: Any) -> bool:
+    try:
+        parse_label(int(cell) if isinstance(cell, bool) else cell)
+    except BadSample:
+        return False
+    return not _is_fraction(cell) and not (isinstance(cell, str) and as_list(cell) is not None)
+
+
+def _is_fraction(cell: Any) -> bool:
+    """Whether a cell is a number with digits behind the point, such as 0.3 or "0.3"."""
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(cell)
+        return math.isfinite(number) and not number.is_integer()
+    return False
 
 
 def _only_classes(table: Table) -> tuple[str, ...]:

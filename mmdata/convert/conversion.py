@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections import deque
@@ -26,17 +27,22 @@ from mmdata.convert.group import Merges, grouping, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
 from mmdata.convert.part import Part, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
+from mmdata.convert.records import Records
 from mmdata.convert.retried import RetriedMerges, RetriedRows
 from mmdata.convert.rows import ImageSource, Row, Source, images_of
-from mmdata.convert.staging import UNITS_NAME, Receipt, Staging
-from mmdata.convert.unit import Job, part_of
-from mmdata.errors import BadSample, DataError
+from mmdata.convert.seen import first_changed
+from mmdata.convert.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
+from mmdata.convert.unit import Job, Unit, part_of
+from mmdata.errors import BadSample, DataError, printable
 from mmdata.hashing import least_share
 from mmdata.progress import Track
 from mmdata.shards.folder import INNER, QUARANTINE_NAME
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
+logger = logging.getLogger("mmdata")
+PARTS_NAMED = 20
+"""Missing parts that a message names."""
 
 
 class Conversion:
@@ -80,7 +86,7 @@ class Conversion:
         return self._train(self._config.train_tokenizer) if self._config.train_tokenizer else tokenizer
 
     def make_units(self, tokenizer: Tokenizer | None, *, part: tuple[int, int] | None = None) -> list[Receipt]:
-        """Make the units that are missing.
+        """Make the units that are missing, and again those of which a file has changed.
 
         Args:
             tokenizer: counts captions; None counts none.
@@ -96,25 +102,41 @@ class Conversion:
         """
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
+        source = self._source
+        about = source.classes, source.has_captions, self._config
+        job = Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
 
-        def is_missing(unit: int) -> bool:
-            if unit % parts != place - 1:
+        def is_missing(unit: Unit) -> bool:
+            if unit.number % parts != place - 1:
                 return False
-            if (receipt := self._staging.receipt(unit)) is not None:
-                receipts[unit] = receipt
-                self._track.skip(receipt.rows)
-                self._track.leave_out(receipt.quarantined, receipt.rows)
-            return receipt is None
+            receipt = self._staging.receipt(unit.number)
+            if receipt is None or self._has_changed(receipt, job.made_of(unit)):
+                return True
+            receipts[unit.number] = receipt
+            self._track.skip(receipt.rows)
+            self._track.leave_out(receipt.quarantined, receipt.rows)
+            return False
 
         with self._new_merges() as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
-            made = self._rows_made(units, tokenizer, receipts, is_whole=part is None)
+            made = self._rows_made(job, units, receipts, is_whole=part is None)
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self._check_unchanged()
         self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
+
+    def check_units(self) -> None:
+        """Raise DataError if a file has changed since a unit was made of it; units that are missing are left out."""
+        rows, size = self._staging.rows() or 0, self._config.shard_rows
+        receipts = [receipt for receipt in self._staging.receipts(-(-rows // size)) if receipt is not None]
+        for receipt in self._track(receipts, "look for changed files", len(receipts), noun="units"):
+            if (changed := self._changed_file(receipt)) is not None:
+                raise DataError(
+                    f"'{changed}': has changed since its row was converted; run all parts again, which make only what "
+                    "has changed, and then --finish"
+                )
 
     def finish(self, tokenizer: Tokenizer | None, run: Run) -> None:
         """Put the units together and publish the folders.
@@ -240,11 +262,22 @@ class Conversion:
         rows, size = self._source.rows_at_most, self._config.shard_rows
         return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
 
-    def _rows_made(
-        self, units: Units, tokenizer: Tokenizer | None, receipts: dict[int, Receipt], *, is_whole: bool
-    ) -> Iterator[None]:
+    def _has_changed(self, receipt: Receipt, made_of: str) -> bool:
+        """Whether a unit was made of other files than those that are there now; then it is removed."""
+        if (changed := self._changed_file(receipt)) is None and receipt.made_of == made_of:
+            return False
+        what = "captions of other rows have changed" if changed is None else f"'{changed}' has changed"
+        rows = f"{receipt.start} to {receipt.start + receipt.rows - 1}"
+        logger.warning("rows %s are converted again: %s since they were", rows, printable(what))
+        self._staging.remove_unit(receipt.unit)
+        return True
+
+    def _changed_file(self, receipt: Receipt) -> str | None:
+        records = Records(self._staging.unit(receipt.unit) / RECORDS_NAME, receipt.start)
+        return first_changed(self._corpus.root, (seen or "" for seen in records.texts("seen")))
+
+    def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt], *, is_whole: bool) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""
-        job = Job(images_of(self._source), self._source.classes, self._config, self._examiner, tokenizer, self._staging)
         first: list[Receipt] = []  # of the units up to the first missing one
         left_out = [0, 0]  # in these: rows that are bad, and rows whose URL gave no image
         for event in self._engine(job, units):
@@ -285,7 +318,7 @@ class Conversion:
         found = [receipt for receipt in receipts if receipt is not None]
         missing = [unit for unit, receipt in enumerate(receipts) if receipt is None]
         if missing or not receipts:
-            raise MissingUnits(len(receipts), missing)
+            raise MissingUnits(len(receipts), missing, self._staging.parts())
         return found
 
     def _open_parts(self, stack: ExitStack) -> list[Part]:
@@ -324,20 +357,28 @@ class MissingUnits(DataError):
     Args:
         units: how many there are; 0 if that is not known yet.
         missing: numbers of those that are missing, from 0.
-
+        parts: in which they are made; None if there are none.
     """
 
-    def __init__(self, units: int, missing: Sequence[int]) -> None:
+    def __init__(self, units: int, missing: Sequence[int], parts: int | None) -> None:
+        number = parts or "N"
         if not units:
             super().__init__(
-                "no part of this conversion has run to its end; run --part 1/N to N/N first, or all without --finish"
+                f"no part of this conversion has run to its end; run --part 1/{number} to {number}/{number} first, or "
+                "all without --finish"
             )
             return
-        listed = ", ".join(str(unit) for unit in missing[:5]) + (", …" if len(missing) > 5 else "")
-        super().__init__(
-            f"{len(missing)} of {units} units are missing ({listed}): some parts have not run, or not ended; "
-            "run the command of unit u with --part K/N where K = u mod N + 1"
-        )
+        remedy = "run the same command again, without --finish"
+        if parts is not None:
+            flags = [f"--part {part}/{parts}" for part in sorted({unit % parts + 1 for unit in missing})]
+            remedy = f"run the same command with {_listed(flags)} in place of --finish, and then --finish again"
+        super().__init__(f"{len(missing)} of {units} units are missing; {remedy}")
+
+
+def _listed(flags: Sequence[str]) -> str:
+    """All of them, or the first and how many more."""
+    more = f" and {len(flags) - PARTS_NAMED} more" if len(flags) > PARTS_NAMED else ""
+    return ", ".join(flags[:PARTS_NAMED]) + more
 
 
 def _sync(path: Path) -> None:

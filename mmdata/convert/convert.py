@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmdata.convert.accounts import CannotPublish, add_up
+from mmdata.convert.changes import Changes, find_changes
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion
 from mmdata.convert.engines import Engine, local
@@ -30,12 +31,14 @@ class Report:
         was_complete: True if the folder held this conversion already and nothing was done.
         source: kind, files and columns of the source.
         val: manifest of "val"; None without `val_share`.
+        changes: of the source's files since the conversion, if it was complete already.
     """
 
     manifest: Manifest
     was_complete: bool
     source: dict[str, Any]
     val: Manifest | None = None
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def accounts(self) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
         OSError: the disk is full or broken. The same call goes on where this one ended.
     """
-    config = config or ConvertConfig()
+    config, changes = config or ConvertConfig(), Changes()
     with ExitStack() as stack:
         corpus, config, tokenizer, outputs, run = open_conversion(
             stack, source, out, config, chosen, overwrite=overwrite
@@ -86,20 +89,24 @@ def convert(
             for output in outputs:
                 if not output.holds_unfinished(other_than=run):  # of one that is to replace this
                     output.remove_private()  # of a run that was killed after it had published
+            changes = find_changes(corpus, outputs, track)
         else:
             staging = outputs[0].staging(run, overwrite=overwrite)
             conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
             try:
                 staging.retry(config.largest_shares)
                 tokenizer = conversion.begin(tokenizer)
-                if not finish:
+                if finish:
+                    conversion.check_units()
+                else:
                     conversion.make_units(tokenizer)
                 conversion.finish(tokenizer, run)
             except CannotPublish:
                 staging.refuse(config.largest_shares)  # the units stay, in case more is allowed
                 raise
         manifests = [output.read_manifest() for output in outputs]
-        return Report(manifests[0], was_complete, corpus.describe(), *manifests[1:])
+        val = manifests[1] if len(manifests) > 1 else None
+        return Report(manifests[0], was_complete, corpus.describe(), val, changes)
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,7 @@ def convert_part(
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = outputs[0].staging(run, overwrite=False, shared=True)
+        staging.note_parts(part[1])
         conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
         receipts = conversion.make_units(tokenizer, part=part)
     rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))

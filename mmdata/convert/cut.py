@@ -23,13 +23,13 @@ class Units:
         source: the rows.
         unit_rows: rows of each unit; the last may have fewer.
         merges: of the rows.
-        wanted: whether a unit, by its number, is to be made.
+        wanted: whether a unit is to be made; it has no rows yet.
 
     Attributes:
         rows: of the units so far; all of them once the iteration has ended.
     """
 
-    def __init__(self, source: Source, unit_rows: int, merges: Merges, wanted: Callable[[int], bool]) -> None:
+    def __init__(self, source: Source, unit_rows: int, merges: Merges, wanted: Callable[[Unit], bool]) -> None:
         self._source = source
         self._unit_rows = unit_rows
         self._merges = merges
@@ -52,8 +52,9 @@ class Units:
         for start in range(0, rows, self._unit_rows):
             stop = min(start + self._unit_rows, rows)
             number, self.rows, self._count = self._count, stop, self._count + 1
-            if self._wanted(number):
-                yield Unit(number, start, stop, merges=self._merges.between(start, stop))
+            unit = Unit(number, start, stop, merges=self._merges.between(start, stop))
+            if self._wanted(unit):
+                yield unit
 
     def _sought(self, source: TableSource) -> Iterator[Unit]:
         """Units with their rows; the rows between them are not read."""
@@ -71,9 +72,9 @@ class Units:
             _note(labels, chunk)
             start = self.rows
             number, self.rows, self._count = self._count, start + len(chunk), self._count + 1
-            if self._wanted(number):
-                merges = self._merges.between(start, self.rows)
-                yield Unit(number, start, self.rows, chunk, merges, tuple(labels.names))
+            unit = Unit(number, start, self.rows, merges=self._merges.between(start, self.rows))
+            if self._wanted(unit):
+                yield replace(unit, rows=chunk, names=tuple(labels.names))
 
 
 def _note(labels: Labels, rows: list[Row]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
@@ -17,10 +18,11 @@ from mmdata.convert.annotations.boxes import KEY
 from mmdata.convert.blur import Box, blur, parse_boxes
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.files import read_file
+from mmdata.convert.group import grouping
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
-from mmdata.convert.rows import Row, Source, numbered_key
+from mmdata.convert.rows import Row, Source, files_of, numbered_key
+from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards import ImageInfo, Limits, Sample, probe
 from mmdata.shards.images.decoder_warnings import name_warnings
@@ -50,8 +52,10 @@ class Examined:
         fault: reason and detail if the row cannot be used.
         losses: parts of the sample's files that could not be used.
         merged_into: number of the row whose sample has this row's captions, if that one was written.
-        is_table: whether the row is of a table. A label that cannot be numbered makes a table's row unusable; a sample
-            of files is written without it.
+        needs_label: whether a label that cannot be numbered makes the row unusable: one of a column that somebody has
+            named. Else the sample is written without it.
+        seen: the files that were read, as `Seen.to_json`.
+        modified_ns: of the row's files, as `Seen.modified_ns`.
     """
 
     row: int
@@ -63,7 +67,9 @@ class Examined:
     fault: tuple[Reason, str] | None = None
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     merged_into: int | None = None
-    is_table: bool = True
+    needs_label: bool = True
+    seen: str = ""
+    modified_ns: list[int | None] = field(default_factory=list[Any])
 
 
 Examine = Callable[[Row], Examined]
@@ -81,6 +87,7 @@ class Examiner:
         quality: of the JPEGs that shrunk and blurred images become.
         decodes: whether images that are stored as they are must decode; False reads only their headers.
         blurs: whether boxes are blurred where rows have them.
+        rereads: whether the files of rows that are merged are read too, because they decide which rows are.
     """
 
     fields: FieldReader
@@ -90,28 +97,38 @@ class Examiner:
     quality: int
     decodes: bool
     blurs: bool
+    rereads: bool = False
 
     @classmethod
     def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
         """The examiner of a source's rows that a recipe asks for."""
         limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
         templates, keeps_all = tuple(config.caption_templates or ()), ALL in config.keep
-        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all)
+        guesses = config.label_column is None
+        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all, guesses)
         resize = Resize(config.resize) if config.resize else None
         decodes = config.check == "full"
         blurs = config.blur_boxes is not None
-        return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes=decodes, blurs=blurs)
+        rereads = grouping(source, config) == "content"
+        return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes, blurs, rereads)
 
     def __call__(self, row: Row) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
+        seen = Seen()
+        examined = self._examined(row, seen)
+        return replace(examined, seen=seen.to_json(), modified_ns=seen.modified_ns(files_of(row)))
+
+    def _examined(self, row: Row, seen: Seen) -> Examined:
         path = _path_of(row)
         try:
+            if row.merged_into is not None and self.rereads:
+                self._reread(row, seen)
             if row.fault:
                 raise BadSample(*row.fault)
             if row.merged_into is not None:
                 return Examined(row.number, row.place, path, merged_into=row.merged_into)
-            fields, boxes = self.fields(row), parse_boxes(row.boxes)
-            original = self.read_image(row)
+            fields, boxes = self.fields(row, seen), parse_boxes(row.boxes)
+            original = self.read_image(row, seen)
             check_hash(original, row.hash)
             with name_warnings(lambda: row.place):
                 image, info, shrunk_from = self._prepare(original, boxes)
@@ -133,8 +150,15 @@ class Examiner:
             fields.label,
             digest,
             losses={**fields.losses, **row.losses},
-            is_table=not (row.packed or row.sidecars),
+            needs_label=not (row.packed or row.sidecars or self.fields.guesses_label),
         )
+
+    def _reread(self, row: Row, seen: Seen) -> None:
+        """Note the files of a row whose captions another one has."""
+        with suppress(BadSample):
+            self.fields(row, seen)
+        with suppress(BadSample):
+            self.read_image(row, seen)
 
     def _prepare(self, original: bytes, boxes: list[Box]) -> tuple[bytes, ImageInfo, ImageInfo | None]:
         """The image to store, its header and, if it was shrunk, the header of the original."""
@@ -162,14 +186,15 @@ class Examiner:
         fields = self.fields(row)
         return fields.captions, fields.label
 
-    def read_image(self, row: Row) -> bytes:
-        """The bytes of a row's image.
+    def read_image(self, row: Row, seen: Seen | None = None) -> bytes:
+        """The bytes of a row's image; `seen` notes them if they are of a file.
 
         Raises:
             BadSample: there is none, it is too large, or it cannot be read.
         """
+        seen = seen or Seen()
         if row.packed:
-            return row.packed.image(max_bytes=self.max_image_bytes)
+            return row.packed.image(seen, max_bytes=self.max_image_bytes)
         path = row.image
         if row.url:
             assert isinstance(path, bytes)
@@ -187,7 +212,7 @@ class Examiner:
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
         if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
-        return read_file(self.fields.root, path, max_bytes=self.max_image_bytes)
+        return seen.read(self.fields.root, path, max_bytes=self.max_image_bytes)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ import math
 import os
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 from mmdata.convert.cells import as_list
-from mmdata.convert.files import read_file
 from mmdata.convert.recipe import RESERVED
 from mmdata.convert.rows import Row
+from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
@@ -47,6 +48,7 @@ class FieldReader:
         templates: make the captions of a row that has a label and no caption.
         classes: names of the class numbers, if the corpus declares them.
         keeps_all: whether all metadata is kept; then a value that cannot be stored is lost, and does not cost the row.
+        guesses_label: whether nobody has named a label; then one that is none is lost, and does not cost the row.
     """
 
     root: str
@@ -54,32 +56,43 @@ class FieldReader:
     templates: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     keeps_all: bool = False
+    guesses_label: bool = False
 
-    def __call__(self, row: Row) -> Fields:
+    def __call__(self, row: Row, seen: Seen | None = None) -> Fields:
         """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
 
-        A sample of a tar keeps all its metadata, unless the settings choose.
+        A sample of a tar keeps all its metadata, unless the settings choose. `seen` notes the files that are read.
 
         Raises:
             BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
                 stored. A sample of files loses those parts, and files that cannot be read (see `read_texts`).
         """
         if not (row.packed or row.sidecars):
-            label = _table_label(row.label)
-            captions, lost = self._captions(row, label), dict[Loss, str]()
+            label, captions, lost = self._of_table(row)
             extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
             return Fields(captions, label, extra, lost)
-        needs_caption = self.has_captions and not self.templates
+        needs_caption, seen = self.has_captions and not self.templates, seen or Seen()
         if row.packed:
-            texts = row.packed.texts(needs_caption=needs_caption)
+            texts = row.packed.texts(seen, needs_caption=needs_caption)
         else:
-            texts = _sidecar_texts(row.sidecars, self.root, needs_caption=needs_caption)
+            texts = _sidecar_texts(row.sidecars, self.root, seen, needs_caption=needs_caption)
         captions = texts.captions or self._made(texts.label)
         losses = dict(texts.losses)
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
         if self.keeps_all or (row.packed and not extra):
             extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
         return Fields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
+
+    def _of_table(self, row: Row) -> tuple[int | str | None, list[str], dict[Loss, str]]:
+        """Label, captions and losses of a table's row; True and False, of booleans, are the classes 1 and 0."""
+        try:
+            label = parse_label(int(row.label) if isinstance(row.label, bool) else row.label)
+        except BadSample as bad:
+            if self.guesses_label:
+                with suppress(BadSample):  # without the label the row may have nothing
+                    return None, self._captions(row, None), {Loss.LABEL_UNUSABLE: bad.detail}
+            raise
+        return label, self._captions(row, label), {}
 
     def _captions(self, row: Row, label: int | str | None) -> list[str]:
         """All captions of a table's row, cleaned; empty ones are left out if another has text."""
@@ -118,13 +131,13 @@ def fill_templates(templates: Iterable[str], name: str) -> list[str]:
     return [template.replace("{}", name.replace("_", " ")) for template in templates]
 
 
-def _sidecar_texts(sidecars: Iterable[str], root: str, *, needs_caption: bool) -> Texts:
+def _sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_caption: bool) -> Texts:
     """Captions, label and metadata in the text files of an image."""
     paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
 
     def read(kind: TextKind) -> bytes:
         try:
-            return read_file(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
+            return seen.read(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
         except BadSample as bad:
             raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 
@@ -157,11 +170,6 @@ def _check_unicode(value: Any) -> None:
             what = f"invalid UTF-8 (0x{code - 0xDC00:02x}) at byte {offset} of the caption"
             detail = f"{what}; a table in another encoding needs --encoding, such as latin-1"
         raise BadSample(Reason.BAD_CAPTION, detail) from error
-
-
-def _table_label(value: Any) -> int | str | None:
-    """A table's label; True and False, of a column of booleans, are the classes 1 and 0."""
-    return parse_label(int(value) if isinstance(value, bool) else value)
 
 
 def _extra(values: dict[str, Any]) -> dict[str, Any]:

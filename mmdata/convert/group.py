@@ -83,7 +83,16 @@ class Merge(NamedTuple):
             losses = {**row.losses, **self.losses}
             return replace(row, more_captions=self.captions, losses=losses, boxes=boxes, fault=self.fault or row.fault)
         image = row.image if isinstance(row.image, str) else None  # for the ledger; bytes are not needed any more
-        return Row(row.number, row.place, image, merged_into=self.into, fault=self.fault)
+        # Its files stay with it: a run that goes on looks whether they have changed.
+        return Row(
+            row.number,
+            row.place,
+            image,
+            sidecars=row.sidecars,
+            packed=row.packed,
+            merged_into=self.into,
+            fault=self.fault,
+        )
 
 
 class Merges:

@@ -1,7 +1,7 @@
 """The list of all input rows in a conversion's folder: what became of each, as Parquet.
 
 `rows/00000.parquet`, … have the same bytes for the same input and settings; `timings.parquet` has what depends on the
-machine.
+machine: the seconds that each row took, and when its files were changed last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROWS = pa.schema(
         ("digest", pa.binary(DIGEST_BYTES)),  # of the original image of a written row, for later retries
     ]
 )
-_TIMINGS = pa.schema([("row", pa.int64()), ("seconds", pa.float32())])
+_TIMINGS = pa.schema([("row", pa.int64()), ("seconds", pa.float32()), ("modified_ns", pa.list_(pa.int64()))])
 
 
 class InputRows:
@@ -74,7 +74,9 @@ class InputRows:
         if self._open is None:
             self._open = _ParquetFile(self._folder / f"{next(self._numbers):05d}.parquet", _ROWS)
         self._open.write(_table(decided, places, shards))
-        columns = [pa.array(decided.numbers[places]), pa.array(decided.records.seconds[places])]
+        records = decided.records
+        columns = [pa.array(decided.numbers[places]), pa.array(records.seconds[places])]
+        columns.append(records.modified_ns.take(pa.array(places)))
         self._timings.write(pa.table(columns, schema=_TIMINGS))
 
     def finish(self) -> None:

@@ -132,9 +132,9 @@ def _coco(path: Path, images: Sequence[Any], annotations: Sequence[Any]) -> Iter
         )
     captions: dict[Any, list[Any]] = {}
     for annotation in annotations:
-        captions.setdefault(_hashable(annotation["image_id"]), []).append(annotation.get("caption"))
+        captions.setdefault(hashable(annotation["image_id"]), []).append(annotation.get("caption"))
     for image in images:
-        said = captions.pop(_hashable(image["id"]), [])
+        said = captions.pop(hashable(image["id"]), [])
         yield TableRow(f"{path.name}, image {excerpt(image['id'])}", {**image, "captions": said})
     for number, said in captions.items():
         yield TableRow(f"{path.name}, image {number}", {"file_name": None, "captions": said})
@@ -154,7 +154,10 @@ def _all_have(entries: Sequence[Any], name: str) -> bool:
     return all(isinstance(entry, dict) and name in entry for entry in entries)
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
+    """An id of COCO's as a key of a dictionary; 1.0, as pandas writes it, is 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value if isinstance(value, (str, int)) else json.dumps(value)
 
 

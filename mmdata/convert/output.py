@@ -15,19 +15,20 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from mmdata.atomic import LOCK_NAME, lock, sync_folder
 from mmdata.convert.compose import compose
+from mmdata.convert.differences import Run, differences
 from mmdata.convert.input_rows import ROWS_FOLDER, TIMINGS_NAME
 from mmdata.convert.part import Compose
 from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
+from mmdata.recognize import PRIVATE_NAME
 from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
 from mmdata.shards.manifest.manifest import Manifest
 from mmdata.shards.writer import published_names
 
-PRIVATE_NAME = ".mmdata-convert"
 OLD_NAME = "old"
 SOURCE_NAME = ".source-"
 """How the names of folders with fetched tables begin, in the hidden folder."""
@@ -37,9 +38,6 @@ TOKENIZER_NAME = "tokenizer"
 Hugging Face's `datasets` takes JSON files below a folder for data, but neither follows links to folders nor reads
 `__mmdata__`.
 """
-
-Run = dict[str, Any]
-"""What decides a conversion's bytes, {"source": …, "settings": …}. The manifest's accounts keep it as "run"."""
 
 
 class Output:
@@ -78,6 +76,10 @@ class Output:
     def size(self, name: str) -> int:
         """Size of a published file."""
         return (self.folder / name).stat().st_size
+
+    def copy_of(self, name: str) -> Path:
+        """A published file, or a copy on this disk."""
+        return self.folder / name
 
     def names(self, manifest: Manifest) -> set[str]:
         """Paths, as in `listing`, of all that a conversion publishes; empty if the manifest is not a conversion's."""
@@ -367,20 +369,3 @@ def _names(manifest: Manifest) -> set[str]:
         if manifest.prefix != BESIDE:  # an earlier version wrote the folder itself, and no link
             names.add(manifest.prefix + TOKENIZER_NAME)
     return names
-
-
-def differences(before: Run, now: Run) -> list[str]:
-    """What changed between two runs, as "settings.min_side: was 2, is 32"."""
-    old, new = _flat(before), _flat(now)
-    return [
-        f"{name}: was {json.dumps(old.get(name))}, is {json.dumps(new.get(name))}"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
-    ]
-
-
-def _flat(run: Run) -> dict[str, Any]:
-    flat = {f"{part}.{name}": value for part, values in run.items() for name, value in values.items()}
-    for file in flat.pop("source.files", []):
-        flat[f"source.files.{file['name']}"] = file["sha256"][:16]
-    return flat

@@ -20,6 +20,7 @@ from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
 from mmdata.convert.rows import PackedFiles, Row
+from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.shards import Manifest
@@ -120,7 +121,7 @@ class PackedSource:
         for row in self.rows():
             assert row.packed
             with suppress(BadSample):
-                if row.packed.texts(needs_caption=False).captions:
+                if row.packed.texts(Seen(), needs_caption=False).captions:
                     return True
         return False
 

@@ -44,6 +44,8 @@ _SCHEMA = pa.schema(
         ("into", pa.int64()),
         ("losses", pa.binary()),
         ("seconds", pa.float32()),
+        ("seen", pa.binary()),
+        ("modified_ns", pa.list_(pa.int64())),
     ]
 )
 """Text is stored as bytes: names of files, and what messages quote of them, may be no Unicode."""
@@ -90,10 +92,12 @@ class RecordWriter:
             "digest": examined.digest or None,
             "said": said_hash(sample.captions, examined.label) if sample else 0,
             "label": None if examined.label is None else _bytes(json.dumps(examined.label)),
-            "needs_label": examined.is_table or not (sample and sample.captions),
+            "needs_label": examined.needs_label or not (sample and sample.captions),
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
             "seconds": seconds,
+            "seen": _bytes(examined.seen),
+            "modified_ns": examined.modified_ns,
         }
         for name, column in self._columns.items():
             column.append(values[name])
@@ -142,6 +146,11 @@ class Records:
     def seconds(self) -> NDArray[np.float32]:
         """float32 (rows,): the time that examining each row took."""
         return self._numbers("seconds")
+
+    @property
+    def modified_ns(self) -> Any:
+        """Times of the last changes of the files of each row, as a column of Arrow; see `Seen.modified_ns`."""
+        return self._batch.column("modified_ns")
 
     @property
     def kept(self) -> NDArray[np.int64]:

@@ -18,8 +18,9 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from mmdata.convert.chosen import ChosenRows
+from mmdata.convert.differences import Run, differences
 from mmdata.convert.earlier import Earlier
-from mmdata.convert.output import TOKENIZER_NAME, Run, differences
+from mmdata.convert.output import TOKENIZER_NAME
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.retried import RetriedRows
 from mmdata.convert.rows import Source

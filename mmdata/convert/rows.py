@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from mmdata.convert.recipe import Grouping
+from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.shards.members import USUAL, Members
@@ -33,33 +36,35 @@ class PackedFiles:
     members: Members = USUAL
     indexed: tuple[int, int] | None = None
 
-    def image(self, *, max_bytes: int) -> bytes:
-        """The image's bytes.
+    def image(self, seen: Seen, *, max_bytes: int) -> bytes:
+        """The image's bytes; `seen` notes them.
 
         Raises:
             BadSample: there is none, it is larger than `max_bytes`, or it is not the image that was indexed.
         """
-        member = image_member(self.group, self._read, self.members)
+        member = image_member(self.group, partial(self._read, seen), self.members)
         if member.size > max_bytes:
             detail = f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}"
             raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
-        data = self._read(member)
+        data = self._read(seen, member)
         if self.indexed is not None and self.indexed[0] == member.offset and self.indexed[1] != hash64(data):
             raise BadSample(
                 Reason.FILE_CHANGED, f"'{member.name}' is not the image indexed; `mmdata verify` tells what changed"
             )
         return data
 
-    def texts(self, *, needs_caption: bool = True) -> Texts:
+    def texts(self, seen: Seen, *, needs_caption: bool = True) -> Texts:
         """Captions, label and metadata; see `texts_of`."""
-        return texts_of(self.group, self._read, needs_caption=needs_caption, members=self.members)
+        return texts_of(self.group, partial(self._read, seen), needs_caption=needs_caption, members=self.members)
 
-    def _read(self, member: Member) -> bytes:
+    def _read(self, seen: Seen, member: Member) -> bytes:
         with open(self.tar, "rb") as file:
+            status = os.fstat(file.fileno())
             file.seek(member.offset)
             data = file.read(member.size)
         if len(data) < member.size:
             raise DataError(f"shard '{self.tar}': became shorter while it was read; convert again when it is whole")
+        seen.note(self.tar, status, member.offset, data)
         return data
 
 
@@ -102,6 +107,14 @@ class Row:
     key: str = ""
     merged_into: int | None = None
     fault: tuple[Reason, str] | None = None
+
+
+def files_of(row: Row) -> tuple[str, ...]:
+    """Paths of the files that a row is made of, relative to the source's root or absolute."""
+    if row.packed:
+        return (row.packed.tar,)
+    is_path = isinstance(row.image, str) and "://" not in row.image
+    return (*row.sidecars, row.image) if is_path else row.sidecars
 
 
 def numbered_key(number: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,7 @@ from mmdata.shards.tars import file_sha256
 
 THREADS = 8
 """Files that one process sends or fetches at once."""
+_PARTS = "parts-"
 AHEAD = 64
 """Units whose small files are fetched together."""
 
@@ -141,10 +142,16 @@ class S3Staging(Staging):
             prefix = self._name(number, stored.attempt, "")
             there = {name.removeprefix(prefix): size for name, size in self.bucket.listing(prefix).items()}
             if any(there.get(name) != file.bytes for name, file in stored.files.items()):
-                self.bucket.remove([self._name(number, RECEIPT_NAME), *(prefix + name for name in there)])
+                self._remove(stored, there)
                 return None
             self._stored[number] = stored
         return self._stored[number].receipt
+
+    def remove_unit(self, number: int) -> None:
+        """See `Staging.remove_unit`."""
+        stored = self._stored.pop(number)
+        self._remove(stored, stored.files)
+        shutil.rmtree(super().unit(number), ignore_errors=True)
 
     def receipts(self, units: int) -> list[Receipt | None]:
         """See `Staging.receipts`."""
@@ -173,6 +180,15 @@ class S3Staging(Staging):
         found = self.bucket.get(f"{self.units}/{ROWS_NAME}")
         return None if found is None else json.loads(found.data)
 
+    def note_parts(self, parts: int) -> None:
+        """See `Staging.note_parts`."""
+        self.bucket.put_new(f"{self.units}/{_PARTS}{parts}", b"")
+
+    def parts(self) -> int | None:
+        """See `Staging.parts`."""
+        prefix = f"{self.units}/{_PARTS}"
+        return max((int(name.removeprefix(prefix)) for name in self.bucket.listing(prefix)), default=None)
+
     def remove_attempts(self) -> None:
         """See `Staging.remove_attempts`. Others may be making units, and what was left is removed with all units."""
 
@@ -180,6 +196,11 @@ class S3Staging(Staging):
         """See `Staging.remove`. The run goes last: until then nobody takes the folder for another."""
         remove_units(self.bucket, f"{self.units}/")
         self.bucket.remove([RUN_NAME])
+
+    def _remove(self, stored: Stored, files: Iterable[str]) -> None:
+        unit = stored.receipt.unit
+        self.bucket.remove([self._name(unit, RECEIPT_NAME)])
+        self.bucket.remove(self._name(unit, stored.attempt, name) for name in files)
 
     def _read(self, number: int) -> Stored | None:
         found = self.bucket.get(self._name(number, RECEIPT_NAME))

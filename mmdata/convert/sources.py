@@ -17,6 +17,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import refuse_unfinished
 
 
 def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> Source:
@@ -43,6 +44,7 @@ def _open_any(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> S
     path = corpus_folder(path)
     if not is_folder(path):
         check_file(path, "source")
+    refuse_unfinished(path)
     if config.table is not None and is_file(path) and not path.match(config.table):
         raise ConfigError(f"table '{config.table}': '{path}' is a file itself; give its folder, or leave --table out")
     if config.table is None and is_packed(path):

@@ -33,6 +33,7 @@ ROWS_NAME = "rows.json"
 REFUSED_NAME = "refused.json"
 OVERWRITES_NAME = "overwrites"
 _ATTEMPT = ".attempt-"
+_PARTS = "parts-"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Receipt:
         rows: how many it has.
         quarantined: how many of them cannot be used.
         unfetched: how many of these have a URL that gave no image.
+        made_of: what decided the unit besides its files; see `Job.made_of`.
     """
 
     unit: int
@@ -52,6 +54,7 @@ class Receipt:
     rows: int
     quarantined: int
     unfetched: int = 0
+    made_of: str = ""
 
 
 class Staging:
@@ -122,6 +125,10 @@ class Staging:
         except FileNotFoundError:
             return None
 
+    def remove_unit(self, number: int) -> None:
+        """Remove a unit, which is to be made again."""
+        _remove_at_once(self.unit(number))
+
     def receipts(self, units: int) -> list[Receipt | None]:
         """What is known of each of so many units: None for one that was not made."""
         return [self.receipt(unit) for unit in range(units)]
@@ -171,6 +178,14 @@ class Staging:
             return json.loads((self.folder / ROWS_NAME).read_bytes())
         except FileNotFoundError:
             return None
+
+    def note_parts(self, parts: int) -> None:
+        """Keep the number of parts that the units are made in, for messages."""
+        (self.folder / f"{_PARTS}{parts}").touch()
+
+    def parts(self) -> int | None:
+        """The largest number that was noted; None if units are not made in parts."""
+        return max((int(path.name.removeprefix(_PARTS)) for path in self.folder.glob(f"{_PARTS}*")), default=None)
 
     def remove_attempts(self) -> None:
         """Remove what killed processes have left. One that nobody waits for may be making a unit yet."""

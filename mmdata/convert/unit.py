@@ -6,6 +6,7 @@ other units, it leaves: which images are duplicates of earlier ones, the numbers
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -64,6 +65,7 @@ class Job:
     Attributes:
         source: of units that come without their rows; None if all come with them.
         classes: names that the corpus declares, by class number.
+        has_captions: whether any row of the corpus may have a caption.
         config: settings.
         examiner: of the rows.
         tokenizer: counts captions; None counts none.
@@ -72,10 +74,19 @@ class Job:
 
     source: ImageSource | None
     classes: tuple[str, ...]
+    has_captions: bool
     config: ConvertConfig
     examiner: Examiner
     tokenizer: Tokenizer | None
     staging: Staging
+
+    def made_of(self, unit: Unit) -> str:
+        """A hash of what decides a unit besides its own files, and may change while the description of the source does
+        not: captions of the rows that are merged into its own, those of other files, and what all captions decide."""
+        tokenizer = self.tokenizer.fingerprint if self.tokenizer else None
+        merges = [[number, *merge] for number, merge in sorted(unit.merges.items())]
+        given = [self.has_captions, tokenizer, merges]
+        return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
 
     def rows(self, unit: Unit) -> Iterator[Row]:
         """The rows of a unit, merged."""
@@ -152,8 +163,8 @@ class UnitWriter:
         write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
-        unit = self.unit
-        receipt = Receipt(unit.number, unit.start, len(unit), self._quarantined, self._unfetched)
+        unit, made_of = self.unit, self._job.made_of(self.unit)
+        receipt = Receipt(unit.number, unit.start, len(unit), self._quarantined, self._unfetched, made_of)
         self._job.staging.commit(self._attempt, receipt)
         return receipt
 

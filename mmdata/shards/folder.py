@@ -15,7 +15,7 @@ from threading import Event
 from typing import ClassVar, TypeVar
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import Kind, recognize
+from mmdata.recognize import Kind, recognize, refuse_unfinished
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote.cache import ShardCache
@@ -77,6 +77,7 @@ class LocalFolder:
                     f"'{self}': what mmdata keeps about the shards in '{self.path.parent}': give that folder"
                 )
             return prefix, content
+        refuse_unfinished(self.path)
         raise DataError(self._what_is_here(name))
 
     def _what_is_here(self, name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.errors import BadSample, DataError, Reason
-from mmdata.recognize import Kind, recognize
+from mmdata.recognize import Kind, recognize, refuse_unfinished
 from mmdata.safe_read import check_regular
 from mmdata.shards.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.shards.members import USUAL, Members, guess_captions
@@ -32,6 +32,7 @@ def find_shards(source: Path) -> list[Path]:
         check_regular(source, "shard")
         _check_may_be_tar(source)
         return [source]
+    refuse_unfinished(source)
     names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
     if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
         raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")

@@ -11,6 +11,7 @@ from mmdata.atomic import explain
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
 from mmdata.shards.braces import expand_braces
 
@@ -92,6 +93,7 @@ def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
 def _expand(name: str) -> list[str]:
     folder = Path(path_of_url(name) or name)
     if os.path.isdir(folder):  # Path.is_dir raises an OSError for a pattern longer than a file name may be
+        refuse_unfinished(folder)
         found = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
         if not found:
             raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")

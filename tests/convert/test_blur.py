@@ -353,9 +353,9 @@ def test_column_is_in_the_manifest_and_another_one_is_another_conversion(corpus:
     settings = run(table, tmp_path / "out").accounts["run"]["settings"]
     assert (settings["blur_boxes"], settings["quality"]) == ("boxes", 95)
     assert run(table, tmp_path / "out").was_complete
-    with pytest.raises(DataError, match=r'settings.blur_boxes: was "boxes", is "others"\);'):
+    with pytest.raises(DataError, match=r'blur_boxes: was "boxes", is "others"\);'):
         convert(table, tmp_path / "out", ConvertConfig(blur_boxes="others"))
-    with pytest.raises(DataError, match=r'blur_boxes: was "boxes", is null; settings.quality: was 95, is null'):
+    with pytest.raises(DataError, match=r'blur_boxes: was "boxes", is not set; quality: was 95, is not set'):
         convert(table, tmp_path / "out", ConvertConfig())
     assert "blur_boxes" not in convert(table, tmp_path / "plain").accounts["run"]["settings"]
 

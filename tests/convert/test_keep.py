@@ -103,7 +103,7 @@ def test_all_is_a_setting_of_the_conversion(corpus: Path, tmp_path: Path, make: 
     (corpus / "t.csv").write_text("image,caption,n\na.jpg,x,1\n")
     assert not make(corpus / "t.csv", keep=["*"]).was_complete
     assert make(corpus / "t.csv", keep=["*"]).was_complete
-    with pytest.raises(DataError, match=r'settings.keep: was \["\*"\], is \["n"\]'):
+    with pytest.raises(DataError, match=r'keep: was \["\*"\], is \["n"\]'):
         make(corpus / "t.csv", keep=["n"])
 
 

@@ -6,18 +6,23 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmdata import Loader, stream
 from mmdata.atomic import lock
-from mmdata.convert import ConvertConfig, convert
+from mmdata.commands.look import look
+from mmdata.commands.plan import plan_of
+from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
-from mmdata.shards import Manifest, build_index
+from mmdata.shards import Index, Manifest, build_index
 from mmdata.shards.manifest.writer import write_manifest
+from mmdata.shards.verify import verify
 from tests.convert.conftest import content
 from tests.programs import run_program
 
@@ -67,14 +72,14 @@ def test_same_corpus_elsewhere_gives_the_same_bytes(table: Path, tmp_path: Path)
 
 def test_other_settings_are_an_error_that_names_them(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out")
-    with pytest.raises(DataError, match=r"another conversion \(settings.min_side: was 2, is 9\); .* --overwrite"):
+    with pytest.raises(DataError, match=r"another conversion \(min_side: was 2, is 9\); .* --overwrite"):
         convert(table, tmp_path / "out", ConvertConfig(min_side=9))
 
 
 def test_other_input_is_an_error_that_names_it(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out")
     table.write_text(table.read_text() + "a.jpg,again\n")
-    with pytest.raises(DataError, match=r"conversion \(source.files.t.csv: was .\w+., is .\w+.\); .*--overwrite"):
+    with pytest.raises(DataError, match=r"conversion \(the file 't.csv' has changed\); .*--overwrite"):
         convert(table, tmp_path / "out")
 
 
@@ -257,3 +262,64 @@ def test_image_whose_row_could_not_be_written_is_no_duplicate(corpus: Path, tmp_
     assert report.accounts["reasons"] == {"caption_too_long": 1}
     assert "JSON member of 1200074 bytes; at most 1048576" in (tmp_path / "out/__mmdata__/quarantine.jsonl").read_text()
     assert report.manifest.rows == report.accounts["written"] == 1
+
+
+@pytest.mark.parametrize("val_share", [None, 0.3])
+def test_whoever_opens_the_folder_of_a_stopped_conversion_is_told(
+    raw_corpus: Path, tmp_path: Path, val_share: float | None
+) -> None:
+    out, table = tmp_path / "out", raw_corpus / "captions.jsonl"
+    convert_part(table, out, ConvertConfig(shard_rows=7, val_share=val_share), part=(1, 2), engine=threads(1))
+    message = (
+        f"folder '{out}': a conversion into it was stopped, or still runs; run the same `mmdata convert` command "
+        "again: it goes on where that ended"
+    )
+    settings = {"shards": str(out), "tokenizer": "clip", "global_batch_size": 2}
+    openings: list[Callable[[], Any]] = [
+        lambda: Index.open(out),
+        lambda: build_index(out),
+        lambda: verify(out),
+        lambda: Loader.from_config(settings),
+        lambda: stream(str(out), settings),
+        lambda: plan_of(str(out), []),
+        lambda: convert(out, tmp_path / "other"),
+        lambda: look(str(out)),
+    ]
+    for opening in openings:
+        with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+            opening()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("add", "files of the source were added, removed, renamed or have another size"),
+        ("table", "the source was of the kind folder, and is of the kind table"),
+        (
+            "many",
+            'check: was not set, is "header"; max_aspect: was 20.0, is 9.0; max_pixels: was 178956970, is 1000000; '
+            "min_side: was 2, is 9; shard_bytes: was 1000000000, is 7; and 1 more",
+        ),
+    ],
+)
+def test_another_conversion_is_told_in_words(raw_corpus: Path, tmp_path: Path, change: str, message: str) -> None:
+    folder, config = tmp_path / "corpus", ConvertConfig()
+    folder.mkdir()
+    for name in ("000.jpg", "001.jpg"):
+        data = next(path for path in sorted(raw_corpus.rglob("*.*")) if path.suffix == ".jpg").read_bytes()
+        (folder / name).write_bytes(data + name.encode())
+        (folder / name).with_suffix(".txt").write_text(name)
+    convert(folder, tmp_path / "out", config)
+    source = folder
+    if change == "add":
+        (folder / "001.txt").write_text("longer than it was")
+    elif change == "table":
+        source = raw_corpus / "captions.jsonl"
+    else:
+        config = ConvertConfig(check="header", max_aspect=9, min_side=9, shard_bytes=7, shard_rows=3, max_pixels=10**6)
+    with pytest.raises(DataError) as error:
+        convert(source, tmp_path / "out", config)
+    assert str(error.value) == (
+        f"output '{tmp_path / 'out'}': holds another conversion ({message}); choose another folder, or replace it with "
+        "--overwrite"
+    )

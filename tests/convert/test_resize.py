@@ -202,9 +202,9 @@ def test_settings_are_in_the_manifest_and_another_size_is_another_conversion(cor
     settings = convert(table, tmp_path / "out", ConvertConfig(resize=16)).accounts["run"]["settings"]
     assert (settings["resize"], settings["quality"]) == (16, 95)
     for other, message in (
-        (ConvertConfig(resize=17), r"settings.resize: was 16, is 17\);"),
-        (ConvertConfig(resize=16, quality=90), r"settings.quality: was 95, is 90\);"),
-        (ConvertConfig(), r"settings.quality: was 95, is null; settings.resize: was 16, is null\);"),
+        (ConvertConfig(resize=17), r"resize: was 16, is 17\);"),
+        (ConvertConfig(resize=16, quality=90), r"quality: was 95, is 90\);"),
+        (ConvertConfig(), r"quality: was 95, is not set; resize: was 16, is not set\);"),
     ):
         with pytest.raises(DataError, match=message):
             convert(table, tmp_path / "out", other)

@@ -28,6 +28,7 @@ from mmdata.convert.engines import threads
 from mmdata.convert.processes import processes
 from mmdata.convert.unit import Job
 from mmdata.errors import ConfigError, DataError
+from mmdata.shards import Index
 from mmdata.shards.remote.bucket import Bucket
 from mmdata.shards.verify import verify
 from mmdata.shipped import shipped
@@ -113,6 +114,27 @@ def test_s3_output_has_the_bytes_of_a_folder_and_is_complete_the_second_time(s3,
     assert not [command for command in s3.commands if not command.startswith("GET")]
 
 
+def test_s3_units_of_files_that_have_changed_are_made_again(s3, table, tmp_path):
+    for part in (1, 2):
+        convert_part(table, URL, SETTINGS, part=(part, 2), engine=threads(1))
+    (table.parent / "c.jpg").write_bytes((table.parent / "e.jpg").read_bytes())
+    with pytest.raises(DataError, match=r"'c.jpg': has changed since its row was converted; run all parts again"):
+        to_s3(table, finish=True)
+    convert_part(table, URL, SETTINGS, part=(1, 2), engine=threads(1))
+    to_s3(table, finish=True)
+    assert there() == on_disk(table, tmp_path / "out")
+    (table.parent / "gone.jpg").write_bytes((table.parent / "d.jpg").read_bytes())
+    changes = to_s3(table).changes
+    assert (changes.changed, changes.supplied, changes.gone, changes.first_supplied) == (0, 1, 0, "gone.jpg")
+
+
+def test_s3_folder_of_a_conversion_that_has_not_ended_says_so(s3, table):
+    convert_part(table, URL, SETTINGS, part=(1, 2), engine=threads(1))
+    message = r"folder 's3://bucket/a/photos': a conversion into it was stopped, or still runs; run the same"
+    with pytest.raises(DataError, match=message):
+        Index.open(URL)
+
+
 def test_s3_whole_tars_are_copied_on_the_servers_side(s3, table):
     to_s3(table)
     sent = [name for command in s3.commands if (name := re.fullmatch(r"PUT /bucket/a/photos/(.*\.tar)", command))]
@@ -171,7 +193,7 @@ def test_s3_finish_without_a_part_names_its_units(s3, table):
     with pytest.raises(DataError, match="no part of this conversion has run to its end; run --part 1/N to N/N first"):
         to_s3(table, finish=True)
     convert_part(table, URL, SETTINGS, part=(2, 3), engine=threads(1))
-    with pytest.raises(DataError, match=r"2 of 3 units are missing \(0, 2\): some parts have not run"):
+    with pytest.raises(DataError, match=r"2 of 3 units are missing; run .* with --part 1/3, --part 3/3 in place"):
         to_s3(table, finish=True)
 
 
@@ -255,7 +277,7 @@ def test_s3_unit_whose_files_are_not_all_there_is_made_again(s3, table, tmp_path
     lost = [name for name in list(objects()) if re.search(r"/000001/\w{32}/records.arrow", name)]
     assert len(lost) == 1
     del objects()[lost[0]]
-    with pytest.raises(DataError, match=r"1 of 3 units are missing \(1\)"):
+    with pytest.raises(DataError, match=r"1 of 3 units are missing; run .* with --part 1/1 in place"):
         to_s3(table, finish=True)
     made = convert_part(table, URL, SETTINGS, part=(1, 1), engine=threads(1))
     assert (made.units, made.rows) == (3, 7)
@@ -276,11 +298,11 @@ def test_s3_unit_that_changed_is_an_error(s3, table):
 def test_s3_other_settings_are_an_error_that_names_them_until_overwrite(s3, table, tmp_path):
     other = SETTINGS.model_copy(update={"min_side": 9})
     convert_part(table, URL, SETTINGS, part=(1, 2), engine=threads(1))
-    with pytest.raises(DataError, match=r"'s3://bucket/a/photos': holds an unfinished conversion \(settings.min_side"):
+    with pytest.raises(DataError, match=r"'s3://bucket/a/photos': holds an unfinished conversion \(min_side"):
         convert_part(table, URL, other, part=(2, 2), engine=threads(1))
     to_s3(table, other, overwrite=True)
     assert there() == on_disk(table, tmp_path / "other", other)
-    with pytest.raises(DataError, match=r"holds another conversion \(settings.min_side: was 9, is 2\); choose another"):
+    with pytest.raises(DataError, match=r"holds another conversion \(min_side: was 9, is 2\); choose another"):
         to_s3(table)
 
 

@@ -64,7 +64,7 @@ def test_a_table_is_joined_for_the_condition_of_the_program(shards: Path, tmp_pa
 
 def test_another_condition_is_another_conversion(shards: Path, tmp_path: Path) -> None:
     convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24"))
-    with pytest.raises(Exception, match=r"holds another conversion \(source.select: was \"height >= 24\", is \"height"):
+    with pytest.raises(Exception, match=r"holds another conversion \(select: was \"height >= 24\", is \"height"):
         convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height < 24"))
 
 

@@ -265,7 +265,12 @@ def test_row_without_caption_and_label_is_quarantined(
         (str(np.array(["a", "b c"], object)), ["a", "b c"]),
         (json.dumps(["é", "\u2028"]), ["é", "\u2028"]),
         ("[]", []),
+        ("['a dog', None]", ["a dog", None]),  # as pandas and Python write what is missing
+        ("[nan, 'None']", [None, "None"]),
+        ('["a dog", null]', ["a dog", None]),
+        ("[None]", [None]),
         ("[a photo]", None),
+        ("[None of them]", None),
         ("[1, 2]", None),
         ("['a', __import__('os')]", None),
         ("['a' + 'b']", None),
@@ -273,7 +278,7 @@ def test_row_without_caption_and_label_is_quarantined(
         ("['a'" + " " * 200_000 + "x]", None),  # minutes, if each of the spaces were tried as the end
     ],
 )
-def test_list_written_as_text_is_read_and_nothing_is_executed(text: str, found: list[str] | None) -> None:
+def test_list_written_as_text_is_read_and_nothing_is_executed(text: str, found: list[str | None] | None) -> None:
     assert as_list(text) == found
 
 

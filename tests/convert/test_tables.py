@@ -12,9 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mmdata.commands.look import look
+from mmdata.convert import preview
 from mmdata.convert.arrow import ArrowFile
 from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Index, ShardStore, captions_of
+from tests.convert.conftest import jsonl
 
 
 def captions(out: Path) -> list[list[str]]:
@@ -53,14 +56,19 @@ def bad(out: Path) -> list[tuple[str, str, str]]:
         ({"image": "a.jpg", "caption": {"en": "x"}}, "bad_caption", "caption is dict, not a string"),
         ({"image": "a.jpg", "caption": ["good", 5]}, "bad_caption", "caption is int, not a string"),
         ({"image": "a.jpg", "caption": "x" * 10_000_000}, "caption_too_long", "10000000 characters"),
-        ({"image": "a.jpg", "caption": "x", "label": -5}, "broken_row", "label -5 is neither"),
-        ({"image": "a.jpg", "caption": "x", "label": 1.5}, "broken_row", "label 1.5 is neither"),
     ],
 )
 def test_row_is_quarantined_with_its_reason(outcome: Any, row: dict[str, Any], reason: str, detail: str) -> None:
     got = outcome(row)
     assert got[0] == reason
     assert detail in got[1]
+
+
+@pytest.mark.parametrize("label", [-5, 1.5])
+def test_row_whose_named_label_is_none_is_quarantined(outcome: Any, label: float) -> None:
+    row = {"image": "a.jpg", "caption": "x", "label": label}
+    reason, detail = outcome(row, label_column="label")
+    assert (reason, f"label {label} is neither" in detail) == ("broken_row", True)
 
 
 def test_captions_are_cleaned(outcome: Any, tmp_path: Path) -> None:
@@ -278,11 +286,73 @@ def test_class_names_are_numbered_in_order_of_appearance(corpus: Path, tmp_path:
 
 def test_class_name_among_numbers_is_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:
     (corpus / "t.csv").write_text("image,caption,class\na.jpg,x,3\nb.jpg,y,cat\nc.jpg,z,-1\n")
-    make(corpus / "t.csv")
+    make(corpus / "t.csv", label_column="class")
     assert bad(tmp_path / "out") == [
         ("t.csv, line 3", "broken_row", "label 'cat' is not a number, as those before it are")
     ]
     assert Index.open(tmp_path / "out").column("label").tolist() == [3, -1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("t.jsonl", [0.3, 1, 0.55], "some of its values, such as 0.3, are"),
+        ("t.jsonl", [["dog", "grass"], ["cat"], []], "all of its values, such as a value of type list (2 items), are"),
+        ("t.csv", ["0.3", "1", "cat"], "some of its values, such as '0.3', are"),
+        ("t.csv", ["['dog', 'grass']", "['cat']", ""], "all of its values, such as \"['dog', 'grass']\", are"),
+        ("t.parquet", [0.25, 0.5, None], "all of its values, such as 0.25, are"),
+        ("rows", [0.3, 0.7, 0.1], "all of its values, such as 0.3, are"),
+    ],
+)
+def test_guessed_label_column_of_something_else_is_dropped(
+    corpus: Path, make: Any, name: str, values: list[Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = zip("abc", values, strict=True)
+    rows = [{"image": f"{image}.jpg", "caption": "x", "label": value} for image, value in pairs]
+    source: Any = corpus / name
+    if name == "rows":
+        source = [{**row, "image": str(corpus / str(row["image"]))} for row in rows]
+    elif name == "t.jsonl":
+        jsonl(source, rows)
+    elif name == "t.csv":
+        lines = [f'{row["image"]},x,"{row["label"]}"\n' for row in rows]
+        source.write_text("image,caption,label\n" + "".join(lines))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    report = make(source, keep_duplicates=True)
+    assert (report.accounts["written"], report.manifest.has_labels, report.source["label"]) == (3, False, None)
+    assert caplog.records[0].getMessage().split(": ", 1)[1] == (
+        f"column 'label' is not taken for labels: {said} neither class numbers nor names; --label-column names "
+        "another column, or this one all the same"
+    )
+
+
+def test_guessed_label_that_is_none_does_not_cost_the_row(corpus: Path, tmp_path: Path, make: Any) -> None:
+    labels = [3, "cat", -5]
+    rows = [{"image": f"{name}.jpg", "caption": "x", "label": label} for name, label in zip("abc", labels, strict=True)]
+    table = jsonl(corpus / "t.jsonl", rows)
+    assert not preview(table).quarantined.likely
+    assert not look(str(table)).facts.faults
+    report = make(table, keep_duplicates=True)
+    assert report.accounts["written"] == 3
+    assert report.accounts["lost"] == {"label_name": 1, "label_unusable": 1}
+    assert Index.open(tmp_path / "out").column("label").tolist() == [3, -1, -1]
+
+
+def test_row_that_has_nothing_but_a_guessed_label_needs_it(corpus: Path, tmp_path: Path, make: Any) -> None:
+    rows = [{"image": f"{name}.jpg", "label": label} for name, label in zip("abc", [3, 4, -5], strict=True)]
+    make(jsonl(corpus / "t.jsonl", rows), keep_duplicates=True)
+    assert bad(tmp_path / "out") == [
+        ("t.jsonl, line 3", "broken_row", "label -5 is neither a class number from 0 nor a name")
+    ]
+
+
+def test_captions_of_coco_with_ids_as_floats_are_those_of_their_images(corpus: Path, tmp_path: Path, make: Any) -> None:
+    images = [{"id": float(number), "file_name": f"{name}.jpg"} for number, name in enumerate("abc")]
+    annotations = [{"image_id": number, "id": 7.0, "caption": f"caption {number}"} for number in range(3)]
+    (corpus / "captions.json").write_text(json.dumps({"images": images, "annotations": annotations}))
+    assert make(corpus / "captions.json").accounts["written"] == 3
+    assert captions(tmp_path / "out") == [["caption 0"], ["caption 1"], ["caption 2"]]
 
 
 def test_kept_columns_go_into_the_json(corpus: Path, tmp_path: Path, make: Any) -> None:

@@ -110,7 +110,7 @@ def test_error_of_a_share_without_a_sample_names_one_that_has(table: Path, tmp_p
 def test_same_command_again_has_nothing_to_do_and_another_one_is_an_error(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out", tolerant(val_share=0.3))
     assert convert(table, tmp_path / "out", tolerant(val_share=0.3)).was_complete
-    with pytest.raises(DataError, match=r"holds another conversion \(settings.val_share: was 0.3, is 0.4\)"):
+    with pytest.raises(DataError, match=r"holds another conversion \(val_share: was 0.3, is 0.4\)"):
         convert(table, tmp_path / "out", tolerant(val_share=0.4))
     with pytest.raises(DataError, match=r"holds 2 file\(s\) that are not a conversion's \(train, val\)"):
         convert(table, tmp_path / "out", tolerant())

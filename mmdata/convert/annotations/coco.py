@@ -13,13 +13,13 @@ from mmdata.convert.annotations.coco_files import (
     NO_GROUP,
     SEGMENTATION,
     CocoFiles,
-    hashable,
     path_of,
 )
 from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.fields import fill_templates
 from mmdata.convert.files import digest_of_zip
 from mmdata.convert.images_folder import find_images
+from mmdata.convert.json_tables import hashable
 from mmdata.convert.open_table import fingerprint
 from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row

@@ -5,7 +5,6 @@ The files are streamed; what is needed of them stays in memory as text, about 15
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 from mmdata.convert.annotations.json_stream import Entry, stream_entries
 from mmdata.convert.annotations.records import Records
+from mmdata.convert.json_tables import hashable
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.shards.captions import clean_caption
 
@@ -147,10 +147,3 @@ def path_of(image: dict[str, Any]) -> Any:
     if "file_name" not in image and isinstance(url := image.get("coco_url"), str):
         return "/".join(url.split("/")[-2:])
     return image.get("file_name")
-
-
-def hashable(value: Any) -> Any:
-    """An id as a key of a dictionary; 1.0, as pandas writes it, is 1."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, (str, int)) else json.dumps(value)

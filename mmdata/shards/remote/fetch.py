@@ -14,6 +14,7 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -35,6 +36,7 @@ from tenacity.nap import sleep_using_event
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.forked import new_lock
+from mmdata.recognize import PRIVATE_NAME, unfinished
 from mmdata.safe_read import open_regular
 from mmdata.shards.manifest.pages import ListedShard
 from mmdata.shards.remote import http
@@ -137,6 +139,10 @@ class RemoteFolder:
                     raise
                 missing = missing or error
         assert missing is not None
+        if self.url.startswith("s3://"):
+            with suppress(DataError, ConfigError):
+                self._whole(self.url_of(".", f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)
+                missing = unfinished(str(self))
         raise missing
 
     def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:

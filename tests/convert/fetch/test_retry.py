@@ -103,7 +103,7 @@ def test_interrupted_retry_goes_on_with_its_units(album: Site, table: Path, tmp_
     with pytest.raises(Cut):
         convert(table, tmp_path / "b", config, chosen=Retry(*retry), engine=threads(1), track=Cutting())
     album.requests.clear()
-    with pytest.raises(DataError, match=r"unfinished conversion \(source.retry: was "):
+    with pytest.raises(DataError, match=r"unfinished conversion \(other rows are tried again"):
         make(table, tmp_path / "b", *retry[:1], ["http_status", "timed_out"])
     make(table, tmp_path / "b", *retry)
     asked = {name.removeprefix("127.0.0.1") for name in album.requests if name.endswith(".jpg")}

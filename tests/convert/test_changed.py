@@ -1,0 +1,253 @@
+"""Files that change between two runs of a conversion: what was made of them is made again, or the run says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert.engines import Engine, threads
+from mmdata.convert.processes import processes
+from mmdata.errors import DataError
+from mmdata.shards import Index
+from mmdata.shipped import shipped
+from tests.convert.conftest import content, jsonl
+from tests.convert.test_interrupted import Killed, killing
+from tests.programs import run_program
+
+ROWS = 12
+SETTINGS = ConvertConfig(shard_rows=4, max_bad_share=0.5)
+Edit = Callable[[Path, int], None]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, photo: Callable[..., bytes]) -> list[bytes]:
+    return [photo(20, 30, seed=300 + number) for number in range(ROWS + 1)]
+
+
+def with_captions(folder: Path, pictures: list[bytes]) -> Path:
+    folder.mkdir()
+    for number in range(ROWS):
+        (folder / f"{number:02d}.jpg").write_bytes(pictures[number])
+        (folder / f"{number:02d}.txt").write_text(f"old caption {number:02d}")
+    return folder
+
+
+def with_json(folder: Path, pictures: list[bytes]) -> Path:
+    with_captions(folder, pictures)
+    for path in folder.glob("*.txt"):
+        path.with_suffix(".json").write_text(json.dumps({"caption": path.read_text(), "author": "me"}))
+        path.unlink()
+    return folder
+
+
+def with_classes(folder: Path, pictures: list[bytes]) -> Path:
+    for number in range(ROWS):
+        path = folder / ("cat" if number < 6 else "dog") / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pictures[number])
+    return folder
+
+
+def with_table(folder: Path, pictures: list[bytes]) -> Path:
+    with_captions(folder, pictures)
+    rows = [{"image": f"{number:02d}.jpg", "caption": f"caption {number}"} for number in range(ROWS)]
+    return jsonl(folder / "table.jsonl", rows)
+
+
+def with_coco(folder: Path, pictures: list[bytes]) -> Path:
+    with_captions(folder, pictures)
+    images = [{"id": number, "file_name": f"{number:02d}.jpg"} for number in range(ROWS)]
+    boxes: list[Any] = [{"image_id": n, "id": n, "category_id": 1, "bbox": [0, 0, 5, 5]} for n in range(ROWS)]
+    captions: list[Any] = [{"image_id": n, "id": n, "caption": f"caption {n}"} for n in range(ROWS)]
+    categories = [{"id": 1, "name": "dog"}]
+    path = folder / "instances_train.json"
+    path.write_text(json.dumps({"images": images, "annotations": boxes + captions, "categories": categories}))
+    return path
+
+
+def with_tar(folder: Path, pictures: list[bytes]) -> Path:
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(ROWS):
+            for end, data in (("jpg", pictures[number]), ("txt", b"old caption %02d" % number)):
+                member = tarfile.TarInfo(f"{number:02d}.{end}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return folder
+
+
+def edit_captions(folder: Path, end: int) -> None:
+    """Edit the captions of the rows before `end`, at equal length, and with the old time of the last change."""
+    for path in sorted(folder.glob("*.*")):
+        if path.suffix in (".txt", ".json") and path.stem < f"{end:02d}":
+            before = path.stat()
+            path.write_text(path.read_text().replace("old", "new"))
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def edit_images(folder: Path, end: int) -> None:
+    """Turn a byte in the middle of the images of the rows before `end`; the JPEGs still decode, or do not."""
+    for path in folder.rglob("*.jpg"):
+        if path.stem < f"{end:02d}":
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+
+def edit_tar(folder: Path, end: int) -> None:
+    path = folder / "a.tar"
+    data = path.read_bytes()
+    for number in range(end):
+        data = data.replace(b"old caption %02d" % number, b"new caption %02d" % number)
+    path.write_bytes(data)
+
+
+CORPORA = [
+    (with_captions, edit_captions),
+    (with_captions, edit_images),
+    (with_json, edit_captions),
+    (with_classes, edit_images),
+    (with_table, edit_images),
+    (with_coco, edit_images),
+    (with_tar, edit_tar),
+]
+
+
+@pytest.mark.parametrize(("make", "edit"), CORPORA)
+def test_stopped_conversion_takes_up_files_that_have_changed(
+    tmp_path: Path, pictures: list[bytes], make: Callable[..., Path], edit: Edit, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = make(tmp_path / "corpus", pictures), tmp_path / "out"
+    with pytest.raises(Killed):
+        convert(source, out, SETTINGS, engine=killing(9))
+    edit(tmp_path / "corpus", 3)
+    report = convert(source, out, SETTINGS, engine=threads(1))
+    convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+    assert report.accounts["rows"] == ROWS
+    assert [record.getMessage().split(": ")[0] for record in caplog.records] == ["rows 0 to 3 are converted again"]
+
+
+def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[bytes]) -> None:
+    out = tmp_path / "out"
+    for name, make in (("folder", with_captions), ("tars", with_tar)):
+        source = make(tmp_path / name, pictures)
+        with pytest.raises(Killed):
+            convert(source, out / name, SETTINGS, engine=killing(9))
+        shutil.copytree(source, tmp_path / "copy", copy_function=shutil.copyfile)
+        shutil.rmtree(source)
+        (tmp_path / "copy").rename(source)
+        made = convert_part(source, out / name, SETTINGS, part=(1, 3), engine=unused)
+        assert (made.units, made.rows) == (1, 4)
+
+
+def unused(job: Any, units: Any) -> Iterator[Any]:
+    """An engine that is given no unit."""
+    assert not list(units)
+    yield from ()
+
+
+@pytest.mark.parametrize("engine", [threads(1), threads(2), processes(2)], ids=["one", "threads", "processes"])
+def test_parts_take_up_files_that_have_changed(
+    tmp_path: Path, pictures: list[bytes], engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
+    for part in (1, 2):
+        convert_part(source, out, SETTINGS, part=(part, 2), engine=engine)
+    edit_captions(source, 1)
+    message = (
+        r"'00.txt': has changed since its row was converted; run all parts again, which make only what has changed, "
+        r"and then --finish$"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(source, out, SETTINGS, finish=True)
+    for part in (1, 2):
+        assert convert_part(source, out, SETTINGS, part=(part, 2), engine=engine).rows == (8, 4)[part - 1]
+    convert(source, out, SETTINGS, finish=True)
+    convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+    assert [record.getMessage() for record in caplog.records] == [
+        "rows 0 to 3 are converted again: '00.txt' has changed since they were"
+    ]
+
+
+def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, pictures: list[bytes]) -> None:
+    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
+    settings = SETTINGS.model_copy(update={"group_by": "content"})
+    (source / "11.jpg").write_bytes(pictures[0])
+    for part in (1, 2):
+        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
+    (source / "11.txt").write_text("new caption 11")
+    with pytest.raises(DataError, match=r"'11.txt': has changed since its row was converted"):
+        convert(source, out, settings, finish=True)
+    for part in (1, 2):
+        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
+    convert(source, out, settings, finish=True)
+    convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+    assert Index.open(out)[0].captions == ["old caption 00", "new caption 11"]
+
+
+def test_tokenizer_of_other_captions_counts_all_captions_again(tmp_path: Path, pictures: list[bytes]) -> None:
+    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
+    settings = SETTINGS.model_copy(update={"train_tokenizer": 300})
+    with pytest.raises(Killed):
+        convert(source, out, settings, engine=killing(9))
+    for number in range(8, ROWS):
+        (source / f"{number:02d}.txt").write_text("old captiom 11")
+    convert(source, out, settings, engine=threads(1))
+    convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+
+
+def test_finished_folder_says_which_files_are_newer(tmp_path: Path, pictures: list[bytes]) -> None:
+    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
+    settings = SETTINGS.model_copy(update={"val_share": 0.3})
+    assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
+    assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
+    before = content(out)
+    for number in range(5):
+        (source / f"{number:02d}.txt").write_text(f"new caption {number:02d}")
+    report = convert(source, out, settings, engine=threads(1))
+    assert report.was_complete
+    assert report.changes.in_words(str(out)) == [
+        "5 files are newer than it (the first is '00.txt'): --overwrite converts all anew"
+    ]
+    assert content(out) == before
+
+
+def test_nothing_to_do_says_that_missing_images_are_there(tmp_path: Path, pictures: list[bytes]) -> None:
+    table, out = with_table(tmp_path / "corpus", pictures), tmp_path / "out"
+    for name in ("02.jpg", "07.jpg"):
+        (tmp_path / "corpus" / name).rename(tmp_path / name)
+    flags = ["--max-bad-share", "0.5"]
+
+    def run(*arguments: Any) -> list[str]:
+        command = [sys.executable, shipped("tools", "convert.py"), table, *arguments, *flags, "--workers", "1"]
+        done = run_program([str(word) for word in command], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    run(out)
+    for name in ("02.jpg", "07.jpg"):
+        (tmp_path / name).rename(tmp_path / "corpus" / name)
+    (tmp_path / "corpus/05.jpg").unlink()
+    assert run(out)[:3] == [
+        f"{out} already holds this conversion; nothing to do",
+        "1 file is no longer there (the first is '05.jpg'): --overwrite converts all anew",
+        "2 files are there now and missing before (the first is '02.jpg'): to convert their rows alone, name a new "
+        f"folder and add --retry {out} --reason missing_image; --overwrite converts all anew",
+    ]
+    run(tmp_path / "new", "--retry", out, "--reason", "missing_image")
+    assert len(Index.open(tmp_path / "new")) == 2
+    assert run(tmp_path / "new", "--retry", out, "--reason", "missing_image")[1:2] == ["rows         count"]
