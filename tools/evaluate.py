@@ -31,6 +31,8 @@ from mmdata.commands.paths import check_folder, check_run
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
 
+COMPOSITIONAL = ("accuracy", "text", "image", "group")
+
 
 def main() -> int:
     """Evaluate, write the JSON file, print the table."""
@@ -86,7 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
-    parser.add_argument("--pairs", type=Path, help="JSONL of a compositional test (see mmdata.compositional)")
+    parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe, ARO")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -108,9 +110,10 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "compositional" in scores:
-        table = Table("swap", "pairs", "accuracy", "text", "image", "group", title=escape(printable(scores["pairs"])))
+        table = Table("swap", "pairs", *COMPOSITIONAL, title=escape(printable(scores["pairs"])))
         for kind, values in scores["compositional"].items():
-            columns = (percent(values[name]) for name in ("accuracy", "text", "image", "group"))
+            # Pairs with one image have an accuracy alone.
+            columns = (percent(values[name]) if name in values else "" for name in COMPOSITIONAL)
             table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
         table.add_row("chance", "", *(percent(share) for share in (0.5, 0.25, 0.25, 1 / 6)), style="dim")
         console.print(table)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mmdata.batch import Batch
-from mmdata.compositional import load_pairs
+from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import Config
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
 from mmdata.config.strict_yaml import parse, with_overrides
@@ -226,7 +226,7 @@ def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float
     with trained.numerics():
         features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
     assert features.text is not None, "pairs have captions"
-    return compositional(features.image, features.text, types)
+    return compositional(features.image, features.text, types, one_image=read_pairs(path)[0].has_one_image)
 
 
 def _progress(batches: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:

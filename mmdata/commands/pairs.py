@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmdata.batch import Batch
-from mmdata.compositional import load_pairs
+from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import DataConfig
 from mmdata.train.evaluation.evaluate import compositional, embed
 from mmdata.trained import TrainedRun
@@ -22,7 +22,7 @@ def _pairs_of(path: str, data: str) -> tuple[tuple[Batch, list[str]], ...]:
 
 
 def score_pairs(folder: Path, path: str) -> dict[str, Any]:
-    """Accuracy for each type of swap, and what is left of it without the pictures: those must be 50 %.
+    """Accuracy for each type of swap, and what is left of it without the pictures: 50 % where a pair has two images.
 
     TYPE_blind: every picture is the mean of all, so the text alone scores. TYPE_shuffled: those of the pair before.
     """
@@ -34,8 +34,9 @@ def score_pairs(folder: Path, path: str) -> dict[str, Any]:
     assert features.text is not None, "pairs have captions"
     mean = torch.nn.functional.normalize(features.image.mean(0, keepdim=True)).expand_as(features.image)
     looks = {"": features.image, "_blind": mean, "_shuffled": features.image.roll(2, 0)}
+    one_image = read_pairs(path)[0].has_one_image
     line: dict[str, Any] = {"logit_scale": trained.model.logit_scale.exp().item()}
     for name, images in looks.items():
-        scores = compositional(images, features.text, types)
+        scores = compositional(images, features.text, types, one_image=one_image)
         line |= {f"{kind}{name}": values["accuracy"] for kind, values in scores.items()}
     return line

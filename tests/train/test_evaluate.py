@@ -155,6 +155,17 @@ def test_compositional_mean_weighs_types_alike():
         compositional(images, texts, ["size", "colour"])
 
 
+def test_compositional_with_one_image_counts_the_true_caption():
+    right, wrong = features_with_scores([[0.9, 0.1], [0.9, 0.1]]), features_with_scores([[0.1, 0.9], [0.1, 0.9]])
+    images, texts = (torch.cat(parts) for parts in zip(right, right, wrong, strict=True))
+    result = compositional(images, texts, ["swap_att", "swap_att", "add_att"], one_image=True)
+    assert result == {
+        "add_att": {"accuracy": 0.0, "pairs": 1},
+        "swap_att": {"accuracy": 1.0, "pairs": 2},
+        "mean": {"accuracy": 0.5, "pairs": 3},
+    }
+
+
 def test_compositional_of_no_pair_says_so():
     with pytest.raises(ValueError, match="compositional scores of 0 pairs: give at least one pair"):
         compositional(torch.zeros(0, 4), torch.zeros(0, 4), [])

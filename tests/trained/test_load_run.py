@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import runpy
+import sys
 import warnings
 from pathlib import Path
 
@@ -283,3 +285,32 @@ def test_load_run_has_its_old_name_for_one_release(make_run: MakeRun):
     assert TrainedModel is TrainedRun
     assert "mmdata.commands.trained.TrainedModel is now called mmdata.trained.run.TrainedRun" in str(told[0].message)
     assert TrainedModel.load(make_run()).step == 3
+
+
+def test_evaluate_takes_a_set_with_one_image_a_pair(
+    make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "images").symlink_to(photos / "raw")
+    texts = {"caption": "picture 0 of a round dog", "negative_caption": "an odd one, cmyk.jpg"}
+    entries = {str(i): {"filename": f"0{i}.jpg", **texts} for i in (0, 2, 3)}
+    (tmp_path / "add_att.json").write_text(json.dumps(entries))
+    run = make_run()
+    words = [
+        run,
+        "--pairs",
+        tmp_path / "add_att.json",
+        "--shards",
+        photos / "shards",
+        "--out",
+        tmp_path / "scores.json",
+    ]
+    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, words), "--device", "cpu"])
+    main = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "evaluate.py"))["main"]
+    assert main() == 0
+    loaded = mmdata.load_run(run, "cpu")
+    images = loaded.embed_images([photos / "raw" / f"0{i}.jpg" for i in (0, 2, 3)])
+    true, false = loaded.embed_texts(list(texts.values()))
+    expected = ((images @ true) > (images @ false)).double().mean().item()
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert found["compositional"] == {kind: {"accuracy": expected, "pairs": 3} for kind in ("add_att", "mean")}
+    assert f"add_att │ 3     │ {100 * expected:.1f} %" in capsys.readouterr().out

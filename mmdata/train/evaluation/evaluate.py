@@ -125,19 +125,23 @@ def zero_shot(image_features: Tensor, labels: Tensor, prompt_features: Tensor) -
     }
 
 
-def compositional(image_features: Tensor, text_features: Tensor, types: Sequence[str]) -> dict[str, dict[str, float]]:
+def compositional(
+    image_features: Tensor, text_features: Tensor, types: Sequence[str], *, one_image: bool = False
+) -> dict[str, dict[str, float]]:
     """How well two images and two captions that differ in one swap are told apart.
 
     Args:
         image_features: (2P, D), L2-normalised: rows 2i and 2i + 1 are the images of pair i.
         text_features: (2P, D): row j is the caption of image j.
         types: P names, what is swapped in each pair.
+        one_image: both rows of a pair have the same image, and the caption of row 2i + 1 is false (SugarCrepe, ARO).
 
     Returns:
         For each type and for "mean" (over types, each counting the same; pairs: their sum):
         accuracy: share of images that prefer their own caption to the other's (chance 0.5; a text-only model gets 0.5);
         text: share of pairs where both images do (chance 0.25); image: where both captions prefer their own image;
-        group: both of these (chance 1/6); pairs: how many.
+        group: both of these (chance 1/6); pairs: how many. With one image only accuracy, the share of images that
+        prefer the true caption, and pairs.
 
     Raises:
         ValueError: no pair, or row counts that do not fit.
@@ -164,6 +168,8 @@ def compositional(image_features: Tensor, text_features: Tensor, types: Sequence
         "image": image.double(),
         "group": (text & image).double(),
     }
+    if one_image:
+        values = {"accuracy": images_right[:, 0].double()}
     result: dict[str, dict[str, float]] = {}
     for kind in sorted(set(types)):
         members = torch.tensor([t == kind for t in types], device=scores.device)
