@@ -48,7 +48,11 @@ def indexed(folder: Path, num_workers: int, **given: Any) -> tuple[dict[str, byt
 def test_index_of_several_processes_is_that_of_one(folder: Path):
     told: list[tuple[int, int]] = []
     alone = indexed(folder, 1)
-    assert indexed(folder, 3, progress=lambda done, total: told.append((done, total))) == alone
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+
+    assert indexed(folder, 3, progress=progress) == alone
     total = sum(path.stat().st_size for path in folder.glob("*.tar"))
     assert told[-1] == (total, total)
     assert alone[1][0]["quarantined"] == 3
