@@ -64,7 +64,8 @@ def map_in_processes(
         return
     started: list[_Worker] = []
     try:
-        started += [_Worker(function) for _ in range(workers)]
+        for _ in range(workers):
+            started.append(_Worker(function))
         done: dict[int, Any] = {}
         following = iter(range(len(items)))
         for worker in started:

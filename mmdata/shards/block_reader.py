@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import BinaryIO, Protocol
 
-BLOCK = 2**18
-"""Bytes that are read at once, few enough for the processor's cache. The last two blocks are held; what lies before
-them is read again."""
+BLOCK = 2**20
+"""Bytes that are read at once. The last two blocks are held, and what lies before them is read again: an image that is
+larger than a block, as the headers behind it are read first."""
 
 
 class Digest(Protocol):
@@ -42,7 +42,7 @@ class BlockReader:
         """The next bytes, fewer at the end."""
         assert size >= 0
         begin, end = self._at, self._at + size
-        if self._digest is None and begin > self._end:
+        if self._digest is None and begin > self._end + BLOCK:
             self._begin = self._end = begin
         while self._end < end and self._pull():
             pass

@@ -241,7 +241,7 @@ def test_parts_that_are_mostly_padding_are_told(corpus: Corpus, tmp_path: Path, 
 
 def test_weights_that_mask_most_places_are_refused_with_the_numbers(corpus: Corpus, tmp_path: Path):
     np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 0, 100.0, 1.0))
-    settings = {"row_weights": str(tmp_path / "weights.npy"), "global_batch_size": 16}
+    settings: dict[str, Any] = {"row_weights": str(tmp_path / "weights.npy"), "global_batch_size": 16}
     message = (
         r"^data.row_weights weights.npy \(\w{16}\): an epoch has 100 parts of about 1.5 rows, and batches of 16: about "
         r"91 % of the places are masked, 1,451 of 1,600\. A part has no row twice, so there are as many as the largest "
@@ -259,7 +259,7 @@ def test_a_row_of_many_captions_that_masks_most_places_is_refused(corpus: Corpus
     captions = [["a dog"], [f"dog {number}" for number in range(40)]]
     samples = [replace(sample, captions=captions[row == 7]) for row, sample in enumerate(corpus.samples[:20])]
     corpus.write_beside(tmp_path / "shards", samples)
-    settings = {"shards": str(tmp_path / "shards"), "captions": "every"}
+    settings: dict[str, Any] = {"shards": str(tmp_path / "shards"), "captions": "every"}
     message = (
         r"^data.captions every \(\w{16}\): an epoch has 40 parts of about 1.5 rows, and batches of 8: about 82 % of "
         r"the places are masked, 261 of 320\. .*: set data.captions to one, or data.global_batch_size to 2 or less$"
