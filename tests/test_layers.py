@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 GROUND = [
-    *("atomic", "batch", "cores", "encoded_images", "errors", "hashing", "launcher", "nearest", "progress"),
-    *("recognize", "renamed", "safe_read", "seeding", "shipped"),
+    *("atomic", "batch", "cores", "encoded_images", "errors", "hashing", "launcher", "length_bounds", "nearest"),
+    *("progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
 DATA_HALF = [
