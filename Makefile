@@ -21,13 +21,13 @@ demo: $(VENV)/.installed
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-# PYTHON as it is, if it can import what the GPU half needs; else the environment.
+# PYTHON as it is, if it can import what each step needs (gpu.py says what else is missing); else the environment.
 gpu:
-	@if $(PYTHON) -c 'import torch, torchvision, transformers, pydantic, pyarrow, rich' 2>/dev/null; \
-	then PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu.py; \
+	@if $(PYTHON) -c 'import torch, pydantic, rich, yaml' 2>/dev/null; \
+	then PYTHONPATH=".:$$PYTHONPATH" $(PYTHON) docs/benchmarks/gpu.py; \
 	elif [ ! -e $(VENV)/.installed ] && ! nvidia-smi -L >/dev/null 2>&1; \
 	then echo "no GPU is found here (nvidia-smi -L finds none): nothing is installed or measured" >&2; exit 2; \
-	else $(MAKE) $(VENV)/.installed && PYTHONPATH=. $(BIN)/python docs/benchmarks/gpu.py; fi
+	else $(MAKE) $(VENV)/.installed && PYTHONPATH=".:$$PYTHONPATH" $(BIN)/python docs/benchmarks/gpu.py; fi
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

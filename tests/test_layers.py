@@ -19,20 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 GROUND = [
-    *(
-        "atomic",
-        "batch",
-        "cores",
-        "encoded_images",
-        "errors",
-        "forked",
-        "hashing",
-        "launcher",
-        "nearest",
-        "processes",
-        "progress",
-    ),
-    *("recognize", "renamed", "safe_read", "seeding", "shipped"),
+    *("atomic", "batch", "cores", "encoded_images", "errors", "forked", "hashing", "launcher", "length_bounds", "nearest"),
+    *("processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
 DATA_HALF = [

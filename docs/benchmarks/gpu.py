@@ -5,9 +5,18 @@ PYTHONPATH=. python docs/benchmarks/gpu.py --parts step loader
 PYTHONPATH=. python docs/benchmarks/gpu.py --device cpu --small          # rehearses the script; says nothing
 
 Each part is programs with a budget of seconds each; what one leaves unused is the next one's too. A row is written into
-results.json and results.md as soon as it is measured: a stop in the middle keeps what is there. A program that fails,
-or takes longer than it may, says so in a row, and the next one begins. None outlives this one, even after SIGKILL.
-Needs torch, torchvision and transformers; no webdataset and no network.
+results.json and results.md as soon as it is measured, and all else that programs print into printed.txt: a stop in the
+middle keeps what is there. A program that fails, or takes longer than it may, says so in a row, and the next one
+begins. None outlives this one, even after SIGKILL. What one of them compiles, the others find.
+
+No network is needed. The parts tests, loss and step need what comes with PyTorch and transformers. The parts loader and
+train also need xxhash, simplejpeg and tenacity. For a machine without a network bring them in a folder, made elsewhere
+with that machine's version of Python, and start with PYTHONPATH=wheels make gpu PYTHON=python3:
+
+    pip install --target wheels --no-deps --only-binary :all: --platform manylinux2014_x86_64 --python-version 3.12 \\
+        xxhash simplejpeg tenacity
+
+Modules are imported before anything is measured; a line says which parts run, and what the others lack.
 """
 
 from __future__ import annotations
@@ -15,156 +24,105 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_report import page
+from gpu_run import ROOT, Program, rows_of
 
 from mmdata.atomic import write_whole
 from mmdata.cores import usable_cores
 from mmdata.train.run.sessions import cpu_name, git_commit
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 PARTS = ["tests", "loss", "step", "loader", "train"]
-STEP_BUDGETS_S = {"vit_b_32": 95, "vit_b_16": 70, "vit_l_14": 75}
+STEP_BUDGETS_S = {"vit_b_32": 80, "vit_b_16": 60, "vit_l_14": 65}
 """A model's share of the part."""
-KEEPER = ["sh", "-c", 'read _; kill -KILL "-$0"']
-"""Waits until its standard input closes, then ends a process group."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """A program that prints rows, lines of JSON.
-
-    Args:
-        part: to which its rows belong.
-        budget_s: seconds that it may take, beyond what the programs before it left unused.
-        command: that starts it.
-    """
-
-    part: str
-    budget_s: float
-    command: list[str]
+LOADER = ["torchvision", "PIL", "pyarrow", "fsspec", "tokenizers", "xxhash", "simplejpeg", "tenacity"]
+NEEDS = {
+    "tests": ["pytest", "hypothesis", "torchvision", "transformers"],
+    "loss": [],
+    "step": ["transformers"],
+    "loader": ["transformers", *LOADER],
+    "train": LOADER,
+}
+"""Modules that a part needs beside torch and what comes with it."""
 
 
 def programs(given: argparse.Namespace) -> list[Program]:
-    """All programs in the order in which they run: nine minutes."""
+    """All programs in the order in which they run: nine minutes. The row that takes longest comes last."""
     device, small = ["--device", given.device], ["--small"] * given.small
 
-    def program(part: str, budget_s: float, *words: str) -> Program:
-        return Program(part=part, budget_s=given.budget_s or budget_s, command=[sys.executable, *words])
-
     def script(part: str, budget_s: float, name: str, *words: str) -> Program:
-        return program(part, budget_s, str(HERE / name), *device, *words)
+        command = [sys.executable, str(HERE / name), *device, *words]
+        return Program(part=part, budget_s=given.budget_s or budget_s, command=command, needs=NEEDS[part])
+
+    def tests_of(file: Path) -> Program:
+        name = str(file.relative_to(ROOT))
+        options = ["-vv", "-m", "gpu", "-p", "no:cacheprovider"]  # -vv: pyproject.toml has -q
+        budget_s = given.budget_s or (40 if "train/test_on_gpu" in name else 15)
+        command = [sys.executable, "-m", "pytest", *options, name]
+        needs = NEEDS["tests"] + LOADER * ("loader" in file.parts)
+        return Program(part="tests", budget_s=budget_s, command=command, needs=needs, tests=name)
 
     # Only the files that have some: others import what such a machine may lack.
-    files = [str(file) for file in sorted(ROOT.glob("tests/**/test_*.py")) if "pytest.mark.gpu" in file.read_text()]
-    options = ["-m", "gpu", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    files = [file for file in sorted(ROOT.glob("tests/*/test_*.py")) if "pytest.mark.gpu" in file.read_text()]
     loss = ["loss_memory.py", "--json", "--one-process", "--rounds", "1", "--forms", "tiled"]
-    shape = ["--dim", "512", "--rows", "8192", "32768", "65536"]
+    rows = ["--dim", "512", "--rows", "8192", "32768", "65536"]
     step = ["--profile", str(given.out / "profile.txt"), "--models"]
     if given.small:
+        small_loss = ["--dim", "8", "--runs", "1", "--rows"]
         return [
-            program("tests", 75, "-m", "pytest", *options, *files[1:2]),
-            script("loss", 75, *loss, "open_clip", "--dim", "8", "--rows", "64", "--runs", "1"),
+            *map(tests_of, files[:2]),
+            script("loss", 60, *loss, "open_clip", *small_loss, "64"),
             script("step", 240, "gpu_step.py", *small, *step, "tiny"),
             script("loader", 90, "gpu_loader.py", *small, "--model", "tiny"),
             script("train", 60, "gpu_train.py", *small),
+            script("loss", 60, *loss, *small_loss, "128"),
         ]
     return [
-        program("tests", 75, "-m", "pytest", *options, *files),
-        script("loss", 60, *loss, "open_clip", *shape, "1048576"),
-        script("loss", 15, *loss, "lean", *shape),
+        *map(tests_of, files),
+        script("loss", 45, *loss, "open_clip", *rows, "262144"),
+        script("loss", 10, *loss, "lean", *rows),
         *(script("step", budget_s, "gpu_step.py", *step, model) for model, budget_s in STEP_BUDGETS_S.items()),
-        script("loader", 90, "gpu_loader.py"),
-        script("train", 60, "gpu_train.py"),
+        script("loader", 85, "gpu_loader.py"),
+        script("train", 55, "gpu_train.py"),
+        script("loss", 55, *loss, "--dim", "512", "--rows", "1048576"),
     ]
 
 
-def rows_of(command: list[str], end_s: float) -> Iterator[dict[str, Any]]:
-    """The rows that a program prints; the last one says why it ended early, if it did."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        # The other end of its input closes however this process ends. A signal at a parent's death (prctl) would reach
-        # the program only, and not what that has started.
-        keeper = subprocess.Popen([*KEEPER, str(process.pid)], stdin=subprocess.PIPE, start_new_session=True)
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-        clock = threading.Timer(max(0.0, end_s - time.monotonic()), end)
-        clock.start()
-        said: list[str] = []
+def missing_modules(chosen: Sequence[Program]) -> list[str]:
+    """Modules that the programs need and this Python cannot import."""
+    found: list[str] = []
+    for name in dict.fromkeys(name for program in chosen for name in program.needs):
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("{"):
-                    yield json.loads(line)
-                elif line.strip():
-                    said.append(line.strip())
-            status = process.wait()
-        finally:
-            clock.cancel()
-            with suppress(ProcessLookupError):  # also where this program is ended: none of its parts goes on
-                os.killpg(process.pid, signal.SIGKILL)
-            keeper.kill()
-            keeper.communicate()
-        name = f"(not finished) {short(command)}"
-        if late.is_set():
-            yield {"name": name, "error": "took longer than its budget"}
-        elif status and "pytest" in command and said:
-            failed = [line for line in said if line.startswith(("FAILED", "ERROR"))]
-            yield {"name": "tests that need a GPU", "error": "; ".join([said[-1].strip("= "), *failed])[:2000]}
-        elif status:
-            errors.seek(0)
-            last = [line.strip() for line in errors if line.strip()] or said or [""]
-            yield {"name": name, "error": f"ended with {status}: {last[-1][:300]}"}
-        elif "pytest" in command and said:
-            yield {"name": "tests that need a GPU", "result": in_words(said[-1].strip("= "))}
+            import_module(name)
+        except Exception:  # torchvision built for another torch raises a RuntimeError
+            found.append(name)
+    return found
 
 
-def in_words(summary: str) -> str:
-    """The last line of pytest, with what its counts mean.
-
-    Example:
-        in_words("3 skipped, 40 deselected in 2.10s") gives "0 passed, 3 skipped (what they need is not here); 40 left
-        out, since they need no GPU; in 2.10s".
-    """
-    count = {word: number for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
-    seconds = summary.rpartition(" in ")[2]
-    skipped = f"{count['skipped']} skipped (what they need is not here)" if "skipped" in count else "0 skipped"
-    left_out = f"; {count['deselected']} left out, since they need no GPU" if "deselected" in count else ""
-    return f"{count.get('passed', 0)} passed, {skipped}{left_out}; in {seconds}"
-
-
-def short(command: list[str]) -> str:
-    """A command as one would type it in the checkout."""
-    return shlex.join(command).replace(str(ROOT) + os.sep, "").replace(sys.executable, "python")
+def in_words(chosen: Sequence[Program], missing: Sequence[str]) -> str:
+    """Which programs run and which do not, in one line."""
+    runs = [program for program in chosen if not set(program.needs) & set(missing)]
+    parts = list(dict.fromkeys(program.part for program in runs))
+    left = dict.fromkeys(
+        program.tests if program.part in parts else program.part for program in chosen if program not in runs
+    )
+    line = f"runs: {', '.join(parts) or 'nothing'}"
+    if left:
+        line += f"; not: {', '.join(left)}, for which {', '.join(missing)} cannot be imported"
+        line += " (how to bring them: the head of docs/benchmarks/gpu.py)"
+    return line
 
 
 class Results:
@@ -184,7 +142,7 @@ class Results:
 
     def add(self, program: Program, row: dict[str, Any]) -> None:
         """Add a row, and write all of them."""
-        self._rows.append({"part": program.part, **row, "command": short(program.command)})
+        self._rows.append({"part": program.part, **row, "command": program.name})
         self.write()
 
     def write(self) -> None:
@@ -236,14 +194,23 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rehearsal = given.small or given.device == "cpu"
     results = Results(given.out, machine_of(given.device), rehearsal=rehearsal)
+    chosen = [program for program in programs(given) if program.part in given.parts]
+    missing = missing_modules(chosen)
+    print(in_words(chosen, missing), flush=True)
+    brought = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(given.out / "compiled")} | dict(os.environ)
+    settings["PYTHONPATH"] = os.pathsep.join([str(ROOT), *brought])
+    printed = given.out / "printed.txt"
+    printed.write_text("")
     end_s = time.monotonic()
-    for program in programs(given):
-        if program.part in given.parts:
-            end_s += program.budget_s
-            for row in rows_of(program.command, end_s):
-                results.add(program, row)
-                print(f"{program.part}: {json.dumps(row)}", flush=True)
-    print(f"in {given.out}: results.json, results.md")
+    for program in chosen:
+        end_s += program.budget_s
+        absent = [name for name in program.needs if name in missing]
+        failed = {"name": f"(not run) {program.tests or program.name}", "error": f"cannot import {', '.join(absent)}"}
+        for row in [failed] if absent else rows_of(program, end_s, printed, settings):
+            results.add(program, row)
+            print(f"{program.part}: {json.dumps(row)}", flush=True)
+    print(f"in {given.out}: results.json, results.md, printed.txt")
     return 0
 
 

@@ -37,7 +37,7 @@ WORDS = {
     "eager": "without torch.compile",
     "compiled": "the blocks of the towers go through torch.compile, as by train.compile",
     "padded to 77": "all texts have 77 tokens, as open_clip's",
-    "bucketed": "texts are padded to one of the plan's eight lengths",
+    "bucketed": "texts are padded to one of the plan's four lengths",
     "fed by the loader": "each step has a new batch of the loader; a synthetic one is the same batch again and again",
     "decode: device": "the device decodes the files that the loader hands on, as by data.decode device",
 }

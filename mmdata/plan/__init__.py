@@ -7,6 +7,7 @@
 - `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
 """
 
+from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import (
     Bucket,
     BucketPolicy,
@@ -17,7 +18,7 @@ from mmdata.plan.buckets import (
     TokenBudgetPolicy,
 )
 from mmdata.plan.captions import CaptionSources, choose_captions
-from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths, choose_lengths_by_shape
+from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths_by_shape
 from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice

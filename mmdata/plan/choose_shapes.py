@@ -1,6 +1,6 @@
-"""Chooses the text bounds that leave the least padding and the image shapes that crop least, from a corpus's counts.
+"""Chooses text bounds for each image shape and the image shapes that crop least, from a corpus's counts.
 
-Each choice is optimal for the counts and depends on nothing else.
+Each choice is optimal for the counts and depends on nothing else. Text bounds alone: `mmdata.length_bounds`.
 """
 
 from __future__ import annotations
@@ -10,29 +10,8 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.length_bounds import best_bounds
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio
-
-
-def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
-    """The text length bounds that leave the least padding.
-
-    Args:
-        histogram: (L,), captions by length: entry i counts those of i tokens. The longest length that occurs is always
-            a bound.
-        count: largest number of bounds.
-
-    Returns:
-        Rising bounds, `count` or fewer.
-
-    Raises:
-        ValueError: the histogram is empty.
-
-    Example:
-        Lengths 4 (ten captions), 5 (ten) and 20 (one), two bounds: [5, 20] pads 10 tokens; [4, 20] would pad 150.
-    """
-    if not np.any(histogram):
-        raise ValueError("choose_lengths: the histogram is empty")
-    return _best_bounds(histogram, count)[-1][1]
 
 
 def with_margin(counts: NDArray[np.int64], margin: int) -> NDArray[np.int64]:
@@ -75,7 +54,7 @@ def choose_lengths_by_shape(histograms: NDArray[np.int64], max_shapes: int) -> l
             f"own; set max_shapes to {len(shapes)} or more, or have fewer image shapes (num_image_buckets)"
         )
     # best[shape][k]: padded tokens and bounds of the shape with k + 1 bounds; each shape has its first bound for free
-    best = {shape: _best_bounds(histograms[shape], max_shapes - len(shapes) + 1) for shape in shapes}
+    best = {shape: best_bounds(histograms[shape], max_shapes - len(shapes) + 1) for shape in shapes}
     savings = [
         (before - after, shape) for shape in shapes for (before, _), (after, _) in itertools.pairwise(best[shape])
     ]
@@ -127,35 +106,6 @@ def choose_image_shapes(
     last = int(np.searchsorted(log_shapes, log_bins[present[-1]])) + 1
     chosen = _least_cropped(log_shapes[first:last], log_bins, np.asarray(aspects, np.float64), count)
     return [(rows * patch_size, columns * patch_size) for rows, columns in (grids[first + shape] for shape in chosen)]
-
-
-def _best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, list[int]]]:
-    """(tokens after padding, bounds) of the best 1, 2, … `count` bounds; no more than lengths that occur.
-
-    Method: dynamic programming over the length at which each bound begins, O(count · lengths²).
-    """
-    lengths = np.flatnonzero(histogram)
-    captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
-    # group[i, j]: tokens of the captions of lengths i … j-1, all padded to the longest of them
-    group = (captions_below[None, :] - captions_below[:, None]) * np.concatenate([[0], lengths])[None, :]
-    group[np.tril_indices(len(group))] = np.inf
-    # cost[j]: least tokens for the first j lengths, with as many bounds as rounds have passed
-    cost = np.full(len(lengths) + 1, np.inf)
-    cost[0] = 0.0
-    begins: list[NDArray[np.int64]] = []  # of each round, [j]: where the last bound's lengths begin
-    best: list[tuple[float, list[int]]] = []
-    for _ in range(min(count, len(lengths))):
-        total = cost[:, None] + group  # [i, j]: the last bound holds lengths i … j-1
-        begins.append(total.argmin(axis=0))
-        cost = total.min(axis=0)
-        bounds: list[int] = []
-        end = len(lengths)
-        # back from the last bound to the first
-        for begin in reversed(begins):
-            bounds.append(int(lengths[end - 1]))
-            end = int(begin[end])
-        best.append((float(cost[-1]), bounds[::-1]))
-    return best
 
 
 def _grids(patches: int, tolerance: float) -> list[tuple[int, int]]:

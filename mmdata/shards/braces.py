@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import string
 from math import prod
-
-from braceexpand import alphabet, braceexpand
 
 from mmdata.errors import ConfigError
 
 MAX_SHARDS = 1_000_000
 """Largest number of shards of a brace pattern. A corpus with ten thousand samples a shard has ten billion then."""
 
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
+"""The order of letters in a range, as braceexpand has it."""
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 
@@ -24,6 +25,8 @@ def expand_braces(name: str) -> list[str]:
     """
     if "{" not in name:
         return [name]
+    from braceexpand import braceexpand  # not needed for local folders
+
     try:
         if count_shards(name) > MAX_SHARDS:
             raise ConfigError(
@@ -71,7 +74,7 @@ def _count_choices(inside: str) -> int:
     if numbers := _NUMBERS.fullmatch(inside):
         return _length(int(numbers[1]), int(numbers[2]), numbers[3])
     if letters := _LETTERS.fullmatch(inside):
-        return _length(alphabet.index(letters[1]), alphabet.index(letters[2]), letters[3])
+        return _length(_ALPHABET.index(letters[1]), _ALPHABET.index(letters[2]), letters[3])
     parts, depth, start = [], 0, 0
     for at, character in enumerate(inside):
         depth += (character == "{") - (character == "}")

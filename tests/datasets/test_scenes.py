@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdata.plan.choose_shapes import choose_lengths
+from mmdata.length_bounds import choose_lengths
 from mmdata.transform.text import Tokenizer, train_tokenizer
 
 SCENES = Path(__file__).parents[2] / "datasets" / "scenes"

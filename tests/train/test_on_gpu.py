@@ -349,3 +349,22 @@ def test_prefetcher_decodes_ahead_on_the_gpu_and_masks_what_does_not_decode():
         assert batch["pixel_values"].is_cuda
         assert ((batch["pixel_values"][batch["valid"]].int() - 200).abs() <= 2).all()
         assert not batch["pixel_values"][~batch["valid"]].any()
+
+
+def test_prefetcher_gpu_memory_is_not_used_again_under_a_slow_reader():
+    # Each batch is dropped before the kernels that read it have run: they must find it as it was.
+    class Numbered:
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def __iter__(self) -> Iterator[Any]:
+            for number in range(50):
+                yield {"pixel_values": torch.full((64, 3, 64, 64), number, dtype=torch.uint8)}
+
+    batches: Any = Numbered()
+    results: list[Tensor] = []
+    for batch in DevicePrefetcher(batches, "cuda"):
+        torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
+        results.append(batch["pixel_values"].float().mean())
+        del batch
+    assert [float(result) for result in results] == list(range(50))
