@@ -3,7 +3,8 @@
     condition   and, or, not, parentheses
     comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
     value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes, True, False;
-                + - * / % and parentheses; x / 0 and x % 0 have no value
+                + - * / % and parentheses; x / 0 and x % 0 have no value. Whole numbers have 64 bits, and a result
+                beyond is an error; / gives floats; % has the sign of the divisor
 
 A column of bool is a condition by itself. Of a column of another type, such as of lists, `is None` can be asked. `in`
 takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
@@ -47,8 +48,6 @@ from mmdata.plan.select.three_valued import (
     negation,
     numbers_of,
     pairwise,
-    quotient,
-    remainder,
     rounded_to,
     texts_of,
 )
@@ -71,12 +70,12 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: quotient,
-    ast.Mod: remainder,
+_ARITHMETIC: dict[type[ast.operator], np.ufunc] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.true_divide,
+    ast.Mod: np.remainder,
 }
 _NONE = ("none", "null", "nil", "nan", "na")
 """What languages call a missing value, in lower case."""
@@ -110,12 +109,22 @@ class Expression:
 
     text: str
     names: frozenset[str]
+    _of: str
     _condition: Evaluate
 
     def __call__(self, columns: Columns, num_rows: int) -> Bools:
-        """The rows for which the condition is true: bool (num_rows,)."""
-        with np.errstate(all="ignore"):  # 1e308 * 10 is infinite, as in numpy
-            found = self._condition(columns)
+        """The rows for which the condition is true: bool (num_rows,).
+
+        Raises:
+            ConfigError: a sum, difference or product of whole numbers is beyond 64 bits.
+        """
+        try:
+            with np.errstate(all="ignore"):  # 1e308 * 10 is infinite, as in numpy
+                found = self._condition(columns)
+        except OverflowError as error:
+            raise ConfigError(
+                f"{self._of}: {error} in {excerpt(self.text, 200)}; multiply its values by 1.0 to calculate in floats"
+            ) from None
         return np.broadcast_to(np.logical_and(found.values, found.known), num_rows)
 
 
@@ -173,7 +182,7 @@ class _Parser:
         except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
             raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
         condition = self._condition(tree.body, 1)
-        return Expression(self._text, frozenset(self._names), condition)
+        return Expression(self._text, frozenset(self._names), self._of, condition)
 
     def _stand_in(self, found: re.Match[str]) -> str:
         """A name of the same length for a column in backquotes, which may be no name of Python's."""
