@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mmdata.atomic import naming
+from mmdata.atomic import naming, read_json_lines
 from mmdata.cli import main as mmdata
 from mmdata.commands.pairs import score_pairs
 from mmdata.compositional import read_pairs
@@ -283,8 +283,8 @@ class Experiment:
         return [line for line in same if tuple(line["tuned"]) == run.tuned]
 
     def _all_lines(self) -> list[Line]:
-        file = self._output / RESULTS
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        needs = {"arm": str, "seed": int, "tuned": list, "digest": str}
+        return list(read_json_lines(self._output / RESULTS, needs))
 
     def _config_of(self, line: Line) -> Config | str:
         """The settings that a run has saved, or why they cannot be read."""

@@ -87,7 +87,7 @@ class FolderSource:
         for place in self._outside:
             digest.update(f"{place}\n".encode("utf-8", "surrogateescape"))
             self.rows_at_most += 1
-        for found in self._walk(""):
+        for found in self._walk():
             digest.update(found.listing)
             self.rows_at_most += len(found.rows)
             self._ignored += found.ignored
@@ -128,7 +128,7 @@ class FolderSource:
 
     def _descend(self, folder: str) -> None:
         """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""
-        self._outside += [os.path.join(self.root, place) for place, _, _ in next(self._walk("")).rows]
+        self._outside += [os.path.join(self.root, place) for place, _, _ in next(self._walk()).rows]
         self.root = folder
         self._read()
 
@@ -137,7 +137,7 @@ class FolderSource:
         number = 0
         # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
         class_numbers = {name: i for i, name in enumerate(self.classes)}
-        for found in self._walk(""):
+        for found in self._walk():
             for place, sidecars, fault in found.rows:
                 extra = dict.fromkeys(self._keep)
                 if "path" in extra:
@@ -154,19 +154,16 @@ class FolderSource:
         """A hash of all names and sizes. See `Source.describe`."""
         return {"kind": "folder", "ignored_files": self._ignored, "listing_sha256": self._listing}
 
-    def _walk(self, below: str) -> Iterator[_Found]:
-        files: list[os.DirEntry[str]] = []
-        folders: list[str] = []
-        with os.scandir(os.path.join(self.root, below)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                else:
-                    files.append(entry)
-        yield _pair(below, files)
-        for name in folders:
-            if not name.startswith("."):
-                yield from self._walk(os.path.join(below, name))
+    def _walk(self) -> Iterator[_Found]:
+        """Each folder before those in it, by name; Python's stack would hold no more than a thousand levels."""
+        folders = [""]
+        while folders:
+            below = folders.pop()
+            with os.scandir(os.path.join(self.root, below)) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+            inside = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+            yield _pair(below, [entry for entry in entries if not entry.is_dir(follow_symlinks=False)])
+            folders += [os.path.join(below, one.name) for one in reversed(inside) if not one.name.startswith(".")]
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,24 @@ def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_pat
     assert selected(corpus, join=listed, select="not clip >= 0.6") == expected
 
 
+@pytest.mark.parametrize(
+    ("encoding", "name", "wrong"),
+    [
+        ("utf-16", "score", "looks like UTF-16, and text files are read as UTF-8: iconv -f UTF-16 -t UTF-8 't.csv'"),
+        ("utf-16-le", "score", "looks like UTF-16, .*"),
+        ("utf-16-be", "score", "looks like UTF-16, .*"),
+        ("utf-32", "score", "looks like UTF-32, .*: iconv -f UTF-32 -t UTF-8 't.csv'"),
+        ("latin-1", "größe", "cannot be read as a table: .*; write it in UTF-8"),
+    ],
+)
+def test_a_table_in_another_encoding_is_an_error(corpus: Corpus, tmp_path: Path, encoding: str, name: str, wrong: str):
+    file = tmp_path / "t.csv"
+    file.write_text(f"key,{name}\n" + "".join(f"{row:05d},{row}\n" for row in range(50)), encoding=encoding)
+    for select in ("score > 20", f"key in lines('{file}', 'key')"):
+        with pytest.raises(DataError, match=rf"^data\.(join\.0|select): '.*t\.csv' {wrong}$"):
+            selected(corpus, **({"join": [{"table": str(file)}]} if "lines" not in select else {}), select=select)
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_times_of_files_of_several_units_are_one_column(corpus: Corpus, tmp_path: Path, suffix: str):
     days = [datetime(2024, 1, 1, 12) + timedelta(days=row, milliseconds=250 * (row >= 25)) for row in range(50)]

@@ -16,6 +16,7 @@ true nor false, as in SQL, and selects no row, also behind `not`.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 import warnings
@@ -347,6 +348,12 @@ class _Parser:
             numbers = [_number(value) for value in values]
         except ValueError:
             return self._refuse(node, "a number is looked for in a list of other values")
+        except OverflowError as error:
+            return self._refuse(
+                node,
+                f"the number {error} is too large; whole numbers have 64 bits: store the column as texts, as the "
+                "list has them",
+            )
         column = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else None
         return is_in_numbers(part.evaluate, numbers, column)
 
@@ -421,10 +428,17 @@ def _in_backquotes(name: str) -> str:
 
 
 def _number(value: Any) -> int | float:
-    """A whole number as it is: those above 2^53 are no floats; raises ValueError for a text that is no number."""
-    if isinstance(value, (int, np.integer)):
-        return int(value)
+    """A whole number as it is: those above 2^53 are no floats.
+
+    Raises:
+        ValueError: a text that is no number.
+        OverflowError: a number that neither 64 bits nor a float hold.
+    """
     try:
-        return int(value) if isinstance(value, str) else float(value)
-    except ValueError:
-        return float(value)
+        number = int(value) if isinstance(value, (str, np.integer)) else float(value)
+    except ValueError:  # "0.5", and thousands of digits
+        number = float(value)
+    is_infinite = isinstance(number, float) and math.isinf(number) and "inf" not in str(value).lower()
+    if is_infinite or (isinstance(number, int) and not -(2**63) <= number < 2**63):
+        raise OverflowError(excerpt(value))
+    return number
