@@ -79,15 +79,15 @@ def read_json_lines(path: str | os.PathLike[str], needs: Mapping[str, type]) -> 
         return
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
+            where, remedy = f"'{os.fspath(path)}', line {number}", "delete the line to go on"
             try:
                 entry = json.loads(line)
-                wrong = _what_lacks(entry, needs)
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
-                wrong = f"not JSON: {error}"
-            if wrong:
-                raise DataError(f"'{os.fspath(path)}', line {number}: {wrong}; delete the line to go on")
+                raise DataError(f"{where}: not JSON: {error}; {remedy}") from error
+            if wrong := _what_lacks(entry, needs):
+                raise DataError(f"{where}: {wrong}; {remedy}")
             yield entry
 
 
