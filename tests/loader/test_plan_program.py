@@ -91,7 +91,8 @@ def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
 )
 def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path, groups: dict[str, int], told: str):
     np.save(tmp_path / "g.npy", np.repeat([0, 1, 2, -1], [8, 2, 20, 20]))
-    settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.npy"), **groups}, "global_batch_size": 200}
+    settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.npy"), **groups}}
+    settings |= {"global_batch_size": 200, "allow_larger_batch": True}
     assert told in plan(tmp_path, settings)
     assert told.replace("groups: ", "groups: at most ") in plan(tmp_path, {**settings, "shuffle_window_rows": 49})
 
