@@ -59,7 +59,7 @@ def test_plan_program_says_how_many_captions_are_cut(corpus, tmp_path: Path):
     captions = ["a", "a dog", "a small red dog sits under a tree in the street by the house"]
     few = [replace(corpus.samples[i], captions=[caption]) for i, caption in enumerate(captions)]
     corpus.write_beside(tmp_path / "few", few)
-    settings = {**corpus.settings, "shards": str(tmp_path / "few")}
+    settings = {**corpus.settings, "shards": str(tmp_path / "few"), "global_batch_size": 2}
     assert "captions are longer" not in plan(tmp_path, {**settings, "max_length": 77})
     said = plan(tmp_path, {**settings, "max_length": 8})
     assert "cut: 1 captions are longer than max_length (8 tokens) and are cut to it\n" in said
