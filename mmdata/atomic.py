@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from mmdata.errors import DataError
 
@@ -60,6 +61,43 @@ def naming(path: str | os.PathLike[str]) -> Generator[None, None, None]:
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+def read_json_lines(path: str | os.PathLike[str], needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+    """The lines of a file that a run or a conversion appends to, oldest first; none without the file.
+
+    A last line that a kill cut short is left out.
+
+    Args:
+        path: of the file.
+        needs: keys that each line has, and the types of their values.
+
+    Raises:
+        DataError: another line is not a JSON object with these keys.
+    """
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            where, remedy = f"'{os.fspath(path)}', line {number}", "delete the line to go on"
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise DataError(f"{where}: not JSON: {error}; {remedy}") from error
+            if wrong := _what_lacks(entry, needs):
+                raise DataError(f"{where}: {wrong}; {remedy}")
+            yield entry
+
+
+def _what_lacks(entry: Any, needs: Mapping[str, type]) -> str:
+    """Why a value is no entry; "" if it is one."""
+    if not isinstance(entry, dict):
+        return f"expected a JSON object, got a {type(entry).__name__}"
+    found = cast("dict[str, Any]", entry)
+    lacking = [f"'{name}' ({kind.__name__})" for name, kind in needs.items() if not isinstance(found.get(name), kind)]
+    return f"no {' and no '.join(lacking)} in it" if lacking else ""
 
 
 def explain(error: OSError) -> str:

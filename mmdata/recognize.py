@@ -76,6 +76,15 @@ def recognize(path: Path) -> Kind:
     return Kind.BINARY if _is_binary(head) else Kind.TEXT
 
 
+def wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32 if the first four bytes of a file say that its text is in one of them, else None."""
+    if head[:4] in (b"\xff\xfe\0\0", b"\0\0\xfe\xff"):
+        return "UTF-32"
+    has_mark = head[:2] in (b"\xff\xfe", b"\xfe\xff")
+    has_zeros = len(head) >= 4 and 0 in head[:2] and head[2:4] != b"\0\0"
+    return "UTF-16" if has_mark or has_zeros else None
+
+
 def find_run(path: Path) -> Path | None:
     """The folder of the run that a path is, or is a part of: its config.yaml, its checkpoints, one of these."""
     for folder in (path, *path.parents[:2]):

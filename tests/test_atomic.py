@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import BinaryIO
 
 import pytest
 
-from mmdata.atomic import lock, write_whole
+from mmdata.atomic import lock, read_json_lines, write_whole
 from mmdata.errors import DataError
 from tests.programs import Program
 
@@ -64,3 +65,31 @@ with lock(Path({str(tmp_path)!r})):
         other.wait()
         with lock(tmp_path):
             pass
+
+
+def test_json_lines_are_read_but_for_one_that_a_kill_cut(tmp_path):
+    path = tmp_path / "l.jsonl"
+    path.write_bytes(b'{"step": 1, "a": "x"}\n{"step": 2}\n{"st')
+    assert list(read_json_lines(path, {"step": int})) == [{"step": 1, "a": "x"}, {"step": 2}]
+    assert list(read_json_lines(tmp_path / "none.jsonl", {})) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (b'{"st', "not JSON: "),
+        (b"", "not JSON: Expecting value: line 2 column 1 (char 1)"),
+        (b"\xff\xfe", "not JSON: "),
+        (b"[" * 100_000, "not JSON: maximum recursion depth exceeded"),
+        (b'{"step": ' + b"9" * 5_000 + b"}", "not JSON: Exceeds the limit (4300 digits)"),
+        (b"[1]", "expected a JSON object, got a list"),
+        (b'{"step": "1"}', "no 'step' (int) in it"),
+        (b'{"epoch": 1}', "no 'step' (int) in it"),
+    ],
+)
+def test_a_json_line_that_is_no_entry_is_an_error_with_its_place(tmp_path, line: bytes, wrong: str):
+    path = tmp_path / "l.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    message = rf"^'{re.escape(str(path))}', line 2: {re.escape(wrong)}.*; delete the line to go on$"
+    with pytest.raises(DataError, match=message):
+        list(read_json_lines(path, {"step": int}))

@@ -145,6 +145,23 @@ def test_table_of_some_arms_and_seeds(folder: Path, capsys: pytest.CaptureFixtur
     assert [line.partition(":")[0] for line in printed[4:]] == ["plain", "near"]
 
 
+def test_seeds_that_the_config_does_not_list_are_run_and_compared(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = (folder / "config.yaml", f"compare.output={tmp_path / 'out'}", "compare.tuning_seed=null")
+    words += ("compare.tuning=[[train.lr=1e-3]]", "--arms", "plain", "near", "--seeds", 101, 103)
+    assert run_tool(*words) == 0
+    assert run_tool(*words, "--table") == 0
+    printed = capsys.readouterr().out
+    made = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [(line["arm"], line["seed"]) for line in made] == [(a, s) for s in (101, 103) for a in ("plain", "near")]
+    tables = re.findall(r"^\| (plain|near) \| 2 \| .*$", printed, re.MULTILINE)
+    assert tables == ["plain", "near"] * 2
+    # Runs of other seeds, as those that the config lists, are not in the table.
+    assert run_tool(*words[:-3], "--table") == 2
+    assert "no run of the baseline 'plain' there yet" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -169,11 +186,17 @@ def test_table_of_some_arms_and_seeds(folder: Path, capsys: pytest.CaptureFixtur
         (["train.lr=0.1"], "train.lr: each list of compare.tuning sets it, so that no run would have this one"),
         (["data.val=null"], "data.val is not set: retrieval on it is measured, and what tuning goes by"),
         (["compare.seeds=[0,1]"], "seeds must differ, also from tuning_seed (0): got [0, 1]"),
+        (["--seeds", "3", "3"], "error: --seeds must differ, also from compare.tuning_seed (0): got [3, 3]"),
+        (["--seeds", "0", "--table"], "error: --seeds must differ, also from compare.tuning_seed (0): got [0]"),
+        (["compare.arms.same.settings=[train.losss=x]"], "compare.arms.same: "),
+        (["compare.tuning=[[train.lr=1e-3],[train.lrr=1]]"], "unknown key 'train.lrr'; did you mean 'train.lr'?"),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str):
     assert run_tool(folder / "config.yaml", *words) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "$ mmdata train" not in said.out
 
 
 def test_corpus_without_pairs_is_compared_by_retrieval(

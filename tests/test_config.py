@@ -671,3 +671,49 @@ def test_config_augment_is_for_training_crops_alone():
 
 def test_config_evaluation_is_not_augmented():
     assert evaluation_data(data_of("a", val={"shards": "v"}, augment=AUGMENT)).augment is None
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.batch_size", "data.global_batch_size"),
+        ("train.train_batch_size", "data.global_batch_size"),
+        ("model.batch_size", "data.global_batch_size"),
+        ("data.micro_batch", "train.micro_batch_size"),
+        ("train.image_lr", "train.lr"),
+        ("train.min_lr", "train.lr"),
+        ("train.queue_size", "train.queue"),
+        ("train.clip_grad_norm", "train.grad_clip_norm"),
+        ("train.num_steps", "train.steps"),
+        ("data.num_steps", "train.steps"),
+        ("train.warmup_epochs", "train.warmup_steps"),
+        ("train.save_every_steps", "train.checkpoint_every_steps"),
+        ("train.beta1", "train.betas"),
+        ("train.scheduler", "train.schedule"),
+        ("train.grad_checkpointing", "model.gradient_checkpointing"),
+        ("data.max_len", "data.max_length"),
+        ("data.sede", "data.seed"),
+        # Names with letters, or a word, in common with a setting that means something else.
+        ("data.image_lr", None),
+        ("data.image_mean", None),
+        ("train.mean", None),
+        ("train.temperature", None),
+        ("train.num_negatives", None),
+        ("train.epsilon", None),
+        ("data.mean", None),
+        ("data.gpus", None),
+        ("data.world_size", None),
+        ("data.label_column", None),
+        ("model.root", None),
+        ("model.flip", None),
+    ],
+)
+def test_a_setting_is_suggested_for_what_it_means(tmp_path: Path, key: str, meant: str | None):
+    section, name = key.split(".")
+    content: dict[str, Any] = {"data": {**DATA}, "model": {"name": "tiny"}, "train": {}}
+    content[section][name] = 1
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(content))
+    end = f"did you mean '{meant}'?" if meant else f"`mmdata settings {section}` lists the settings of this section"
+    with pytest.raises(ConfigError, match=re.escape(f"unknown key '{key}'; {end}")):
+        load_config(path)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pydoc
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import yaml
 from mmdata.config import CompareConfig, Config, DataConfig, LoadingConfig, ModelConfig, TrainConfig
 from mmdata.config.data import AugmentConfig
 from mmdata.config.describe import all_sections, find_sections, json_schema, markdown
-from mmdata.config.settings import Settings
+from mmdata.config.settings import Settings, sections_of
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError
 from tests.programs import run_program
@@ -117,6 +119,7 @@ def test_describe_unknown_name_is_an_error_with_what_is_near():
         ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.rehearse, train.device"),
         ("train.eps", "`mmdata settings train` lists this section"),  # and neither steps nor epochs
         ("epsilon", "`mmdata settings` lists all"),  # and not precision
+        ("image_lr", "`mmdata settings` lists all"),  # and not data.members.image
     ],
 )
 def test_describe_unknown_name_names_what_is_near_in_meaning_and_nothing_else(name, end):
@@ -192,3 +195,46 @@ def test_settings_command_prints_sections_settings_and_the_schema():
     assert wrong.stderr.startswith("error: no setting or section 'data.lodaing'; did you mean 'data.loading")
     both = settings_command("data", "--schema")
     assert "--markdown and --schema are of all settings: leave NAME out" in both.stderr
+
+
+NAME = re.compile(
+    r"(?<![\w./'\[-])(?:data|model|train|compare)(?:\.[A-Za-z0-9_]+)+(?![\w(/]|\.\w)"  # no path, index or call
+)
+NO_SETTINGS = {
+    *("model.encode_image", "model.json", "model.safetensors", "train.csv", "train.md", "train.parquet"),
+    *("data.filter", "data.lr", "data.where"),  # of other programs
+}
+
+
+def written_texts() -> Iterator[tuple[Path, str]]:
+    """Texts in which settings are named: all pages without their Python code, and all strings of the programs."""
+    for path in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "datasets").rglob("*.md")),
+    ]:
+        yield path, re.sub(r"```(?:python|py)\n.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for folder in ("mmdata", "tools", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield path, node.value
+
+
+def test_every_setting_that_docs_messages_and_docstrings_name_exists():
+    def plain(name: str) -> str:  # entries of lists, and names that a user chooses
+        return re.sub(r"\.(NAME|N|\d+)(?=\.|$)", ".N", name)
+
+    sections = all_sections()
+    known = {plain(name) for section in sections for name in (section.name, *(one.name for one in section.settings))}
+    former = {name for kind in kinds_of(Config) for name in (*kind.RENAMED, *kind.REMOVED)}
+    mentions = [(path, plain(found[0])) for path, text in written_texts() for found in NAME.finditer(text)]
+    assert len(mentions) > 500
+    wrong = {(str(path.relative_to(ROOT)), name) for path, name in mentions if name not in known | former | NO_SETTINGS}
+    assert wrong == set()
+
+
+def kinds_of(kind: type[Settings]) -> set[type[Settings]]:
+    """A section and all sections within it."""
+    inside = [one for field in kind.model_fields.values() for one in sections_of(field.annotation)]
+    return {kind}.union(*map(kinds_of, inside))

@@ -19,7 +19,18 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 GROUND = [
-    *("atomic", "batch", "cores", "encoded_images", "errors", "forked", "hashing", "launcher", "length_bounds", "nearest"),
+    *(
+        "atomic",
+        "batch",
+        "cores",
+        "encoded_images",
+        "errors",
+        "forked",
+        "hashing",
+        "launcher",
+        "length_bounds",
+        "nearest",
+    ),
     *("processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]

@@ -42,16 +42,21 @@ def main() -> int:
     if metric not in (known := metrics_of(config.compare)):
         named = "--metric" if options.metric else "compare.primary"
         raise ConfigError(f"{named} {metric}: expected one of {', '.join(known)}")
-    experiment = Experiment(options.config, options.overrides, config, config.compare)
+    compare = config.compare.model_copy(update={"seeds": options.seeds or config.compare.seeds})
+    if len(set(compare.seeds)) < len(compare.seeds) or compare.tuning_seed in compare.seeds:
+        raise ConfigError(
+            f"--seeds must differ, also from compare.tuning_seed ({compare.tuning_seed}): got {compare.seeds}"
+        )
+    experiment = Experiment(options.config, options.overrides, config, compare)
     try:
         if not options.table:
             best = {arm: experiment.tune(arm) for arm in experiment.arms if arm in (options.arms or experiment.arms)}
-            for seed in options.seeds or config.compare.seeds:
+            for seed in compare.seeds:
                 for arm, tuned in best.items():
                     experiment.result(Run(arm, seed, tuned))
     except Stopped as stopped:
         return int(stopped.args[0])
-    print("\n".join(experiment.table(metric, arms=options.arms or (), seeds=options.seeds or ())))
+    print("\n".join(experiment.table(metric, arms=options.arms or ())))
     return 0
 
 
@@ -60,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = Parser("compare", __doc__)
     parser.add_argument("config", type=Path, metavar="CONFIG", help="YAML file with a section compare")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for all arms, e.g. train.steps=1000")
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these, of the table too; default: compare.seeds")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these, for the table too; default: compare.seeds")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these, of the table too; default: all")
     parser.add_argument("--table", action="store_true", help="run nothing, print what there is")
     parser.add_argument("--metric", help="score that is compared; default: compare.primary")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mmdata.atomic import naming
+from mmdata.atomic import naming, read_json_lines
 from mmdata.cli import main as mmdata
 from mmdata.commands.pairs import score_pairs
 from mmdata.compositional import read_pairs
@@ -49,7 +49,7 @@ class Experiment:
         path: the config file.
         overrides: given on the command line, for all arms.
         config: what both say.
-        compare: its section `compare`.
+        compare: its section `compare`, maybe with seeds of the command line.
 
     Attributes:
         arms: their names: each after the one that it begins with, the baseline before those that it does not need.
@@ -60,6 +60,7 @@ class Experiment:
         self._data, self._compare = config.data, compare
         self._output = Path(compare.output)
         self._check_overrides()
+        self._check_arms()
         self._saved: dict[Path, Config | str] = {}
         self.arms: list[str] = []
         for arm in (compare.baseline, *compare.arms):
@@ -81,6 +82,18 @@ class Experiment:
             for lists, name in ((arms, "each arm sets it"), (tuning, "each list of compare.tuning sets it")):
                 if all(any(f"{key}.".startswith(f"{own}.") for own in keys) for keys in lists):
                     raise ConfigError(f"{key}: {name}, so that no run would have this one; change it there")
+
+    def _check_arms(self) -> None:
+        """Read the settings of each arm before anything is trained; its model and groups are not there yet."""
+        for name, arm in self._compare.arms.items():
+            given = [] if arm.init_from is None else [f"model.init_from={self._output}"]
+            if arm.neighbours is not None:
+                given.append(f"data.groups={{source: {self._output}, size: {arm.neighbours}}}")
+            for tuned in self._compare.tuning:
+                try:
+                    load_config(self._path, [*self._overrides, *given, *arm.settings, *tuned, "compare=null"])
+                except ConfigError as error:
+                    raise ConfigError(f"compare.arms.{name}: {error}") from error
 
     def _add(self, arm: str) -> None:
         if arm in self.arms:
@@ -119,23 +132,18 @@ class Experiment:
             assert line is not None, "the run that was made has other settings than the one that was asked for"
         return line
 
-    def table(self, metric: str, *, arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[str]:
+    def table(self, metric: str, *, arms: Sequence[str] = ()) -> list[str]:
         """Lines of Markdown: what each arm gains over the baseline in a metric, from the runs that have ended.
 
         Args:
             metric: what is compared.
             arms: only these, and the baseline; none given: all.
-            seeds: only these; none given: all that have ended.
 
         Raises:
             ConfigError: no run of the baseline has ended.
         """
         baseline = self._compare.baseline
-        scores = {
-            arm: {seed: line for seed, line in found.items() if not seeds or seed in seeds}
-            for arm, found in self._finished().items()
-            if not arms or arm in (baseline, *arms)
-        }
+        scores = {arm: found for arm, found in self._finished().items() if not arms or arm in (baseline, *arms)}
         if not scores.get(baseline):
             needed = self._needed(baseline)
             tried = self._first_runs(baseline) if needed is None or needed in scores else []
@@ -283,8 +291,8 @@ class Experiment:
         return [line for line in same if tuple(line["tuned"]) == run.tuned]
 
     def _all_lines(self) -> list[Line]:
-        file = self._output / RESULTS
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        needs = {"arm": str, "seed": int, "tuned": list, "digest": str}
+        return list(read_json_lines(self._output / RESULTS, needs))
 
     def _config_of(self, line: Line) -> Config | str:
         """The settings that a run has saved, or why they cannot be read."""

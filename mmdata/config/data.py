@@ -269,6 +269,9 @@ class DataConfig(Settings):
     global_batch_size: Positive
     """Image-caption pairs (rows) of one step over all ranks; each rank gets an equal part. With `token_budget`, the
     largest number of rows."""
+    allow_larger_batch: MayChange[bool] = False
+    """Whether `global_batch_size` may exceed the rows of an epoch, so that each batch is filled up with masked rows.
+    false: an error. An evaluation, which loads each row once in order, needs no permission."""
     token_budget: Positive | None = None
     """Text tokens and image patches of one step over all ranks, padding included: batches of short texts then have more
     rows than batches of long texts. null: all batches have `global_batch_size` rows."""

@@ -13,17 +13,15 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from mmdata.config.config import Config
-from mmdata.config.explain import OTHER_NAMES
+from mmdata.config.explain import OTHER_NAMES, names_alike
 from mmdata.config.settings import Settings, changeable_settings, own_text, sections_of
 from mmdata.config.words import default_in_words, type_in_words
 from mmdata.errors import ConfigError
-from mmdata.nearest import SHORT, did_you_mean, nearest
+from mmdata.nearest import did_you_mean
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 MOST_NAMES = 4
 """Names that an error suggests at most."""
-NEAR_NAME = 0.7
-"""Least similarity for a suggestion: below it are other words, as "precision" for "epsilon"."""
 
 
 @dataclass(frozen=True)
@@ -186,16 +184,10 @@ def _probably_meant(name: str, sections: list[Section]) -> str:
 def _named(name: str, known: list[str]) -> list[str]:
     """Of known settings those that a name without sections may mean; see `settings_named`."""
     lasts = {one: one.rpartition(".")[2] for one in known}
-    for same in (name, OTHER_NAMES.get(name)):
-        if found := [one for one, last in lasts.items() if last == same]:
-            return found[:MOST_NAMES]
-    # batch_size is global_batch_size or micro_batch_size, and not patch_size, which has more letters in common with it.
-    if len(name) <= SHORT:  # any name holds or resembles so few letters: "eps" is neither "steps" nor "epochs"
-        return []
-    if found := [one for one, last in lasts.items() if name in last]:
+    if found := [one for one, last in lasts.items() if last == name]:
         return found[:MOST_NAMES]
-    near = nearest(name, lasts.values(), least=NEAR_NAME)
-    return [one for one, last in lasts.items() if last == near][:MOST_NAMES]
+    alike = dict.fromkeys([OTHER_NAMES.get(name), *names_alike(name, dict.fromkeys(lasts.values()))])
+    return [one for last in alike for one in lasts if lasts[one] == last][:MOST_NAMES]
 
 
 def _or(names: list[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import types
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
@@ -11,11 +13,22 @@ from pydantic import ValidationError
 from mmdata.config.settings import Settings, sections_of
 from mmdata.config.words import type_in_words
 from mmdata.errors import excerpt
-from mmdata.nearest import did_you_mean, nearest
+from mmdata.nearest import SHORT, did_you_mean, nearest
 
-NEAR_ELSEWHERE = 0.8
-"""Least similarity to a setting of another section for a suggestion."""
 OTHER_NAMES = {
+    "batch_size": "global_batch_size",
+    "train_batch_size": "global_batch_size",
+    "num_steps": "steps",
+    "total_steps": "steps",
+    "train_steps": "steps",
+    "warmup_epochs": "warmup_steps",
+    "warmup_ratio": "warmup_steps",
+    "shuffle_buffer": "shuffle_window_rows",
+    "prefetch_factor": "prefetch_batches",
+    "save_every_steps": "checkpoint_every_steps",
+    "log_interval": "log_every_steps",
+    "val_every_epochs": "evaluate_every_epochs",
+    "out": "output",
     "learning_rate": "lr",
     "wd": "weight_decay",
     "warmup": "warmup_steps",
@@ -194,20 +207,57 @@ def _short(value: object) -> str:
 def _nearest(kind: type[Settings], place: _Place) -> str | None:
     """The known key that was probably meant by the last of `place`; None if none is near.
 
-    The same name in another section (data.lr is train.lr), the name that other programs use (learning_rate), a longer
-    name that holds this one (batch_size), a near name in this section or in a group of it, and a very near name in
-    another section.
+    The same name in another section (data.lr is train.lr), the name that other programs use (learning_rate), a name in
+    this section or a group of it that is alike, a name of several words in another section that is alike, the second
+    word of two (image_lr), and the group that is the first one (queue_size).
     """
     wrong, section, everywhere = place.keys[-1], _keys_of(place.section), _keys_of(kind)
     own = {name: ".".join([*place.keys[:-1], key]) for name, key in section.items()}
     for name in (wrong, OTHER_NAMES.get(wrong, wrong)):
         if name in own or name in everywhere:
             return own.get(name) or everywhere[name]
-    longer = [name for name in own if len(wrong) > 3 and wrong in name]  # batch_size: global_batch_size, not patch_size
-    if found := nearest(wrong, longer, least=0.0) or nearest(wrong, own):
-        return own[found]
-    found = nearest(wrong, everywhere, least=NEAR_ELSEWHERE)
-    return everywhere[found] if found else None
+    if found := names_alike(wrong, own):
+        return own[found[0]]
+    words, fields = wrong.split("_"), place.section.model_fields
+    if found := [name for name in names_alike(wrong, everywhere) if len(words) > 1 or _is_misspelt(wrong, name)]:
+        return everywhere[found[0]]
+    if len(words) != 2:
+        return None
+    is_group = {name: bool(sections_of(fields[name].annotation)) for name in words if name in fields}
+    if is_group.get(words[1]) is False:
+        return own[words[1]]
+    return own[words[0]] if is_group.get(words[0]) else None
+
+
+def names_alike(wrong: str, known: Iterable[str]) -> list[str]:
+    """The known names that may be meant by a wrong one, the nearest first: it is misspelt, or lacks some words.
+
+    Letters in common are not enough: mean is not margin, and image_lr is not image.
+
+    Example:
+        "num_worker" is "num_workers", "grad_clip" is "grad_clip_norm", "max_len" is "max_length".
+    """
+    ours = wrong.lower().split("_")
+    found = list[str]()
+    for name in known:
+        theirs = name.split("_")
+        has_all = all(any(_is_misspelt(one, other) for other in theirs) for one in ours)
+        are_short = 1 < len(ours) == len(theirs) and all(
+            any(_is_misspelt(one, other) or (len(one) >= SHORT and other.startswith(one)) for other in theirs)
+            for one in ours
+        )
+        is_one = "".join(ours) == "".join(theirs) or (len(ours) == len(theirs) and _is_misspelt(wrong, name))
+        if is_one or (has_all and len(wrong) > SHORT) or are_short:
+            found.append(name)
+    return sorted(found, key=lambda name: -SequenceMatcher(None, wrong, name).ratio())
+
+
+def _is_misspelt(word: str, name: str) -> bool:
+    """Whether a word is a name with a slip of the finger: the first letter, most letters and the length agree."""
+    word, name = (one.lower().replace("_", "").replace("-", "") for one in (word, name))
+    near = 0.66 if len(name) <= SHORT + 1 else 0.8
+    is_long = abs(len(word) - len(name)) <= 1 + len(name) // 8
+    return word[:1] == name[:1] and is_long and SequenceMatcher(None, word, name).ratio() >= near
 
 
 def _keys_of(kind: type[Settings], prefix: str = "") -> dict[str, str]:

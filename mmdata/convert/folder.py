@@ -90,7 +90,7 @@ class FolderSource:
         for place in self._outside:
             digest.update(f"{place}\n".encode("utf-8", "surrogateescape"))
             self.rows_at_most += 1
-        for found in self._walk(""):
+        for found in self._walk():
             digest.update(found.listing)
             self.rows_at_most += len(found.rows)
             self._ignored += found.ignored
@@ -141,7 +141,7 @@ class FolderSource:
 
     def _descend(self, folder: str) -> None:
         """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""
-        self._outside += [os.path.join(self.root, row.path) for row in next(self._walk("")).rows]
+        self._outside += [os.path.join(self.root, row.path) for row in next(self._walk()).rows]
         self.root = folder
         self._read()
 
@@ -150,7 +150,7 @@ class FolderSource:
         number = 0
         # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
         class_numbers = {name: i for i, name in enumerate(self.classes)}
-        for found in self._walk(""):
+        for found in self._walk():
             for place, sidecars, fault in [*found.rows, *(found.alone if self._takes_alone else ())]:
                 extra = dict.fromkeys(self._keep)
                 if "path" in extra:
@@ -168,25 +168,26 @@ class FolderSource:
         alone = {"ignored_texts": self._alone} if self._alone and not self._takes_alone else {}
         return {"kind": "folder", "ignored_files": self._ignored, **alone, "listing_sha256": self._listing}
 
-    def _walk(self, below: str, followed: set[str] | None = None) -> Iterator[_Found]:
-        """What is in a folder and in those below it; `followed` are the folders that links have led to so far."""
-        followed = set[str]() if followed is None else followed
-        files: list[Entry] = []
-        folders: list[str] = []
-        for entry in list_folder(os.path.join(self.root, below)):
-            if not entry.is_folder:
-                files.append(entry)
-            elif not entry.is_link:
-                folders.append(entry.name)
-            elif (target := _target(self.root, os.path.join(below, entry.name))) is None or target in followed:
-                files.append(entry)
-            else:
-                followed.add(target)
-                folders.append(entry.name)
-        yield _pair(below, files)
-        for name in folders:
-            if not is_hidden(name):
-                yield from self._walk(os.path.join(below, name), followed)
+    def _walk(self) -> Iterator[_Found]:
+        """Each folder before those in it, by name; Python's stack would hold no more than a thousand levels."""
+        followed = set[str]()  # folders that links have led to so far
+        waiting = [""]
+        while waiting:
+            below = waiting.pop()
+            files: list[Entry] = []
+            folders: list[str] = []
+            for entry in list_folder(os.path.join(self.root, below)):
+                if not entry.is_folder:
+                    files.append(entry)
+                elif not entry.is_link:
+                    folders.append(entry.name)
+                elif (target := _target(self.root, os.path.join(below, entry.name))) is None or target in followed:
+                    files.append(entry)
+                else:
+                    followed.add(target)
+                    folders.append(entry.name)
+            yield _pair(below, files)
+            waiting += [os.path.join(below, name) for name in reversed(folders) if not is_hidden(name)]
 
 
 class _FileRow(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import PurePath
 
@@ -48,7 +50,7 @@ def _remedy(root: str, path: str, kind: str) -> str:
 def _of_that_name(root: str, path: str) -> str | None:
     """The file below `root`, relative to it, whose path has the longest end in common with `path`."""
     name, best, seen = PurePath(path).name, None, 0
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in _walk(root):
         folders.sort()  # the order of the system differs from one to the next
         seen += len(files)
         if name in files:
@@ -58,6 +60,12 @@ def _of_that_name(root: str, path: str) -> str | None:
         if seen > FILES_SEEN:
             break
     return best
+
+
+def _walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk, which ends here where a folder lies deeper than Python's stack: what is found is a hint."""
+    with suppress(RecursionError):
+        yield from os.walk(root)
 
 
 def _without_common_end(path: str, found: str) -> tuple[str, str]:

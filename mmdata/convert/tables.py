@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TextIO, TypeVar
 from mmdata.convert import compressed
 from mmdata.convert.compressed import naming_damage, open_bytes
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.recognize import wide_encoding
 
 T = TypeVar("T")
 
@@ -163,7 +164,7 @@ class TextLines:
         self._encoding = encoding
         self.ended = False
         if is_utf8(encoding):
-            _refuse_utf16(path)
+            _refuse_wide(path)
 
     def __iter__(self) -> Iterator[str]:
         number = 0
@@ -193,11 +194,11 @@ def is_utf8(encoding: str) -> bool:
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 
-def _refuse_utf16(path: Path) -> None:
+def _refuse_wide(path: Path) -> None:
     with naming_damage(path), open_bytes(path) as file:
-        head = file.read(4)
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) == 4 and 0 in (head[0], head[1]) and head[2:] != b"\0\0"):
+        encoding = wide_encoding(file.read(4))
+    if encoding:
         raise DataError(
-            f"table '{path}': looks like UTF-16; say so with --encoding utf-16, or make it UTF-8: "
-            f"iconv -f UTF-16 -t UTF-8 '{path.name}'"
+            f"table '{path}': looks like {encoding}; say so with --encoding {encoding.lower()}, or make it UTF-8: "
+            f"iconv -f {encoding} -t UTF-8 '{path.name}'"
         )

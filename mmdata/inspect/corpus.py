@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.atomic import read_json_lines
 from mmdata.config import DataConfig
-from mmdata.errors import DataError
 from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.gallery import class_name
 from mmdata.inspect.page import Chart, Section, Table
@@ -193,20 +192,15 @@ def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
         note: a sentence; the number of entries replaces {} in it.
 
     Raises:
-        DataError: a line is not a JSON object.
+        DataError: a line is no entry.
     """
     reasons: Counter[str] = Counter()
     first: list[dict[str, Any]] = []
     for path in paths:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    entry: dict[str, Any] = dict(json.loads(line))
-                except (ValueError, TypeError) as error:
-                    raise DataError(f"'{path}', line {number}: not a JSON object: {error}; delete the line") from error
-                reasons[str(entry.get("reason"))] += 1
-                if len(first) < LEDGER_ROWS:
-                    first.append(entry)
+        for entry in read_json_lines(path, {"reason": str}):
+            reasons[entry["reason"]] += 1
+            if len(first) < LEDGER_ROWS:
+                first.append(entry)
     if not reasons:
         return Section(title, note.format("No"))
     total = reasons.total()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,14 @@ import numpy as np
 from mmdata.inspect.charts import Series, line_chart
 from mmdata.inspect.page import Chart, Section, Table
 from mmdata.inspect.run_sections import WAYS
-from mmdata.inspect.runs import METRICS, Run
+from mmdata.inspect.runs import METRICS, Run, flat_settings
 
+LOSS_SETTINGS = (
+    *("data.global_batch_size", "data.token_budget", "data.groups", "data.negative_captions"),
+    *("train.loss", "train.positives", "train.triplet_margin", "train.hard_negative_", "train.sogclr_"),
+    *("train.miner", "train.teacher", "train.queue", "train.feature_cache", "train.mask_false_negatives"),
+)
+"""Beginnings of the settings that say what a loss is, and over which negatives."""
 BY_STEP = " Runs with batches of other sizes have seen other numbers of rows at the same step."
 
 
@@ -21,7 +27,12 @@ def curves(runs: Sequence[Run]) -> Section:
     A number that no run has logged twice makes no line: a table gives it.
     """
     drawn = _Drawn(runs)
-    drawn.add("train", {"loss": "loss"}, y_label="loss", caption="Mean training loss between two log lines.")
+    alike = _alike(runs, _loss_of)
+    caption = "Mean training loss between two log lines."
+    if len(alike) > 1:
+        caption += " Runs with another loss or other negatives have a chart of their own: such losses do not compare."
+    for some in alike:
+        drawn.add("train", {"loss": "loss"}, y_label="loss", caption=caption, runs=some)
     said = "Retrieval over the evaluation rows: the right one {}."
     if len(runs) == 1:
         recalls = {f"{name} R@{k}": f"{key}_r{k}" for name, key in WAYS.items() for k in (1, 10)}
@@ -31,9 +42,13 @@ def curves(runs: Sequence[Run]) -> Section:
         caption = "Share of time spent waiting for data, and of text positions that hold padding."
         drawn.add("train", shares, y_label="share", caption=caption, percent=True)
     else:
+        alike = _alike(runs, _candidates_of)
+        if len(alike) > 1:
+            said += " Runs that search among other numbers of rows have a chart of their own."
         for name, key in WAYS.items():
-            recall = {f"{name} R@1": f"{key}_r1"}
-            drawn.add("evaluation", recall, y_label=f"{name} R@1", caption=said.format("first"), percent=True)
+            for some in alike:
+                recall, caption = {f"{name} R@1": f"{key}_r1"}, said.format("first")
+                drawn.add("evaluation", recall, y_label=f"{name} R@1", caption=caption, percent=True, runs=some)
         shares = {"waiting for data": "data_wait_share"}
         caption = "Share of time spent waiting for data."
         drawn.add("train", shares, y_label="share of time", caption=caption, percent=True)
@@ -46,6 +61,25 @@ def curves(runs: Sequence[Run]) -> Section:
     return Section("Training", note.strip(), charts=drawn.charts, tables=drawn.tables())
 
 
+def _alike(runs: Sequence[Run], key: Callable[[Run], object]) -> list[list[Run]]:
+    """The runs in groups of the same key, in order."""
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return list(groups.values())
+
+
+def _loss_of(run: Run) -> object:
+    """The settings that a run's loss depends on, written out."""
+    settings = flat_settings(run.settings)
+    return tuple((name, settings[name]) for name in sorted(settings) if name.startswith(LOSS_SETTINGS))
+
+
+def _candidates_of(run: Run) -> object:
+    """The numbers of images and texts that the run's last evaluation searched among."""
+    return tuple(run.evaluation.get(name) for name in ("images", "texts"))
+
+
 @dataclass
 class _Drawn:
     """The charts of the runs' numbers, and the table rows of those numbers that were logged once."""
@@ -54,7 +88,16 @@ class _Drawn:
     charts: list[Chart] = field(default_factory=list[Chart])
     single: list[tuple[str, str, str, str]] = field(default_factory=list[tuple[str, str, str, str]])
 
-    def add(self, kind: str, names: Mapping[str, str], *, y_label: str, caption: str, percent: bool = False) -> None:
+    def add(
+        self,
+        kind: str,
+        names: Mapping[str, str],
+        *,
+        y_label: str,
+        caption: str,
+        percent: bool = False,
+        runs: Sequence[Run] | None = None,
+    ) -> None:
         """Add a chart of the numbers in the lines of a kind, unless no run has any. Of several runs each is a line.
 
         Args:
@@ -63,9 +106,10 @@ class _Drawn:
             y_label: what the chart measures.
             caption: below the chart.
             percent: the numbers are shares, shown in per cent.
+            runs: only these; None: all.
         """
         found: dict[tuple[str, str], Series] = {}
-        for run in self.runs:
+        for run in self.runs if runs is None else runs:
             for name, key in names.items():
                 lines = [line for line in run.metrics if line.get("kind") == kind and line.get(key) is not None]
                 if lines:

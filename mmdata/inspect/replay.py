@@ -241,8 +241,8 @@ def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]
     try:
         entry = json.loads(lines[line - 1])
         row, epoch, step, key = int(entry["row"]), int(entry["epoch"]), int(entry["step"]), entry["key"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"'{path}', line {line}: not a line of a run's ledger; {error!r}") from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise DataError(f"'{path}', line {line}: not a line of a run's ledger; {error!r}; give another line") from error
     if not 0 <= row < len(index) or index.keys(np.array([row])) != [key]:
         raise DataError(
             f"'{path}', line {line}: row {row} with key '{key}' is not in these shards; give the config of that run"

@@ -118,16 +118,22 @@ def _facts(
     if data and data.tokenizer is not None and summary:
         baseline = f"{summary.padding_share_at(data.max_length):.1%} padded to {data.max_length} tokens"
         facts.append(Fact(f"{summary.padding_share:.1%}", "padding", baseline))
-    best = max(runs, key=lambda run: run.evaluation.get("text_to_image_r1") or 0.0, default=None)
-    if best is None:
-        return facts
-    evaluation, of_best = best.evaluation, f", best: {best.name}" if len(runs) > 1 else ""
+    if len(runs) == 1:
+        facts += _evaluation_facts(runs[0].evaluation)
+    return facts
+
+
+def _evaluation_facts(evaluation: Mapping[str, Any]) -> list[Fact]:
+    """What one run scores. Of several the section Evaluation gives all, with their intervals."""
+    facts: list[Fact] = []
     if (recall := evaluation.get("text_to_image_r1")) is not None:
-        chance = evaluation.get("chance_r1")
-        times = f"{recall / chance:.0f} × chance" if chance else ""
-        facts.append(Fact(f"{recall:.1%}", "text → image R@1", times + of_best))
+        chance, interval = evaluation.get("chance_r1"), run_sections.recall_interval(evaluation, "text_to_image_r1")
+        notes = [f"{recall / chance:.0f} × chance"] if chance else []
+        if interval is not None:
+            notes.append(f"{interval[0]:.1%} to {interval[1]:.1%} by {evaluation['texts']:,} queries")
+        facts.append(Fact(f"{recall:.1%}", "text → image R@1", "; ".join(notes)))
     if mean := (evaluation.get("compositional") or {}).get("mean"):
-        facts.append(Fact(f"{mean['accuracy']:.1%}", "compositional", "chance is 50%" + of_best))
+        facts.append(Fact(f"{mean['accuracy']:.1%}", "compositional", "chance is 50%"))
     return facts
 
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmdata.convert.sampling import wilson
 from mmdata.inspect.page import Section, Table
 from mmdata.inspect.runs import EVALUATION, Run, Values, differences
 from mmdata.train.run.advice import advise, measured
 from mmdata.train.run.sessions import SESSIONS
 
 WAYS = {"image → text": "image_to_text", "text → image": "text_to_image"}
+INTERVALS = "In parentheses the 95 % interval for so many queries."
 NO_EVALUATION = f"The run has no {EVALUATION} yet: `mmdata evaluate` writes it."
 
 
@@ -77,7 +79,8 @@ def evaluations(runs: Sequence[Run]) -> Section:
         return scores(runs[0].evaluation)
     names = {f"{way} R@{k}": f"{key}_r{k}" for way, key in WAYS.items() for k in (1, 5, 10)}
     names |= {"chance R@1": "chance_r1", "zero-shot top 1": "zero_shot_top1", "zero-shot top 5": "zero_shot_top5"}
-    rows = [(name, *(_percent(run.evaluation.get(key)) for run in runs)) for name, key in names.items()]
+    rows = [("queries, image → text / text → image", *(_queries(run.evaluation) for run in runs))]
+    rows += [(name, *(_recall(run.evaluation, key) for run in runs)) for name, key in names.items()]
     pairs: list[dict[str, dict[str, float]]] = [run.evaluation.get("compositional") or {} for run in runs]
     kinds = dict.fromkeys(kind for scores in pairs for kind in scores if kind != "mean")
     for kind in [*kinds, "mean"]:
@@ -87,7 +90,8 @@ def evaluations(runs: Sequence[Run]) -> Section:
     steps = [f"{run.name} after step {run.evaluation['step']:,}" for run in runs if "step" in run.evaluation]
     if not rows:
         return Section("Evaluation", missing=NO_EVALUATION)
-    note = f"The last evaluation of each run: {', '.join(steps)}." if steps else ""
+    note = f"The last evaluation of each run: {', '.join(steps)}. " if steps else ""
+    note += f"{INTERVALS} Whether one way to train is better than another, several seeds of each say: `mmdata compare`."
     return Section("Evaluation", note, tables=[Table(("", *(run.name for run in runs)), rows)])
 
 
@@ -95,12 +99,14 @@ def scores(evaluation: Mapping[str, Any]) -> Section:
     """Retrieval, zero-shot and compositional scores of the last evaluation."""
     tables: list[Table] = []
     recalls = [
-        (way, *(_percent(evaluation.get(f"{key}_r{k}")) for k in (1, 5, 10)))
+        (way, *(_recall(evaluation, f"{key}_r{k}") for k in (1, 5, 10)))
         for way, key in (("image → text", "image_to_text"), ("text → image", "text_to_image"), ("chance", "chance"))
         if f"{key}_r1" in evaluation
     ]
     if recalls:
-        tables.append(Table(("retrieval", "R@1", "R@5", "R@10"), recalls))
+        queries = _queries(evaluation)
+        caption = f"{queries} queries (image → text / text → image). {INTERVALS}" if queries else ""
+        tables.append(Table(("retrieval", "R@1", "R@5", "R@10"), recalls, caption))
     if "zero_shot_top1" in evaluation:
         names = ("zero_shot_top1", "zero_shot_top5", "zero_shot_chance")
         row = ("accuracy", *(_percent(evaluation.get(name)) for name in names))
@@ -160,6 +166,28 @@ def settings(values: Mapping[str, Any], *, num_runs: int = 0) -> Section:
     ]
     note = "Of the first run, or of --config. Under Runs are those that differ." if num_runs > 1 else ""
     return Section("Settings", note, tables=tables)
+
+
+def recall_interval(evaluation: Mapping[str, Any], key: str) -> tuple[float, float] | None:
+    """The 95 % interval of a recall such as text_to_image_r1; None without its number of queries."""
+    queries = evaluation.get("images" if key.startswith("image_to_text") else "texts")
+    share = evaluation.get(key)
+    if not queries or share is None or key.startswith(("chance", "zero_shot")):
+        return None
+    return wilson(share, queries)
+
+
+def _recall(evaluation: Mapping[str, Any], key: str) -> str:
+    """ "10.4% (4.5 to 22.2)"; without the interval where the number of queries is not known."""
+    interval = recall_interval(evaluation, key)
+    text = _percent(evaluation.get(key))
+    return text if interval is None else f"{text} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+
+
+def _queries(evaluation: Mapping[str, Any]) -> str:
+    """ "48 / 240": the images and the texts of an evaluation; "" if it does not say them."""
+    counts = [evaluation.get(name) for name in ("images", "texts")]
+    return " / ".join(f"{count:,}" for count in counts if count) if all(counts) else ""
 
 
 def _percent(value: float | None) -> str:

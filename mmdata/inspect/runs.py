@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
-from mmdata.errors import DataError
+from mmdata.atomic import read_json_lines
+from mmdata.errors import DataError, excerpt
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 
 METRICS, EVALUATION, CONFIG = "metrics.jsonl", "evaluation.json", "config.yaml"
@@ -78,18 +79,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, oldest first; empty without the file. A last line that a kill cut is skipped.
 
     Raises:
-        DataError: another line is not JSON.
+        DataError: another line is no JSON object with a step.
     """
-    path = run / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise DataError(f"'{path}', line {number}: not JSON: {error}; delete the line to go on") from error
-    return found
+    return list(read_json_lines(run / METRICS, {"step": int}))
 
 
 def read_evaluation(run: Path) -> dict[str, Any]:
@@ -97,10 +89,14 @@ def read_evaluation(run: Path) -> dict[str, Any]:
     path = run / EVALUATION
     if not path.is_file():
         return {}
+    again = "make it again with `mmdata evaluate`"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"'{path}': not JSON: {error}; make it again with `mmdata evaluate`") from error
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"'{path}': not JSON: {error}; {again}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"'{path}': expected scores by name, got {excerpt(found)}; {again}")
+    return cast("dict[str, Any]", found)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:

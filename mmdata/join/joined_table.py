@@ -27,7 +27,6 @@ from mmdata.join.stored import Arrays, Keep, MadeOf, Store
 from mmdata.join.table import Table, compute
 from mmdata.join.values import Values
 from mmdata.shards.index import Index
-from mmdata.shards.member_values import EXACT
 
 logger = logging.getLogger("mmdata")
 
@@ -105,13 +104,10 @@ class JoinedTable:
         return str(self._table.types[name])
 
     def of_shard(self, shard: int, name: str) -> NDArray[Any]:
-        """A column for the rows of a shard: numbers, of which NaN is missing; datetime64, of which NaT is; or an object
-        array, of which None is.
+        """A column for the rows of a shard.
 
+        Missing are: NaN of floats, masked places of whole numbers and bool, NaT of datetime64, None of an object array.
         Of a column of another type the array says which rows have a value, True or None.
-
-        Raises:
-            ConfigError: whole numbers that a float does not hold exactly, and rows without one.
         """
         rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
         values = self._column(name).take(pa.array(rows, mask=rows < 0))
@@ -121,18 +117,13 @@ class JoinedTable:
             return np.array(values.to_pylist(), object)
         if self.kind(name) in DATES:
             return values.to_numpy(zero_copy_only=False)
+        if pa.types.is_floating(values.type):  # float32 stays what it is, for `rounded_to`
+            return values.fill_null(np.nan).to_numpy()
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.int8())
-        if values.null_count:
-            if pa.types.is_integer(values.type) and _largest(values) > EXACT:
-                raise ConfigError(
-                    f"{self.of}: column '{name}' has whole numbers above 2^53 and rows without one; floats, which know "
-                    "missing values, would round them: store them as texts"
-                )
-            if not pa.types.is_floating(values.type):  # float32 stays what it is, for `rounded_to`
-                values = values.cast(pa.float64(), safe=False)
-            values = values.fill_null(np.nan)
-        return values.to_numpy()
+        missing = values.is_null().to_numpy(zero_copy_only=False)
+        numbers = values.fill_null(0).to_numpy()
+        return np.ma.masked_array(numbers, missing) if missing.any() else numbers
 
     def values(self, name: str, *, of: str) -> Values:
         """A column as batches take it; `of`: name of the setting, for messages."""
@@ -268,9 +259,3 @@ class JoinedTable:
     def _is_for(self, shard: int) -> bool:
         """Whether the table is for the dataset of a shard."""
         return any(first <= shard < last for part in self._parts for first, last in part.shards)
-
-
-def _largest(values: Any) -> int:
-    """The largest absolute value of whole numbers; 0 if all are missing."""
-    ends = compute.min_max(values).as_py()
-    return max(abs(end) for end in ends.values()) if ends["max"] is not None else 0

@@ -18,6 +18,7 @@ from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.dates import date_kind, iso_texts
 from mmdata.join.digests import digests_of
 from mmdata.nearest import meant
+from mmdata.recognize import wide_encoding
 from mmdata.safe_read import check_exists, check_regular
 from mmdata.shards.braces import expand_braces
 
@@ -137,7 +138,16 @@ class Table:
             if path.suffix.lower() not in SUFFIXES:
                 raise ConfigError(f"{self._of}: '{path}': no table; known are {', '.join(SUFFIXES)}")
             check_regular(path, "table")
+            if not _is_parquet(path):
+                self._check_encoding(path)
         return found
+
+    def _check_encoding(self, path: Path) -> None:
+        """Refuse what spreadsheets call Unicode text, of which pyarrow would read something."""
+        with path.open("rb") as file:
+            encoding = wide_encoding(file.read(4))
+        if encoding:
+            raise DataError(f"{self._of}: {not_utf8(path, encoding)}")
 
     def _choose_key(self, key: str | None) -> str:
         chosen = key or next((name for name in KEY_COLUMNS if name in self.names), None)
@@ -152,23 +162,25 @@ class Table:
         return chosen
 
     def _types(self, path: Path) -> dict[str, Any]:
-        def read() -> Any:
+        def read() -> tuple[list[str], list[Any]]:
             if _is_parquet(path):
-                return pyarrow.parquet.read_schema(path)
-            # All of it: a column may turn from dates to texts at any row.
-            options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-            return pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).schema
+                schema = pyarrow.parquet.read_schema(path)
+            else:
+                # All of it: a column may turn from dates to texts at any row.
+                options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+                schema = pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).schema
+            return schema.names, schema.types  # names that are no UTF-8 are an error here
 
-        schema = self._checked(path, read)
-        if not _is_parquet(path) and len(schema.names) == 1:
+        names, types = self._checked(path, read)
+        if not _is_parquet(path) and len(names) == 1:
             own = "tabs" if path.suffix.lower() == ".tsv" else "commas"
             for separator, name in _SEPARATORS.items():
-                if separator in schema.names[0] and name != own:
+                if separator in names[0] and name != own:
                     raise ConfigError(
                         f"{self._of}: '{path}': its first line has {name} and no {own}, which separate columns of a "
                         f"{path.suffix.lower()}: write it with {own}"
                     )
-        return dict(zip(schema.names, map(_plain, schema.types), strict=True))
+        return dict(zip(names, map(_plain, types), strict=True))
 
     def _count(self, path: Path) -> int:
         if _is_parquet(path):
@@ -201,7 +213,18 @@ class Table:
         try:
             return read()
         except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
-            raise DataError(f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}") from error
+            is_encoding = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
+            remedy = "; write it in UTF-8" if is_encoding else ""
+            raise DataError(
+                f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}{remedy}"
+            ) from error
+
+
+def not_utf8(path: Path, encoding: str) -> str:
+    """The message for a text file in another encoding."""
+    return (
+        f"'{path}' looks like {encoding}, and text files are read as UTF-8: iconv -f {encoding} -t UTF-8 '{path.name}'"
+    )
 
 
 def _words(given: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from mmdata.atomic import naming, write_whole
+from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.config.loading import LoadingConfig
 from mmdata.errors import ConfigError, DataError, Reason
 from mmdata.launcher import Ranks
@@ -281,13 +280,12 @@ def cut_ledger(path: Path, *, epoch: int, step: int) -> None:
     """Remove from a ledger's file the entries of batches from (epoch, step) on, and a last line that is not whole.
 
     A run that was killed wrote them, and the resumed run makes these batches again.
+
+    Raises:
+        DataError: another line is no entry.
     """
     if not path.is_file():
         return
-    kept: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            entry = json.loads(line)
-            if (entry["epoch"], entry["step"]) < (epoch, step):
-                kept.append(line + "\n")
+    entries = read_json_lines(path, {"epoch": int, "step": int})
+    kept = [json.dumps(entry) + "\n" for entry in entries if (entry["epoch"], entry["step"]) < (epoch, step)]
     write_whole(path, "".join(kept).encode())

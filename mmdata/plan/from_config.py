@@ -80,7 +80,8 @@ def build_plan(
         captions: the sources that `data.captions` names; None: they are read here. Their tokens are counted.
 
     Raises:
-        ConfigError: a tokenizer, and shards of labels only; or a row without a caption in any source.
+        ConfigError: a tokenizer, and shards of labels only; a row without a caption in any source; or batches that are
+            larger than an epoch.
         DataError: the index has no rows, or a dataset of a mixture has none.
     """
     for part in index.manifests:
@@ -103,27 +104,46 @@ def build_plan(
         if tokenizer is not None and needed:
             captions.count(tokenizer)
     rows = IndexRows(index, lengths=lengths, limit=data.max_rows, selection=selection)
-    num_rows = int(rows.starts[-1]) if selection is None else len(selection)
-    evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
-    if data.global_batch_size > num_rows and data.token_budget is None and not evaluates:
-        logger.warning(
-            "data.global_batch_size is %d, and there are %d rows: each batch is filled up with rows that are masked",
-            data.global_batch_size,
-            num_rows,
-        )
     policy = bucket_policy(data, index, lengths, selection=selection)
+    mixture = build_mixture(data, index, rows)
+    _check_batch_size(data, policy, mixture, rows, selection)
     settings: dict[str, Any] = {
         "global_batch_size": data.global_batch_size,
         "seed": data.seed,
         "shuffle": data.shuffle,
         "window_rows": data.shuffle_window_rows,
-        "mixture": build_mixture(data, index, rows),
+        "mixture": mixture,
     }
     if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
         weighted = WeightedPlan(rows, policy, weights, **settings)
         _check_padding(weighted)
         return weighted
     return Plan(rows, policy, num_lanes=data.num_lanes, **settings)
+
+
+def _check_batch_size(
+    data: DataConfig, policy: BucketPolicy, mixture: Mixture, rows: IndexRows, selection: Selection | None
+) -> None:
+    """Raise ConfigError if even the smallest batch has more rows than an epoch, unless `data.allow_larger_batch`."""
+    evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
+    places = rows.starts if selection is None else selection.starts
+    first = mixture.shares[0]
+    counts = [places[min(one.last_shard, len(places) - 1)] - places[one.first_shard] for one in first.spans]
+    epoch = sum(int(count) * one.repeat for count, one in zip(counts, first.spans, strict=True))
+    # With weights an epoch is one pass over the first dataset, which fills its part of each batch.
+    limit = int(min(epoch * mixture.total_weight / first.weight, int(places[-1])))
+    smallest = min(getattr(policy, "batch_sizes", [data.global_batch_size]))
+    if data.allow_larger_batch or evaluates or smallest <= limit:
+        return
+    weights = [share.weight for share in mixture.shares]
+    unit = data.num_lanes * mixture.unit_rows * mixture.total_weight // math.gcd(*weights)
+    unit = unit if data.token_budget is None else math.lcm(unit, data.batch_multiple)
+    selected = "" if selection is None else f" of {int(rows.starts[-1]):,} ({selection.name})"
+    remedy = f"set it to {limit // unit * unit:,} or less, or " if limit >= unit else "set "
+    raise ConfigError(
+        f"data.global_batch_size {data.global_batch_size:,}: an epoch has {limit:,} rows{selected}, so no batch would "
+        f"be full; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
+    )
 
 
 def _check_padding(plan: WeightedPlan) -> None:

@@ -53,6 +53,9 @@ def stream(
 ) -> Stream:
     """The batches of one rank from shards without an index.
 
+    Without an index there is no promise that all ranks together give each sample once an epoch, and resuming reads the
+    shards of a pass again. `mmdata.Loader`, over an index, promises both; docs/stream.md compares them.
+
     Args:
         shards: a path, a URL, a folder, a brace pattern, or a list of these; .tar, also compressed (gzip, bz2, xz).
             None: `data.shards` of the settings, which may be a path, a URL, a folder or a brace pattern.
@@ -148,12 +151,6 @@ class Stream(Interoperable):
         self._kept: tuple[PassPosition, Passes] | None = None
         # Ends the threads of the newest iteration that is under way.
         self._end_iteration: Callable[[], None] | None = None
-        logger.warning(
-            "a stream of %d shards: it cannot promise each sample once over all ranks in an epoch, or exact resume "
-            "without reading the shards again%s; mmdata.Loader does, over an index, which `mmdata index` makes",
-            len(shards),
-            "" if steps_per_epoch else ", or, without steps_per_epoch, equally many steps on each rank",
-        )
 
     def __len__(self) -> int:
         """Batches of an epoch: `steps_per_epoch`; raises TypeError without it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,24 @@ def test_name_that_is_not_utf8_is_accepted_and_reported(corpus: Path, tmp_path: 
     line = json.loads((tmp_path / "out/__mmdata__/quarantine.jsonl").read_bytes())
     assert line["path"] == "caf\udce92.jpg"
     assert line["reason"] == "not_an_image"
+
+
+def test_a_folder_may_be_deeper_than_the_stack_of_python(tmp_path: Path, photo: Any) -> None:
+    root = tmp_path / "deep"
+    here = root
+    for _ in range(120):  # ten levels at a time: `mkdir(parents=True)` is recursive itself
+        here = here / "/".join("d" * 10)
+        here.mkdir(parents=True)
+    write(here, photo, deep="far below")
+    write(root, photo, near="above", z="last")
+    below = "/".join("d" * 1200)
+    try:
+        assert captions(root) == [("near.jpg", ["above"]), ("z.jpg", ["last"]), (f"{below}/deep.jpg", ["far below"])]
+        (root / "t.csv").write_text("image,caption\nelsewhere/1.jpg,a dog\n")
+        with pytest.raises(DataError, match="name the folder that they are relative to with --images FOLDER"):
+            convert(root / "t.csv", tmp_path / "out", ConvertConfig())
+    finally:
+        subprocess.run(["rm", "-r", root], check=True)  # as pytest cannot
 
 
 def test_folder_without_images_is_an_error(tmp_path: Path, make: Any) -> None:

@@ -250,9 +250,14 @@ def test_report_lists_rows_masked_in_training(data: dict[str, Any], run_folder: 
     write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=run)
     text = (tmp_path / "r.html").read_text()
     assert "1 rows could not be loaded." in text
-    (run / "ledger-rank0.jsonl").write_text("[1\n")
-    with pytest.raises(DataError, match=r"ledger-rank0\.jsonl', line 1: not a JSON object"):
-        write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=run)
+    for line, wrong in (
+        ("[1", "not JSON: .*"),
+        ("[1]", "expected a JSON object, got a list"),
+        ('{"row": 3}', r"no 'reason' \(str\) in it"),
+    ):
+        (run / "ledger-rank0.jsonl").write_text(f"{line}\n")
+        with pytest.raises(DataError, match=rf"ledger-rank0\.jsonl', line 1: {wrong}; delete the line to go on$"):
+            write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=run)
 
 
 def test_read_metrics_forgives_a_cut_last_line_only(run_folder: Path, tmp_path: Path):
@@ -261,9 +266,13 @@ def test_read_metrics_forgives_a_cut_last_line_only(run_folder: Path, tmp_path: 
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl', line 2: not JSON: .*; delete the line to go on"):
         read_metrics(tmp_path)
-    (tmp_path / "evaluation.json").write_text("{")
-    with pytest.raises(DataError, match=r"evaluation\.json': not JSON: .*; make it again with `mmdata evaluate`"):
-        read_evaluation(tmp_path)
+    for damaged, wrong in (
+        ("{", "not JSON: .*"),
+        ("[0.5]", r"expected scores by name, got a value of type list \(1 items\)"),
+    ):
+        (tmp_path / "evaluation.json").write_text(damaged)
+        with pytest.raises(DataError, match=rf"evaluation\.json': {wrong}; make it again with `mmdata evaluate`$"):
+            read_evaluation(tmp_path)
 
 
 def test_command_finds_config_and_shards_in_the_run(

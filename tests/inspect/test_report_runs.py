@@ -82,7 +82,10 @@ def test_scores_of_several_runs_stand_in_one_table(two_runs: list[Path]):
     assert rows["text → image R@1"] == ["51.0%", "25.0%"]
     assert rows["compositional, mean"] == ["81.2%", ""]
     assert "zero-shot top 1" not in rows
-    assert section.note == "The last evaluation of each run: b/run after step 90."
+    assert section.note == (
+        "The last evaluation of each run: b/run after step 90. In parentheses the 95 % interval for so many queries. "
+        "Whether one way to train is better than another, several seeds of each say: `mmdata compare`."
+    )
 
 
 def test_report_draws_several_runs_into_the_same_charts(two_runs: list[Path], data: dict[str, Any], tmp_path: Path):
@@ -91,8 +94,53 @@ def test_report_draws_several_runs_into_the_same_charts(two_runs: list[Path], da
     titles = re.findall(r'<svg viewBox="[^"]*" role="img" aria-label="([^"]*) over step"', text)
     assert titles == ["loss", "image → text R@1", "text → image R@1", "share of time", "samples/s"]
     assert text.count("</svg>a/run</span>") == text.count("</svg>b/run</span>") == 5
-    assert "50 × chance" not in text
-    assert "51 × chance, best: a/run" in text
+    assert "× chance" not in text, "no run is called the best"
+
+
+def test_recalls_of_few_queries_have_their_interval(two_runs: list[Path], data: dict[str, Any], tmp_path: Path):
+    for run, found in zip(two_runs, (5, 4), strict=True):  # of 48 texts
+        scores = {"step": 90, "images": 24, "texts": 48, "text_to_image_r1": found / 48, "chance_r1": 1 / 20}
+        (run / "evaluation.json").write_text(json.dumps(scores))
+    rows = {row[0]: list(row[1:]) for row in evaluations(read_runs(two_runs)).tables[0].rows}
+    assert rows["queries, image → text / text → image"] == ["24 / 48"] * 2
+    assert rows["text → image R@1"] == ["10.4% (4.5 to 22.2)", "8.3% (3.3 to 19.6)"]
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=two_runs[:1])
+    text = (tmp_path / "r.html").read_text()
+    assert "2 × chance; 4.5% to 22.2% by 48 queries" in text
+    assert "24 / 48 queries (image → text / text → image). In parentheses the 95 % interval" in text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": {"global_batch_size": 17}},
+        {"train": {"queue": {"rows": 47}}},
+        {"train": {"loss": "siglip"}},
+        {"train": {"miner": {"name": "top_k", "k": 4}}},
+    ],
+)
+def test_losses_that_do_not_compare_are_not_drawn_into_one_chart(
+    two_runs: list[Path], tmp_path: Path, changed: dict[str, dict[str, Any]]
+):
+    path = two_runs[1] / "config.yaml"
+    settings = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({name: settings[name] | changed.get(name, {}) for name in settings}))
+    charts = curves(read_runs(two_runs)).charts
+    losses = [chart for chart in charts if " over step" in chart.svg and 'aria-label="loss over' in chart.svg]
+    assert [("a/run" in chart.svg, "b/run" in chart.svg) for chart in losses] == [(True, False), (False, True)]
+    said = "Runs with another loss or other negatives have a chart of their own: such losses do not compare."
+    assert [chart.caption.endswith(said) for chart in losses] == [True, True]
+    speed = next(chart for chart in charts if 'aria-label="samples/s over' in chart.svg)
+    assert [name in speed.svg for name in ("a/run", "b/run")] == [True, True]
+
+
+def test_recalls_among_other_numbers_of_rows_are_not_drawn_into_one_chart(two_runs: list[Path]):
+    for run, count in zip(two_runs, (48, 5000), strict=True):
+        (run / "evaluation.json").write_text(json.dumps({"step": 60, "images": count, "texts": count}))
+    charts = curves(read_runs(two_runs)).charts
+    recalls = [chart for chart in charts if 'aria-label="text → image R@1 over' in chart.svg]
+    assert [("a/run" in chart.svg, "b/run" in chart.svg) for chart in recalls] == [(True, False), (False, True)]
+    assert recalls[0].caption.endswith("Runs that search among other numbers of rows have a chart of their own.")
 
 
 def test_numbers_that_were_logged_once_are_a_table_and_no_chart(two_runs: list[Path]):

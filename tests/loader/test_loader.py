@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.plan import Bucket, choose_captions
 from mmdata.shards import ShardWriter
@@ -169,12 +170,52 @@ def test_loader_lengths_that_the_index_lacks_are_counted(
 # World sizes and workers
 
 
-def test_loader_warns_of_a_batch_larger_than_the_corpus(corpus: Corpus, caplog: pytest.LogCaptureFixture):
-    assert len(corpus.loader(global_batch_size=50)) >= 1
-    assert "global_batch_size" not in caplog.text
-    loader = corpus.loader(global_batch_size=64, num_text_buckets=1, image_buckets=[[32, 32]])
-    assert len(loader) == 1
-    assert "data.global_batch_size is 64, and there are 50 rows: each batch is filled up with rows" in caplog.text
+LARGER = "data.allow_larger_batch=true, which fills batches up with masked rows$"
+
+
+@pytest.mark.parametrize(
+    ("changes", "epoch", "largest"),
+    [
+        ({"global_batch_size": 51}, "50 rows", 50),
+        ({"global_batch_size": 54, "num_lanes": 3}, "50 rows", 48),
+        ({"global_batch_size": 51, "max_rows": 30}, "30 rows", 30),
+        ({"global_batch_size": 24, "select": "label is not None"}, r"8 rows of 50 \(data\.select label is not .*\)", 8),
+        ({"global_batch_size": 48, "val": {"share": 0.3}}, r"\d\d rows of 50 \(data\.split train of .*\)", None),
+        ({"global_batch_size": 64, "token_budget": 10**6}, "50 rows", 48),
+        ({"global_batch_size": 51, "row_weights": "height"}, "50 rows", 50),
+        ({"global_batch_size": 40, "shards": ("repeat", 0.5, 0.5)}, "25 rows", 25),
+        # 17 rows of the first dataset fill three quarters of a batch.
+        ({"global_batch_size": 40, "shards": ("weight", 3, 1)}, "22 rows", 20),
+    ],
+)
+def test_a_batch_larger_than_an_epoch_is_an_error(
+    corpus: Corpus, tmp_path: Path, changes: dict[str, Any], epoch: str, largest: int | None
+):
+    if "shards" in changes:
+        word, *values = changes["shards"]
+        corpus.write_beside(tmp_path / "a", corpus.samples[:17])
+        corpus.write_beside(tmp_path / "b", corpus.samples[17:])
+        datasets = [{"shards": str(tmp_path / name), word: each} for name, each in zip("ab", values, strict=True)]
+        changes = {**changes, "shards": datasets, "num_text_buckets": 1, "image_buckets": [[32, 32]]}
+    size = changes["global_batch_size"]
+    message = rf"^data\.global_batch_size {size}: an epoch has {epoch}, so no batch would be full; "
+    with pytest.raises(ConfigError, match=rf"{message}set it to {largest or '[0-9]+'} or less, or {LARGER}"):
+        corpus.loader(**changes)
+    if largest:
+        assert len(corpus.loader(**{**changes, "global_batch_size": largest})) >= 1
+    assert len(corpus.loader(**changes, allow_larger_batch=True)) >= 1
+
+
+def test_a_corpus_smaller_than_any_batch_says_what_allows_it(corpus: Corpus):
+    with pytest.raises(ConfigError, match=f"an epoch has 3 rows, so no batch would be full; set {LARGER}"):
+        corpus.loader(global_batch_size=8, num_lanes=4, max_rows=3)
+
+
+def test_an_evaluation_may_be_smaller_than_a_batch(corpus: Corpus):
+    val = {"shards": corpus.settings["shards"], "select": "label is not None"}
+    data = DataConfig.model_validate({**corpus.settings, "global_batch_size": 64, "val": val})
+    with Loader.from_config(evaluation_data(data)) as loader:
+        assert sum(int(batch["valid"].sum()) for batch in loader) == 8
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (8, 1)])

@@ -59,7 +59,7 @@ def test_plan_program_says_how_many_captions_are_cut(corpus, tmp_path: Path):
     captions = ["a", "a dog", "a small red dog sits under a tree in the street by the house"]
     few = [replace(corpus.samples[i], captions=[caption]) for i, caption in enumerate(captions)]
     corpus.write_beside(tmp_path / "few", few)
-    settings = {**corpus.settings, "shards": str(tmp_path / "few")}
+    settings = {**corpus.settings, "shards": str(tmp_path / "few"), "global_batch_size": 2}
     assert "captions are longer" not in plan(tmp_path, {**settings, "max_length": 77})
     said = plan(tmp_path, {**settings, "max_length": 8})
     assert "cut: 1 captions are longer than max_length (8 tokens) and are cut to it\n" in said
@@ -91,7 +91,8 @@ def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
 )
 def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path, groups: dict[str, int], told: str):
     np.save(tmp_path / "g.npy", np.repeat([0, 1, 2, -1], [8, 2, 20, 20]))
-    settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.npy"), **groups}, "global_batch_size": 200}
+    settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.npy"), **groups}}
+    settings |= {"global_batch_size": 200, "allow_larger_batch": True}
     assert told in plan(tmp_path, settings)
     assert told.replace("groups: ", "groups: at most ") in plan(tmp_path, {**settings, "shuffle_window_rows": 49})
 

@@ -130,9 +130,16 @@ def test_replay_ledger_line_must_be_of_these_shards(corpus: Corpus, tmp_path: Pa
             place_in_ledger(path, number, corpus.index)
     with pytest.raises(DataError, match=r"none\.jsonl': no such file; a run has one for each rank that masked a row$"):
         place_in_ledger(tmp_path / "none.jsonl", 1, corpus.index)
-    path.write_bytes(b"\xff\x00\n")
-    with pytest.raises(DataError, match=r"line 1: not a line of a run's ledger; JSONDecodeError"):
-        place_in_ledger(path, 1, corpus.index)
+    for content, error in (
+        (b"\xff\x00\n", "JSONDecodeError"),
+        (b'{"row": "x", "epoch": 0, "step": 0, "key": "7"}\n', "ValueError"),
+        (b'{"row": 1e999, "epoch": 0, "step": 0, "key": "7"}\n', "OverflowError"),
+        (b"[" * 100_000 + b"\n", "RecursionError"),
+        (b"[3]\n", "TypeError"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"line 1: not a line of a run's ledger; {error}.*; give another line$"):
+            place_in_ledger(path, 1, corpus.index)
     path.write_bytes(b"")
     with pytest.raises(DataError, match=r"l\.jsonl': empty, so no row was masked$"):
         place_in_ledger(path, 1, corpus.index)

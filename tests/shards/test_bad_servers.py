@@ -123,6 +123,10 @@ WRONG: dict[str, tuple[Answer, str]] = {
         body(bytes(1024), 206, Content_Range="bytes 0-1023/20000", Content_Length="1024"),
         "has 20,000 bytes, and 14,848 were indexed: the file changed since it was indexed; index it anew, or put back",
     ),
+    "a size of thousands of digits": (
+        body(bytes(1024), 206, Content_Range=f"bytes 0-1023/{'9' * 5_000}", Content_Length="1024"),
+        "bytes 0 to 1023 were asked for, and the server answered with Content-Range 'bytes 0-1023/9999",
+    ),
     "no content": (body(b"", 204), "the server answered with status 204"),
     "a circle": (
         body(b"", 302, Location=f"{SHARD}?signature=secret", Content_Length="0"),

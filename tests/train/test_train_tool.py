@@ -260,7 +260,12 @@ def test_rows_to_evaluate_on_that_cannot_be_loaded_are_called_so_and_listed(
 
 
 def test_train_resumed_from_further_back_lists_each_masked_row_once(
-    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ):
     shutil.copytree(corpus / "shards", tmp_path / "shards")
     index = Index.open(tmp_path / "shards")
@@ -277,9 +282,16 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     assert [(entry["epoch"], entry["row"], entry["reason"]) for entry in entries] == [
         (epoch, 5, "file_changed") for epoch in range(3)
     ]
-    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")
+    latest = tmp_path / "run" / "checkpoints" / "latest"
+    latest.write_text("step-0000000002.pt\n")
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert ledger.read_text() == written
+    # A line of another program's.
+    latest.write_text("step-0000000002.pt\n")
+    ledger.write_text(f"[3]\n{written}")
+    assert run_tool("train", *words, monkeypatch=monkeypatch) == 2
+    message = f"error: '{ledger}', line 1: expected a JSON object, got a list; delete the line to go on\n"
+    assert capsys.readouterr().err.endswith(message)
 
 
 def test_train_overfits_the_same_pixels_and_evaluates_on_all(

@@ -3,7 +3,8 @@
     condition   and, or, not, parentheses
     comparison  == != < <= > >=, also in a chain (256 <= width <= 1024); in, not in; is None, is not None
     value       a column (`in backquotes` if it is no name of Python's), a number, a text in quotes, True, False;
-                + - * / % and parentheses; x / 0 and x % 0 have no value
+                + - * / % and parentheses; x / 0 and x % 0 have no value. Whole numbers have 64 bits, and a result
+                beyond is an error; / gives floats; % has the sign of the divisor
 
 A column of bool is a condition by itself. Of a column of another type, such as of lists, `is None` can be asked. `in`
 takes a list (`label in [3, 5]`), the lines of a file (`key in lines("keys.txt")`), or a text column
@@ -15,6 +16,7 @@ true nor false, as in SQL, and selects no row, also behind `not`.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 import warnings
@@ -47,8 +49,6 @@ from mmdata.plan.select.three_valued import (
     negation,
     numbers_of,
     pairwise,
-    quotient,
-    remainder,
     rounded_to,
     texts_of,
 )
@@ -71,12 +71,12 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: quotient,
-    ast.Mod: remainder,
+_ARITHMETIC: dict[type[ast.operator], np.ufunc] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.true_divide,
+    ast.Mod: np.remainder,
 }
 _NONE = ("none", "null", "nil", "nan", "na")
 """What languages call a missing value, in lower case."""
@@ -110,12 +110,22 @@ class Expression:
 
     text: str
     names: frozenset[str]
+    _of: str
     _condition: Evaluate
 
     def __call__(self, columns: Columns, num_rows: int) -> Bools:
-        """The rows for which the condition is true: bool (num_rows,)."""
-        with np.errstate(all="ignore"):  # 1e308 * 10 is infinite, as in numpy
-            found = self._condition(columns)
+        """The rows for which the condition is true: bool (num_rows,).
+
+        Raises:
+            ConfigError: a sum, difference or product of whole numbers is beyond 64 bits.
+        """
+        try:
+            with np.errstate(all="ignore"):  # 1e308 * 10 is infinite, as in numpy
+                found = self._condition(columns)
+        except OverflowError as error:
+            raise ConfigError(
+                f"{self._of}: {error} in {excerpt(self.text, 200)}; multiply its values by 1.0 to calculate in floats"
+            ) from None
         return np.broadcast_to(np.logical_and(found.values, found.known), num_rows)
 
 
@@ -173,7 +183,7 @@ class _Parser:
         except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
             raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
         condition = self._condition(tree.body, 1)
-        return Expression(self._text, frozenset(self._names), condition)
+        return Expression(self._text, frozenset(self._names), self._of, condition)
 
     def _stand_in(self, found: re.Match[str]) -> str:
         """A name of the same length for a column in backquotes, which may be no name of Python's."""
@@ -338,6 +348,12 @@ class _Parser:
             numbers = [_number(value) for value in values]
         except ValueError:
             return self._refuse(node, "a number is looked for in a list of other values")
+        except OverflowError as error:
+            return self._refuse(
+                node,
+                f"the number {error} is too large; whole numbers have 64 bits: store the column as texts, as the "
+                "list has them",
+            )
         column = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else None
         return is_in_numbers(part.evaluate, numbers, column)
 
@@ -412,10 +428,17 @@ def _in_backquotes(name: str) -> str:
 
 
 def _number(value: Any) -> int | float:
-    """A whole number as it is: those above 2^53 are no floats; raises ValueError for a text that is no number."""
-    if isinstance(value, (int, np.integer)):
-        return int(value)
+    """A whole number as it is: those above 2^53 are no floats.
+
+    Raises:
+        ValueError: a text that is no number.
+        OverflowError: a number that neither 64 bits nor a float hold.
+    """
     try:
-        return int(value) if isinstance(value, str) else float(value)
-    except ValueError:
-        return float(value)
+        number = int(value) if isinstance(value, (str, np.integer)) else float(value)
+    except ValueError:  # "0.5", and thousands of digits
+        number = float(value)
+    is_infinite = isinstance(number, float) and math.isinf(number) and "inf" not in str(value).lower()
+    if is_infinite or (isinstance(number, int) and not -(2**63) <= number < 2**63):
+        raise OverflowError(excerpt(value))
+    return number

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.join.table import SUFFIXES as SUFFIXES_OF_TABLES
-from mmdata.join.table import Table
-from mmdata.safe_read import check_exists, check_regular, open_regular
+from mmdata.join.table import Table, not_utf8
+from mmdata.recognize import wide_encoding
+from mmdata.safe_read import check_exists, open_regular, read_regular
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -42,9 +43,11 @@ def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
     check_exists(path, of)
     if column is not None:
         raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")
-    check_regular(path, "file of keys")
+    data = read_regular(path, "file of keys")
+    if encoding := wide_encoding(data[:4]):
+        raise DataError(f"{of}: {not_utf8(path, encoding)}")
     try:
-        text = path.read_text("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{of}: '{file}' is no text in UTF-8 (byte {error.start}); write a key a line") from None
     return [line for line in (line.strip() for line in text.splitlines()) if line]

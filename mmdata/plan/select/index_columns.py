@@ -64,7 +64,7 @@ def types_of(joined: Joined) -> dict[str, str]:
 
 
 def column_of(index: Index, joined: Joined, shard: int, name: str) -> Array:
-    """A column for all rows of a shard: numbers (n,), or texts as an object array; NaN or None is missing."""
+    """A column for all rows of a shard: numbers (n,), or texts as an object array; see `JoinedTable.of_shard`."""
     if name not in KINDS:
         return joined.table_of(name).of_shard(shard, name)
     columns = index.shard(shard)
@@ -81,7 +81,7 @@ def column_of(index: Index, joined: Joined, shard: int, name: str) -> Array:
         return _longest(*columns.lists("caption_tokens"))
     labels = columns.fixed("label")
     if name == "label":
-        return labels if (labels >= 0).all() else np.where(labels >= 0, labels, np.nan)
+        return np.ma.masked_less(labels, 0) if (labels < 0).any() else labels
     if name == "class_name":
         names = np.array([*(index.class_names or []), None], object)  # -1 is the last: no class
         return names[np.where(labels < len(names) - 1, labels, -1)]

@@ -81,7 +81,7 @@ def _of_rows(
     used = np.flatnonzero(np.diff(places))
     index.fetch_columns(used)
     for shard in used.tolist():
-        own = np.asarray(of_shard(shard), np.float64)[: starts[shard + 1] - starts[shard]]
+        own = np.ma.filled(of_shard(shard).astype(np.float64), np.nan)[: starts[shard + 1] - starts[shard]]
         rows = np.arange(*starts[shard : shard + 2].tolist()) if selection is None else selection.of_shard(shard)
         values[rows] = own[rows - starts[shard]]
     return values

@@ -76,7 +76,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
         joined: the tables of `data.join`; None: they are read here.
 
     Raises:
-        ConfigError: a file or a condition is wrong; or they leave no row, fewer than a batch, or none to evaluate on.
+        ConfigError: a file or a condition is wrong; or they leave no row, or none to evaluate on.
         DataError: a file is damaged.
     """
     filters, share = list(_selects(data, index, joined)), data.val.share
@@ -109,7 +109,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
     for rule, count in zip(filters, found, strict=True):
         _check_found(rule, count, index)
     if filters:
-        _check_selected(data, index, selection, filters, selected, int(starts[-1]))
+        _check_selected(index, selection, filters)
         # A condition may read a file, and a file may change: a state knows the rows themselves.
         selection.name += f" ({selection.digest})"
     if share is not None:
@@ -262,10 +262,8 @@ def _check_found(rule: Filter, found: int, index: Index) -> None:
         logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(rule.keys), found)
 
 
-def _check_selected(
-    data: DataConfig, index: Index, selection: Selection, filters: Sequence[Filter], selected: int, rows: int
-) -> None:
-    """Raise ConfigError if what is selected leaves a dataset without rows, or is no batch to train on."""
+def _check_selected(index: Index, selection: Selection, filters: Sequence[Filter]) -> None:
+    """Raise ConfigError if what is selected leaves a dataset without rows."""
     for number, indexed in enumerate(index.sources):
         if not np.diff(selection.starts[[indexed.first_shard, indexed.last_shard]]).any():
             if len(index.sources) == 1:
@@ -276,24 +274,14 @@ def _check_selected(
                 f"{' and '.join(names) or selection.name}: selects no row of data.shards.{number} ('{indexed.folder}')"
                 "; leave that dataset out, or select more"
             )
-    if selected < data.global_batch_size <= rows and data.token_budget is None and data.transform != "eval":
-        raise ConfigError(
-            f"{selection.name}: selects {selected:,} of {rows:,} rows, fewer than a batch (data.global_batch_size "
-            f"{data.global_batch_size:,}); set it lower, or select more"
-        )
 
 
 def _check_share(data: DataConfig, share: float, rows: int, chosen: int) -> None:
-    """Raise ConfigError if a share of some rows leaves none to train on or to evaluate on, or no batch to train on."""
+    """Raise ConfigError if a share of some rows leaves none to train on or to evaluate on."""
     train, val = (rows - chosen, chosen) if data.split == "val" else (chosen, rows - chosen)
     if not (train and val):
         raise ConfigError(
             f"data.val.share {share:g} of {rows:,} rows leaves {train:,} to train on and {val:,} to evaluate on; equal "
             f"images stay together, so set it to about {min(0.5, max(0.01, 8 / rows)):.2g}, or name other shards "
             "(data.val.shards)"
-        )
-    if train < data.global_batch_size <= rows and data.split == "train" and data.token_budget is None:
-        raise ConfigError(
-            f"data.val.share {share:g} leaves {train:,} of {rows:,} rows to train on, fewer than a batch "
-            f"(data.global_batch_size {data.global_batch_size:,}); set one of them lower"
         )

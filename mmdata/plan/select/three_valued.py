@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Columns = Mapping[str, NDArray[Any]]
-"""Values of n rows by name: numbers, of which NaN is missing; datetime64, of which NaT is; or an object array, mostly
-of texts, of which None is."""
+"""Values of n rows by name. Missing are: NaN of floats, masked places of whole numbers (`numpy.ma`), NaT of datetime64,
+None of an object array, which mostly holds texts."""
 
 
 class Values(NamedTuple):
@@ -26,6 +26,7 @@ class Values(NamedTuple):
 
 
 Evaluate = Callable[[Columns], Values]
+LEAST = -(2**63)
 
 
 def constant(value: Any) -> Evaluate:
@@ -60,7 +61,7 @@ def numbers_of(name: str) -> Evaluate:
         values = columns[name]
         if values.dtype.kind == "f":
             return Values(values.astype(np.float64), ~np.isnan(values))
-        return Values(values.astype(np.int64))
+        return Values(np.ma.getdata(values).astype(np.int64), ~np.ma.getmaskarray(values))
 
     return evaluate
 
@@ -80,6 +81,8 @@ def minus(evaluate: Evaluate) -> Evaluate:
 
     def negative(columns: Columns) -> Values:
         found = evaluate(columns)
+        if found.values.dtype.kind == "i":
+            _check_size(found.values == LEAST, found.known)
         return Values(-found.values, found.known)
 
     return negative
@@ -102,31 +105,32 @@ def pairwise(operate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate
     return evaluate
 
 
-def arithmetic(operate: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
-    """A number made of two; unknown also where it is none, as 0 / 0."""
-    both = pairwise(operate, left, right)
+def arithmetic(operate: np.ufunc, left: Evaluate, right: Evaluate) -> Evaluate:
+    """A number made of two by a ufunc; unknown also where it is none, as 0 / 0 and x % 0.
+
+    Whole numbers are int64, and a quotient is a float.
+    """
 
     def evaluate(columns: Columns) -> Values:
-        found = both(columns)
-        return Values(found.values, np.logical_and(found.known, np.logical_not(np.isnan(found.values))))
+        (one, one_known), (other, other_known) = left(columns), right(columns)
+        is_known = np.logical_and(one_known, other_known)
+        if operate in (np.true_divide, np.remainder):
+            is_known, other = np.logical_and(is_known, other != 0), np.where(other == 0, 1, other)
+        found = operate(one, other)
+        if found.dtype.kind == "f":
+            return Values(found, np.logical_and(is_known, np.logical_not(np.isnan(found))))
+        if operate is not np.remainder:
+            # A sum or product beyond 64 bits is off by a multiple of 2^64; as a float it is nearly right.
+            _check_size(np.abs(operate(one, other, dtype=np.float64) - found) > 2.0**62, is_known)
+        return Values(found, is_known)
 
     return evaluate
 
 
-def quotient(one: Any, other: Any) -> Any:
-    """one / other, NaN where other is 0, as SQL has no value there."""
-    return _unless_zero(np.true_divide, one, other)
-
-
-def remainder(one: Any, other: Any) -> Any:
-    """one % other, NaN where other is 0, likewise."""
-    return _unless_zero(np.mod, one, other)
-
-
-def _unless_zero(operate: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    is_zero = np.equal(other, 0)
-    found = operate(one, np.where(is_zero, 1, other))
-    return np.where(is_zero, np.nan, found) if np.any(is_zero) else found
+def _check_size(is_beyond: Any, is_known: Any) -> None:
+    """Raise OverflowError if the number of a row is beyond 64 bits."""
+    if np.any(np.logical_and(is_beyond, is_known)):
+        raise OverflowError("a whole number beyond 64 bits")
 
 
 def rounded_to(name: str, value: float) -> Evaluate:

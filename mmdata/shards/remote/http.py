@@ -38,7 +38,7 @@ MAX_REDIRECTS = 10
 _PIECE = 2**20  # bytes
 
 _sync: Any = fsspec.asyn.sync  # it is annotated as if it returned nothing
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _HTML = ("text/html", "application/xhtml+xml")
 _CHANGED = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
 

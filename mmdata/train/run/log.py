@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mmdata.atomic import naming, write_whole
+from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.errors import printable
 
 METRICS = "metrics.jsonl"
@@ -135,7 +135,7 @@ def _finite(value: float | list[float] | None) -> float | list[float | None] | N
 
 def read_lines(path: Path, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind in metrics.jsonl, oldest first."""
-    return [line for line in _read_whole_lines(path) if line["kind"] == kind]
+    return [line for line in read_json_lines(path, {"kind": str, "step": int}) if line["kind"] == kind]
 
 
 def evaluated_steps(path: Path) -> tuple[int, ...]:
@@ -145,22 +145,18 @@ def evaluated_steps(path: Path) -> tuple[int, ...]:
 
 def last_logged_step(path: Path) -> int:
     """The highest step of which metrics.jsonl holds a line; 0 if there is none."""
-    return max((line["step"] for line in _read_whole_lines(path)), default=0)
+    return max((line["step"] for line in read_json_lines(path, {"step": int})), default=0)
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Keep the lines of steps up to `step`; a line that a kill cut short is removed too."""
+    """Keep the lines of steps up to `step`; a line that a kill cut short is removed too.
+
+    Raises:
+        DataError: another line is no JSON object with a step.
+    """
     if path.is_file():
-        kept = [json.dumps(line) + "\n" for line in _read_whole_lines(path) if line["step"] <= step]
+        kept = [json.dumps(line) + "\n" for line in read_json_lines(path, {"step": int}) if line["step"] <= step]
         write_whole(path, "".join(kept).encode())
-
-
-def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            lines.append(json.loads(line))
-    return lines
 
 
 def _summary_writer(folder: Path, step: int) -> Any:
