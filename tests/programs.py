@@ -24,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+PATIENCE_S = 1800
+"""How long a test waits for what should come: on a busy machine all is ten times slower, and only a hang is not."""
 SET_CHILD_SUBREAPER = 36
 """Option of prctl(2): orphaned descendants become children of this process."""
 READ_AT_IMPORT = (

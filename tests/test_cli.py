@@ -13,6 +13,7 @@ import pytest
 
 from mmdata import cli
 from mmdata.errors import ConfigError, DataError
+from tests.programs import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 STARTED_BY_OTHERS = {"convert", "train", "verify", "index"}
@@ -26,7 +27,7 @@ def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
 
 
@@ -213,7 +214,7 @@ def test_cli_pipe_that_closes_ends_quietly():
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
 

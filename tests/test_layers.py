@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import mmdata
+from tests.programs import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
@@ -174,7 +175,7 @@ def test_layers_datasets_folder_is_not_a_package():
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in an interpreter of its own, in the root of the checkout."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from mmdata.atomic import explain, lock, naming, sync_folder, write_whole
 from mmdata.errors import DataError
 from mmdata.shards import build_index
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ TOO_LARGE = (
 def limited(most_bytes: int, *arguments: object) -> str:
     """What a command says that may write no file of more bytes."""
     command = [sys.executable, "-c", LIMITED, str(most_bytes), *map(str, arguments)]
-    done = run_program(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run_program(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
     return done.stderr.removeprefix("error: ")
@@ -71,7 +71,7 @@ def test_full_device_behind_the_output_is_named(unbuffered: str) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
     assert (done.returncode, done.stderr) == (
         2,

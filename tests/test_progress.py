@@ -17,7 +17,7 @@ from mmdata.convert.engines import threads
 from mmdata.progress import SILENT, Pass, ShownTrack, duration
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 
 
 def advance(one: Pass, now: float, made: int) -> None:
@@ -147,7 +147,7 @@ def test_program_shows_bars_on_a_terminal(table: Path, tmp_path: Path) -> None:
             pass
         finally:
             os.close(ours)
-        assert program.wait(300) == 0
+        assert program.wait(PATIENCE_S) == 0
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").splitlines()
     seen = [re.sub(r"\s+━+\s+", " ", line).strip() for line in last]
     assert any(re.fullmatch(r"convert 20 rows(, \d+ rows/s)?, 10\.0 % left out", line) for line in seen), seen

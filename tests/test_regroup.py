@@ -25,7 +25,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.loader.regrouped import RegroupedLoader
 from mmdata.train.memory.neighbours import group_neighbours
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 from tests.train.test_loop import last_state
 
 TRAIN = Path(__file__).parents[1] / "tools" / "train.py"
@@ -70,7 +70,7 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finish(words: list[str]) -> None:
-    done = run_program(words, capture_output=True, text=True, timeout=300, env=ENVIRONMENT, check=False)
+    done = run_program(words, capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -154,13 +154,13 @@ def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
 ):
     output = tmp_path / "run"
     killed = Program(command(config, output), env=ENVIRONMENT)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not (output / "metrics.jsonl").is_file() or len(lines(output, "train")) < after:
         assert time.monotonic() < deadline
         assert killed.poll() is None
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
-    killed.wait(timeout=60)
+    killed.wait(timeout=PATIENCE_S)
     finish(command(config, output))
     for number in (1, 2, 3):
         name = Path("groups") / f"epoch-{number}.arrow"
@@ -174,12 +174,12 @@ def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, who
     one, two = tmp_path / "one", tmp_path / "two"
     for output, ranks in ((one, 0), (two, 2)):
         stopped = Program(command(config, output), env=ENVIRONMENT)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while not (output / "groups" / "epoch-1.arrow").is_file():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         stopped.send_signal(signal.SIGTERM)
-        assert stopped.wait(timeout=60) == 128 + signal.SIGTERM
+        assert stopped.wait(timeout=PATIENCE_S) == 128 + signal.SIGTERM
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         words = command(config, output)
         finish([*launcher, *words[1:]] if ranks else words)
@@ -213,7 +213,7 @@ def test_settings_that_do_not_fit_together(groups: dict[str, Any], said: str):
 )
 def test_what_it_needs_is_said(config: Path, tmp_path: Path, words: list[str], said: str):
     done = run_program(
-        [*command(config, tmp_path / "run"), *words], capture_output=True, text=True, timeout=300, check=False
+        [*command(config, tmp_path / "run"), *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode != 0
     assert f"data.groups.source 'run' {said}" in done.stderr

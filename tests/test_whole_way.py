@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 from tests.rounding import rounding
 
 MMDATA = [sys.executable, "-m", "mmdata"]
@@ -30,7 +30,7 @@ def run(*command: object) -> str:
 
 def run_anew(*command: object) -> str:
     """As `run`, in an interpreter of its own."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT, timeout=PATIENCE_S)
     return output_of(done)
 
 
@@ -102,7 +102,7 @@ def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
     command = [*MMDATA, "train", str(config), f"train.output={output}"]
     process = Program(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     pointer = output / "checkpoints" / "latest"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while not (pointer.is_file() and pointer.read_text() >= "step-0000000004"):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline

@@ -21,6 +21,7 @@ from mmdata.errors import Reason
 from tests.convert import test_images
 from tests.convert.conftest import left_out
 from tests.convert.test_program import start
+from tests.programs import PATIENCE_S
 
 KEPT = "written"
 GONE, GIVEN_HASH = "gone.jpg", "0" * 64
@@ -163,7 +164,7 @@ def test_closing_table_names_each_reason_with_its_count(
 ) -> None:
     fates = Counter(make(raw, photo))
     program = start(raw / table, tmp_path / "out", "--max-bad-share", "0.9", "--workers", "2", *flags)
-    stdout, stderr = program.communicate(timeout=300)
+    stdout, stderr = program.communicate(timeout=PATIENCE_S)
     assert program.returncode == 0, stderr
     found = closing_table(stdout)
     filtered, duplicates = fates.pop("filtered", 0), fates.pop("duplicate_image", 0)

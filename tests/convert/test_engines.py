@@ -23,7 +23,7 @@ from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError, Reason
 from tests.convert.conftest import content
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install ray)")
 
@@ -238,7 +238,7 @@ def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expect
         f"settings = ConvertConfig.model_validate({SETTINGS.model_dump(exclude_unset=True)!r})\n"
         f"convert({str(table)!r}, {str(tmp_path / 'out')!r}, settings, engine=processes(2))\n"
     )
-    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=300)
+    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
     assert content(tmp_path / "out") == expected
 
@@ -255,7 +255,7 @@ def test_rows_that_a_script_makes_are_read_in_its_process(tmp_path: Path) -> Non
         f"report = convert(rows, {str(tmp_path / 'out')!r}, ConvertConfig(shard_rows=2))\n"
         "print(report.accounts['written'])\n"
     )
-    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=300)
+    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
 
 

@@ -24,7 +24,7 @@ from mmdata.shards import Index, Manifest, build_index
 from mmdata.shards.manifest.writer import write_manifest
 from mmdata.shards.verify import verify
 from tests.convert.conftest import content
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_pa
         [sys.executable, script, raw_corpus / "few.jsonl", tmp_path],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr

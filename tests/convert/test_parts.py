@@ -27,7 +27,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.shards import Manifest
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 SETTINGS = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3)
 
@@ -132,14 +132,14 @@ def test_table_that_grows_while_it_is_converted_is_an_error(raw_corpus: Path, tm
 def test_jobs_at_the_same_time_give_the_bytes_of_one(table: Path, tmp_path: Path) -> None:
     flags = ["--shard-rows", 7, "--max-bad-share", 0.3]
     jobs = [start(table, tmp_path / "out", *flags, "--part", f"{part}/2", "--workers", 1) for part in (1, 2)]
-    outputs = [job.communicate(timeout=300) for job in jobs]
+    outputs = [job.communicate(timeout=PATIENCE_S) for job in jobs]
     assert [(job.returncode, stderr) for job, (_, stderr) in zip(jobs, outputs, strict=True)] == [(0, "")] * 2
     assert outputs[0][0] == (
         "part 1 of 2: 84 rows done, of which 0 cannot be used; when all parts are done, run the same command with "
         "--finish in place of --part\n"
     )
     last = start(table, tmp_path / "out", *flags, "--finish")
-    stdout, stderr = last.communicate(timeout=300)
+    stdout, stderr = last.communicate(timeout=PATIENCE_S)
     assert (last.returncode, stderr) == (0, "")
     assert re.search(r"^written +40$", stdout, re.MULTILINE)
     convert(table, tmp_path / "one", ConvertConfig(shard_rows=7, max_bad_share=0.3), engine=threads(1))
@@ -190,7 +190,7 @@ def test_part_is_refused_while_the_whole_is_made(table: Path, tmp_path: Path) ->
 )
 def test_parts_that_cannot_be_are_an_error(table: Path, tmp_path: Path, flags: list[str], message: str) -> None:
     job = start(table, tmp_path / "out", *flags)
-    stdout, stderr = job.communicate(timeout=300)
+    stdout, stderr = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, stdout) == (2, "")
     assert message in stderr
 

@@ -18,7 +18,7 @@ from mmdata.errors import DataError
 from mmdata.shards import Index
 from mmdata.shipped import shipped
 from tests.convert.conftest import content
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
 INTERRUPTED = "nothing was published, run the same command again: it goes on where this ended\ninterrupted\n"
@@ -42,7 +42,7 @@ def long_table(tmp_path: Path, photo: Any) -> Path:
 
 
 def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while not list(out.glob(".mmdata-convert/.units-*/[0-9]*/receipt.json")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -67,7 +67,7 @@ def test_signal_ends_the_run_and_publishes_nothing(
     with pytest.raises(DataError, match="another process is writing here"):
         convert(long_table, out)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stdout, stderr) == (status, "", message)
     left = {path.name for path in out.iterdir()}
     assert left <= {".mmdata.lock", ".mmdata-convert"}
@@ -87,7 +87,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("table: captions.jsonl\nshard_rows: 7\ntrain_tokenizer: 400\n")
     process = start(raw_corpus, tmp_path / "out", "--recipe", recipe, "--shard-rows", 9, "--keep", "path")
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (0, "")  # no progress bar where there is no terminal
     assert [line.split() for line in stdout.splitlines()[:8]] == [
         ["rows", "count"],
@@ -114,7 +114,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     assert content(tmp_path / "out") == content(tmp_path / "out2")
     small = raw_corpus / "small.jsonl"
     small.write_text(table.read_text().splitlines()[0])
-    stdout = start(small, tmp_path / "small").communicate(timeout=300)[0]
+    stdout = start(small, tmp_path / "small").communicate(timeout=PATIENCE_S)[0]
     assert f"\n1 shard in {tmp_path}/small: 1 image, 2 captions\n" in stdout
     index = Index.open(tmp_path / "out")
     assert len(index) == 40
@@ -132,7 +132,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
 def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list[str], message: str) -> None:
     table = raw_corpus / "captions.jsonl"
     process = start(table, tmp_path / "out", *flags)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stdout) == (2, "")
     assert stderr.startswith(message.format(table=table))
     assert stderr.count("\n") == 1
@@ -141,7 +141,7 @@ def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list
 def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
     convert(raw_corpus / "captions.jsonl", tmp_path / "shards")
     process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
-    stdout, stderr = process.communicate(timeout=300)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (0, "")
     assert f"\n1 shard in {tmp_path}/small: 40 images, 82 captions\n" in stdout
     convert(tmp_path / "shards", tmp_path / "small2", ConvertConfig(resize=44, quality=80))

@@ -27,7 +27,7 @@ from mmdata.shards.verify import verify
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.loader.member_tars import write_tar
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 COUNTS = ("rows", "written", "merged", "duplicate", "filtered", "quarantined")
 
@@ -528,7 +528,7 @@ def test_program_retries_and_says_how_to_train_on_both(half: Path, photos: list[
 
     def run(*flags: str) -> Any:
         command = [sys.executable, str(shipped("tools", "convert.py")), str(half), "b", *flags]
-        return run_program(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        return run_program(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     done = run("--reason", "missing_image")
     assert done.stderr.startswith("error: --reason says which rows of an earlier conversion are tried again")

@@ -33,7 +33,7 @@ from mmdata.shards.remote.bucket import Bucket
 from mmdata.shards.verify import verify
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 from tests.shards.servers import Server, serve_s3
 
 URL = "s3://bucket/a/photos"
@@ -170,14 +170,14 @@ def test_s3_trained_tokenizer_goes_up_with_the_shards(s3, table, tmp_path):
 
 def test_s3_parts_of_two_programs_and_two_that_finish_give_the_bytes_of_one(s3, table, tmp_path):
     jobs = [start(table, URL, *FLAGS, "--part", f"{part}/2", "--workers", 1) for part in (1, 2)]
-    outputs = [job.communicate(timeout=300) for job in jobs]
+    outputs = [job.communicate(timeout=PATIENCE_S) for job in jobs]
     assert [(job.returncode, stderr) for job, (_, stderr) in zip(jobs, outputs, strict=True)] == [(0, "")] * 2
     assert outputs[0][0].startswith(
         "part 1 of 2: 4 rows done, of which 0 cannot be used; when all parts are done, run "
     )
     assert not [name for name in there() if not name.startswith(".mmdata-convert/")]
     last = [start(table, URL, *FLAGS, "--finish") for _ in range(2)]
-    said = [job.communicate(timeout=300) for job in last]
+    said = [job.communicate(timeout=PATIENCE_S) for job in last]
     assert 0 in [job.returncode for job in last]
     for job, (stdout, stderr) in zip(last, said, strict=True):
         if job.returncode:  # it came so late that units were removed under its hands
@@ -208,7 +208,7 @@ def test_s3_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table,
 
     monkeypatch.setattr(s3, "next_fault", look)
     command = [sys.executable, tests.convert.killed_s3.__file__, str(table), URL]
-    done = run_program(command, capture_output=True, text=True, timeout=300)
+    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["killed"] > 5

@@ -16,7 +16,7 @@ from mmdata.convert import convert
 from mmdata.errors import ConfigError
 from mmdata.shards import Index, build_index
 from tests.loader.member_tars import write_tar
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 TOOL = Path(__file__).parents[2] / "tools/convert.py"
 
@@ -55,7 +55,7 @@ def test_a_table_is_joined_for_the_condition_of_the_program(shards: Path, tmp_pa
     pq.write_table(pa.table(scores), tmp_path / "scores.parquet")
     flags = ["--select", "score > 0.5", "--join", str(tmp_path / "scores.parquet")]
     command = [sys.executable, str(TOOL), str(shards), str(tmp_path / "out"), *flags]
-    done = run_program(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert keys_of(tmp_path / "out") == ["0001", "1005"]
     line = (tmp_path / "out/__mmdata__/quarantine.jsonl").read_text().splitlines()[0]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.docs.rehearsal import FOR_NOTHING, command, environment, rehearsed, results
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 
 def running(folder: Path, setting: str = "") -> list[str]:
@@ -48,7 +48,7 @@ def test_a_kill_in_the_middle_keeps_what_was_measured_and_ends_all_that_was_star
         sharing = running(tmp_path, compiled)
         assert [words for words in sharing if "gpu_train.py" in words], "programs share what is compiled"
         process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + PATIENCE_S
     while left := running(tmp_path):
         assert time.monotonic() < deadline, left
         time.sleep(0.01)

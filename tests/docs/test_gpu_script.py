@@ -17,7 +17,7 @@ import torch
 from mmdata.train.ranks import parallel
 from mmdata.train.run.sessions import git_commit
 from tests.docs.rehearsal import FOR_NOTHING, FOR_THE_LOADER, ROOT, SCRIPT, environment, rehearsed, results
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_ratio_of_memory_that_is_none_is_empty(tmp_path: Path):
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPT.parent}"},
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -184,7 +184,7 @@ def test_a_loss_for_which_there_is_too_little_memory_says_how_much_it_wanted(tmp
         capture_output=True,
         text=True,
         env=environment(tmp_path),
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -201,7 +201,7 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path):
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (2, "torch sees no GPU here: nothing is measured\n")

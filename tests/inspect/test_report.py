@@ -20,7 +20,7 @@ from mmdata.inspect.gallery import samples
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import read_evaluation, read_metrics
 from mmdata.shards import Index, Sample, ShardWriter, probe
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -314,7 +314,7 @@ def test_command_explains_what_is_missing(arguments: list[str], message: str, co
 def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path, tmp_path: Path):
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    done = run_program(command, capture_output=True, text=True, timeout=300)
+    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title

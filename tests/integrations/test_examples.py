@@ -23,7 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from mmdata.shards import Sample, ShardWriter, probe
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -246,7 +246,7 @@ def test_huggingface_under_torchrun_is_one_training_of_two_ranks(data: dict[str,
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(EXAMPLES / "huggingface_trainer.py"), data["shards"], model, "--epochs", "1", "--batch-size", "8"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = run_program(command, capture_output=True, text=True, cwd=tmp_path, env=quiet, timeout=600)
+    done = run_program(command, capture_output=True, text=True, cwd=tmp_path, env=quiet, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     folder = tmp_path / "runs" / "huggingface" / "checkpoint-3"
     state = json.loads((folder / "trainer_state.json").read_text())

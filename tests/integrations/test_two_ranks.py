@@ -22,7 +22,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.loader import Loader
 from mmdata.shards import Index
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 pytest.importorskip("lightning", reason="lightning is not installed: pip install 'mmdata[lightning]'")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
@@ -82,7 +82,9 @@ def seen(
     spec = json.dumps({"data": data, "labelled": labelled, "bad": bad, "uneven": uneven, "model": str(model)})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = run_program([*command, str(PROGRAM), spec, str(out)], capture_output=True, text=True, env=quiet, timeout=600)
+    done = run_program(
+        [*command, str(PROGRAM), spec, str(out)], capture_output=True, text=True, env=quiet, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 

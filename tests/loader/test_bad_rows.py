@@ -24,6 +24,7 @@ from mmdata.shards import ShardStore, verify
 from mmdata.transform.image import orient
 from mmdata.transform.pixels import PixelTransform
 from mmdata.transform.text import train_tokenizer
+from tests.programs import PATIENCE_S
 from tests.shards.earlier import version_2
 from tests.transform.placed import pixels, png
 
@@ -252,7 +253,7 @@ def broken_loader_message(corpus: Corpus, num_workers: int) -> str:
 
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the loader hangs"
     assert [t.name for t in threading.enumerate() if t.name.startswith("mmdata")] == []
     return str(result[0]) if result else ""

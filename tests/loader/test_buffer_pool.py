@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mmdata.loader.buffer_pool import BufferPool, own_memory
 from mmdata.loader.stats import Stats
+from tests.programs import PATIENCE_S
 
 SHAPE = (2, 3, 4, 5)
 
@@ -120,7 +121,7 @@ def test_ring_serves_many_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert wrong == []
     assert len(allocated) <= 6
 
@@ -143,7 +144,7 @@ def test_ring_does_not_wait_for_itself_when_garbage_is_collected():
     thread = threading.Thread(target=work, daemon=True)
     try:
         thread.start()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "deadlock"
     finally:
         gc.set_threshold(*before)

@@ -22,6 +22,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.replay import find_step, replay
 from mmdata.train import ContrastiveLoss, DevicePrefetcher, DualEncoder, train_step
 from tests.loader.conftest import Corpus
+from tests.programs import PATIENCE_S
 
 MOST = 2
 """Levels between a crop resized as floats and one resized in uint8, which rounds after each of two passes."""
@@ -115,7 +116,7 @@ def test_device_prefetcher_decodes_in_a_thread_and_left_in_the_middle_leaves_non
     gc.collect()
     for thread in threading.enumerate():
         if thread.name.startswith("mmdata-decode"):
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from mmdata import Loader
 from mmdata.errors import LoadError
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 from .conftest import Corpus
 
@@ -33,7 +33,7 @@ def outcome(loader: Loader) -> BaseException | None:
 
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "the loader hangs"
     assert [t.name for t in threading.enumerate() if t.name.startswith("mmdata")] == []
     return result[0] if result else None
@@ -125,7 +125,7 @@ def test_sigint_in_mid_epoch_leaves_no_thread(corpus: Corpus, tmp_path: Path, ca
             assert process.stdout is not None
             assert process.stdout.readline() == "batch\n"
             process.send_signal(signal.SIGINT)
-            said, error = process.communicate(timeout=300)
+            said, error = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     if caught == "caught":

@@ -22,7 +22,7 @@ from mmdata.loader import buffer_pool
 from mmdata.shards import ShardWriter, store
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 from .conftest import Corpus
 from .worker_processes import ROOT
@@ -71,7 +71,7 @@ def test_loader_holds_no_more_after_twenty_epochs_than_after_two(corpus: Corpus,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
     )
     assert out.returncode == 0, out.stderr
     after = [Held(*counts) for counts in json.loads(out.stdout)]
@@ -124,7 +124,7 @@ def test_batch_that_its_user_dropped_is_gone_before_the_next_is_asked_for(corpus
     batches = iter(corpus.loader(**settings))
     for _ in range(3):
         pixels = weakref.ref(next(batches)["pixel_values"])
-        until = monotonic() + 10  # the thread that finished a batch may hold it for a moment
+        until = monotonic() + PATIENCE_S  # the thread that finished a batch may hold it for a moment
         while pixels() is not None and monotonic() < until:
             sleep(0.01)
         assert pixels() is None

@@ -24,7 +24,7 @@ from mmdata.loader.workers import choose, parent
 from mmdata.loader.workers.handover import StoppableSteps
 from mmdata.loader.workers.parent import WorkerProcesses
 from tests.flat_settings import grouped
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 
 from .conftest import Corpus
 from .worker_processes import PROCESS, gone, wait_until_ready, worker_processes
@@ -176,7 +176,7 @@ def test_handover_error_of_a_process_that_starts_ends_the_epoch(corpus: Corpus, 
     batches = iter(loader)
     next(batches)
     (folder := changed.folder / "tokenizer").rename(changed.folder / "elsewhere")
-    assert loader._source._processes._processes[0]._channel.wait(60)
+    assert loader._source._processes._processes[0]._channel.wait(PATIENCE_S)
     with pytest.raises(ConfigError, match=f"'{folder}'"):
         next(batches)
     assert (worker_processes(), workers()) == ([], [])
@@ -229,5 +229,5 @@ def test_handover_in_a_program_that_ends_while_the_process_starts(corpus: Corpus
         "print(len(next(iter(loader))['rows']), type(loader._source).__name__)\n"
     )
     settings = json.dumps(grouped(**corpus.settings, **PROCESS))
-    done = run_program([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=300)
+    done = run_program([sys.executable, "-c", program, settings], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.stderr, done.returncode) == ("8 StartupHandover\n", "", 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.flat_settings import grouped
+from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
 from .worker_processes import ROOT
@@ -87,7 +88,7 @@ def test_interrupt_leaves_no_process_memory_or_file(
         else:
             time.sleep(after_s)  # while it opens the index, starts its worker processes, waits for them, or iterates
         os.killpg(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=300)
+        _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGINT, error
     assert error.count("Traceback (most recent call last)") == 1, error
     assert error.rstrip().endswith("KeyboardInterrupt")
@@ -107,6 +108,6 @@ def test_second_interrupt_while_the_first_is_dealt_with_leaves_nothing_either(
         for _ in range(3):
             os.killpg(process.pid, signal.SIGINT)
             time.sleep(0.005)
-        process.communicate(timeout=300)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
     assert left_of(tmp_path) == []

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mmdata.loader.workers.interrupt_safe import Promise, SharedGenerator, Stop
+from tests.programs import PATIENCE_S
 
 
 def test_promise_is_taken_by_whoever_waits():
@@ -63,7 +64,7 @@ def test_stop_wakes_all_who_wait_and_stays():
     stop.set()
     stop.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert found == [True] * 5
     assert stop.is_set()
     assert stop.wait()
@@ -95,7 +96,7 @@ def test_interrupt_at_any_line_of_set_and_keep_leaves_no_lock_held(which: int):
     promise.keep(1)
     done = threading.Thread(target=lambda: (stop.wait(), stop.set(), promise.take(), promise.keep(1)), daemon=True)
     done.start()
-    done.join(60)
+    done.join(PATIENCE_S)
     assert not done.is_alive()
 
 
@@ -110,7 +111,7 @@ class Watched:
         try:
             for number in range(10):
                 self.inside.set()
-                assert self.go.wait(60)
+                assert self.go.wait(PATIENCE_S)
                 yield number
         finally:
             self.closed_by.append(threading.current_thread().name)
@@ -121,7 +122,7 @@ def test_shared_generator_closed_while_a_thread_is_inside_leaves_it_to_that_thre
     shared = SharedGenerator(watched.numbers())
     thread = threading.Thread(target=lambda: given.append(next(shared)), name="inside")
     thread.start()
-    assert watched.inside.wait(60)
+    assert watched.inside.wait(PATIENCE_S)
     shared.close()
     shared.close()
     assert watched.closed_by == []
@@ -139,13 +140,13 @@ def test_asking_while_another_thread_closes_it_is_its_end():
             yield 0
         finally:
             closing.set()
-            assert go.wait(60)
+            assert go.wait(PATIENCE_S)
 
     shared = SharedGenerator(numbers())
     assert next(shared) == 0
     thread = threading.Thread(target=shared.close)
     thread.start()
-    assert closing.wait(60)
+    assert closing.wait(PATIENCE_S)
     shared._closed = False  # as the caller of __next__ saw it, just before
     try:
         assert list(shared) == []

@@ -23,7 +23,7 @@ from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
 from tests.plan.conftest import FakeRows
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 from .conftest import Corpus
 from .worker_processes import ROOT, worker_processes
@@ -50,7 +50,7 @@ def limited(folder: Path, more: str, settings: dict[str, Any], num_shards: int) 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
 
 
@@ -189,7 +189,7 @@ def test_worker_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path)
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.stdout == "Read-only file system\n50\n", done.stderr
     assert worker_processes() == []

@@ -18,7 +18,7 @@ import pytest
 from mmdata import Batch, Loader
 from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import Step
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 from .conftest import Corpus
 
@@ -168,5 +168,5 @@ list(loader)
 def run(program: str, corpus: Corpus) -> tuple[int, str]:
     """Exit code and what it wrote to stderr, of a program that is given the settings."""
     command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(corpus.settings)]
-    done = run_program(command, capture_output=True, text=True, timeout=300)
+    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
     return done.returncode, done.stderr

@@ -24,7 +24,7 @@ from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.shards import ShardWriter
 from mmdata.transform.text import Tokenizer
 from tests.flat_settings import grouped
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 from tests.shards.servers import Server, running, serve, serve_s3
 
 
@@ -116,14 +116,14 @@ def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, 
     ):
         held.held = "/000030.tar"
         killed = start(config, held)
-        assert held.holding.wait(120)
+        assert held.holding.wait(PATIENCE_S)
         assert list(Path(config["loading"]["cache_dir"]).glob("*.part"))
         processes = [start(config, server) for _ in range(3)]
         killed.kill()
         killed.wait()
         held.release.set()
         processes.append(start(config, held))
-        assert [process.communicate(timeout=300)[0] for process in processes] == [f"{here}\n"] * 4
+        assert [process.communicate(timeout=PATIENCE_S)[0] for process in processes] == [f"{here}\n"] * 4
     check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 
 
@@ -158,7 +158,7 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
             break
         for thread in threading.enumerate():
             if thread.name in ("mmdata-ahead", "mmdata-fetch"):
-                thread.join(30)
+                thread.join(PATIENCE_S)
                 assert not thread.is_alive()
     check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 

@@ -13,7 +13,7 @@ import pytest
 
 from mmdata.loader.work import Work
 from mmdata.loader.workers.threads import WorkerThreads
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 SEEN_BY_ALL = """
 import threading, torch
@@ -58,7 +58,7 @@ def test_workers_use_one_thread_of_torch_and_leave_the_others_theirs():
 
 
 def test_units_of_one_batch_are_shared_by_the_threads():
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=PATIENCE_S)
     job = Work([meeting.wait] * 3, lambda: 7)  # no thread gets past its unit before three are at one
     assert started(lambda _: job, count=3, steps=1).take() == 7
 
@@ -67,7 +67,7 @@ def test_results_come_in_the_order_of_the_tasks_whichever_is_finished_first():
     later_is_done = threading.Event()
 
     def make(step: int) -> Work[int]:
-        unit = (lambda: later_is_done.wait(20)) if step == 0 else later_is_done.set
+        unit = (lambda: later_is_done.wait(PATIENCE_S)) if step == 0 else later_is_done.set
         return Work([unit], lambda: step * 10)
 
     threads = started(make, count=2, steps=2)
@@ -93,7 +93,7 @@ def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_e
     def begin(step: int, stop: threading.Event) -> Work[int]:
         def unit() -> None:
             begun.set()
-            stop.wait(20)
+            stop.wait(PATIENCE_S)
 
         return Work([unit], lambda: step)
 
@@ -111,12 +111,12 @@ def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_e
     threads.ask()
     for taker in takers:
         taker.start()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE_S)
     while len(threads):  # both wait: one for the batch that the only worker is at, one for that after it
         time.sleep(0.01)
     threads.close()
     for taker in takers:
-        taker.join(timeout=20)
+        taker.join(timeout=PATIENCE_S)
     assert sorted(got, key=str) == [0, CancelledError]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import mmdata
 from mmdata.samplers import BucketBatchSampler
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 from .conftest import Corpus
 
@@ -49,7 +49,7 @@ def seen(corpus: Corpus, bad: Corpus, tmp_path_factory: pytest.TempPathFactory) 
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(Path(__file__).with_name("ranks.py")), json.dumps(spec)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = run_program(command, capture_output=True, text=True, env=quiet, timeout=300)
+    done = run_program(command, capture_output=True, text=True, env=quiet, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 

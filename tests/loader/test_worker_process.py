@@ -18,6 +18,7 @@ from mmdata import Batch, stream
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.transform.user import CHECKED_ROWS
 from tests.flat_settings import grouped
+from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
 from .worker_processes import PROCESS, nothing_left, open_files, program, transforms, worker_processes
@@ -289,7 +290,7 @@ def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_
     kept = list(batches)
     """
     with program(corpus, tmp_path, more) as started:
-        _, err = started.communicate(timeout=300)
+        _, err = started.communicate(timeout=PATIENCE_S)
     last = err.strip().splitlines()[-1]
     assert last.startswith("mmdata.errors.ConfigError: data.loading.worker_type process: ")
     assert last.endswith(

@@ -15,6 +15,7 @@ import pytest
 
 from mmdata import Batch
 from mmdata.errors import LoadError
+from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
 from .worker_processes import PROCESS, gone, nothing_left, open_files, program, transforms, worker_processes
@@ -143,7 +144,7 @@ def test_worker_process_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Co
 def test_worker_process_works_in_a_program_without_a_guard_and_ends_with_it(corpus: Corpus, tmp_path: Path):
     with program(corpus, tmp_path, "print(1 + len(list(batches)))\nsys.stdin.read()") as started:
         pids = worker_processes(started.pid)
-        out, err = started.communicate(timeout=300)
+        out, err = started.communicate(timeout=PATIENCE_S)
     assert (out, err, started.returncode) == ("7\n", "", 0)
     assert len(pids) == 1
     assert gone(pids[0], within_s=0.1)
@@ -155,7 +156,7 @@ def test_worker_process_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path:
         started.kill()
         assert len(pids) == 2
         assert all(gone(pid) for pid in pids)
-        assert started.communicate(timeout=300) == ("", "")  # nobody holds its output open
+        assert started.communicate(timeout=PATIENCE_S) == ("", "")  # nobody holds its output open
 
 
 def test_worker_process_ends_when_its_parent_is_killed_and_a_fork_of_it_lives(corpus: Corpus, tmp_path: Path):
@@ -179,7 +180,7 @@ def test_worker_process_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: P
     with program(corpus, tmp_path, "while True:\n    list(loader)") as started:
         pids = worker_processes(started.pid)
         os.killpg(started.pid, signal.SIGINT)
-        out, err = started.communicate(timeout=300)
+        out, err = started.communicate(timeout=PATIENCE_S)
     assert out == ""
     assert err.count("Traceback (most recent call last)") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -202,7 +203,7 @@ def test_worker_process_says_nothing_when_a_program_ends_in_mid_epoch(
     corpus: Corpus, tmp_path: Path, end: str, code: int, last: str
 ):
     with program(corpus, tmp_path, end) as started:
-        _, err = started.communicate(timeout=300)
+        _, err = started.communicate(timeout=PATIENCE_S)
     assert (err.count("Traceback"), (err.splitlines() or [""])[-1], started.returncode) == (bool(last), last, code)
 
 
@@ -225,7 +226,7 @@ def test_worker_process_closed_while_a_thread_waits_is_not_replaced(corpus: Corp
     thread.start()
     time.sleep(0.5)
     loader._source.close()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     message = rf"process {pid} was closed before the batch of epoch 0, step \d: the program ends, or another thread"
     assert re.search(message, str(raised[0]))
     assert (caplog.records, worker_processes()) == ([], [])
@@ -246,12 +247,12 @@ def test_worker_process_interrupted_loader_goes_on(corpus: Corpus, tmp_path: Pat
     print(len(list(loader)))
     """
     with program(corpus, tmp_path, more) as started:
-        assert started.communicate(timeout=300) == ("7\n", "")
+        assert started.communicate(timeout=PATIENCE_S) == ("7\n", "")
 
 
 def test_worker_process_works_from_a_thread(corpus: Corpus, same: Same):
     found: list[Batch] = []
     thread = threading.Thread(target=lambda: found.extend(corpus.loader(**PROCESS)))
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     assert all(same(a, b) for a, b in zip(found, corpus.loader(), strict=True))

@@ -20,7 +20,7 @@ import pytest
 from mmdata import Loader
 from mmdata.loader.workers import choose, parent
 from tests.flat_settings import grouped
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 from .conftest import Corpus
 
@@ -58,7 +58,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
 def wait_until_ready(loader: Loader) -> None:
     """Wait until the worker processes are ready for a handover."""
     source: Any = loader._source
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not source._processes.are_ready(0, 0):
         assert time.monotonic() < until
         time.sleep(0.05)

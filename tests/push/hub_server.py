@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.programs import PATIENCE_S
 from tests.shards.servers import running
 
 NAME = "me/photos"
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if self.server.held and command.startswith(self.server.held):
             self.server.holding.set()
-            self.server.release.wait(120)
+            self.server.release.wait(PATIENCE_S)
         if fault:
             self._send(fault, {"error": "a fault"})
             return

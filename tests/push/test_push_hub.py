@@ -20,6 +20,7 @@ import mmdata.shards.remote.fetch
 from mmdata.errors import ConfigError, DataError
 from mmdata.push import PushConfig, open_store, plan_push, push
 from mmdata.shards import Index, Manifest, ShardCache
+from tests.programs import PATIENCE_S
 from tests.push.hub_server import API, NAME, TOKEN, Hub, serve_hub
 
 URL = f"hf://datasets/{NAME}"
@@ -103,7 +104,7 @@ def test_a_long_push_commits_the_manifest_last(hub, write, tmp_path, monkeypatch
 def test_push_killed_goes_on_with_what_was_not_uploaded(hub, shards):
     hub.held = f"POST {API}/commit/main"
     with subprocess.Popen([sys.executable, "-m", "mmdata", "push", str(shards), URL]) as program:
-        assert hub.holding.wait(60)
+        assert hub.holding.wait(PATIENCE_S)
         program.send_signal(signal.SIGKILL)
     hub.held = ""
     assert (set(hub.files), uploads(hub)) == ({".gitattributes"}, 7)

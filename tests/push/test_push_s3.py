@@ -20,7 +20,7 @@ import mmdata.shards.remote.s3_client
 from mmdata.errors import ConfigError, DataError
 from mmdata.push import PushConfig, open_store, plan_push, push
 from mmdata.shards import Index, Manifest, ShardCache, ShardStore
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 from tests.shards.earlier import beside, version_2
 from tests.shards.servers import Server
 
@@ -118,7 +118,7 @@ def test_push_killed_anywhere_shows_nothing_and_goes_on_with_the_rest(s3, shards
     s3.held = f"/bucket/a/photos/{held}"
     command = [sys.executable, "-m", "mmdata", "push", str(shards), URL, "--threads", "1"]
     with Program(command) as program:
-        assert s3.holding.wait(60)
+        assert s3.holding.wait(PATIENCE_S)
         program.send_signal(signal.SIGKILL)
     s3.held = ""
     before = there()
@@ -196,7 +196,7 @@ def test_overwrite_killed_shows_nothing_of_both_and_is_ended_by_the_next(s3, sha
     s3.held = "/bucket/a/photos/000002.tar"
     command = [sys.executable, "-m", "mmdata", "push", str(other), URL, "--threads", "1", "--overwrite"]
     with Program(command) as program:
-        assert s3.holding.wait(60)
+        assert s3.holding.wait(PATIENCE_S)
         program.send_signal(signal.SIGKILL)
     s3.held = ""
     assert s3.commands[-1] == "PUT /bucket/a/photos/000002.tar"

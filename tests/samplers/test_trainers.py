@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmdata.samplers import BucketBatchSampler, PlannedBatchSampler, TwoStreamBatchSampler
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 pytest.importorskip("lightning", reason="lightning is not installed: pip install 'mmdata[lightning]'")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
@@ -40,7 +40,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     script = str(Path(__file__).with_name("ranks.py"))
-    done = run_program([*command, script, str(out)], capture_output=True, text=True, env=quiet, timeout=600)
+    done = run_program([*command, script, str(out)], capture_output=True, text=True, env=quiet, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(request.param)]
 
@@ -125,7 +125,7 @@ def test_lightning_that_starts_the_processes_hears_no_warning_of_equal_rows(tmp_
     script.write_text(STARTED_BY_LIGHTNING)
     without = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment = {**without, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line for line in done.stdout.splitlines() if line.startswith("rows")]
     assert sorted(rows) == ["rows [0, 1]", "rows [2, 3]"]

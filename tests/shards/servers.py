@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from tests.programs import PATIENCE_S
+
 FAULTS = ("reset", "error", "cut", "slow")
 SLOW_S = 0.3
 
@@ -94,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.server.next_fault(path, range_)
         if self.server.held and path.endswith(self.server.held):
             self.server.holding.set()
-            self.server.release.wait(120)
+            self.server.release.wait(PATIENCE_S)
         time.sleep(SLOW_S if fault == "slow" else 0)
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -126,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
 
     def _forward(self, content: bytes) -> Answer:
-        connection = http.client.HTTPConnection(self.server.behind, timeout=30)
+        connection = http.client.HTTPConnection(self.server.behind, timeout=PATIENCE_S)
         try:
             connection.request(self.command, self.path, content or None, dict(self.headers))
             response = connection.getresponse()

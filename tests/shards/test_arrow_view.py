@@ -12,6 +12,7 @@ import pytest
 
 from mmdata.errors import DataError
 from mmdata.shards.columns.arrow_view import view
+from tests.programs import PATIENCE_S
 
 PROGRAM = """
 import sys
@@ -40,5 +41,5 @@ def test_view_of_missing_values_names_the_file():
 
 
 def test_reading_an_index_imports_no_pandas(shards: Path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, shards], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, shards], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.split() == ["False", "False"], done.stderr

@@ -18,6 +18,7 @@ import mmdata.shards.remote.http as http_module
 from mmdata.errors import DataError
 from mmdata.shards import Index, ShardCache, ShardStore
 from mmdata.streaming.samples import read_shard
+from tests.programs import PATIENCE_S
 from tests.shards.servers import Server, serve, serve_s3
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -87,7 +88,7 @@ def endless(sent: list[int], status: int = 200, **values: str) -> Answer:
 
 def eventually(sent: list[int], count: int) -> list[int]:
     """`sent` once so many answers have ended."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while len(sent) < count and time.monotonic() < until:
         time.sleep(0.01)
     return sent

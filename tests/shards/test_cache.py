@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.shards.remote.cache import Remote, ShardCache, default_folder
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 
 
 class File:
@@ -314,13 +314,13 @@ def test_what_is_being_fetched_keeps_its_room(tmp_path):
 
     def chunks(offset: int) -> Iterator[bytes]:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_S)
         yield b"a" * 60
 
     cache = ShardCache(tmp_path, max_bytes=100)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cache.open, Remote("a", sha(b"a" * 60), 60, chunks))
-        assert begun.wait(30)
+        assert begun.wait(PATIENCE_S)
         second = pool.submit(read, cache, File(b"b" * 60))
         time.sleep(0.2)
         assert names(tmp_path) == {f"{sha(b'a' * 60)}.60.part"}

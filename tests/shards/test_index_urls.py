@@ -21,7 +21,7 @@ from mmdata.shards import Index, IndexReport, ShardCache, build_index, verify
 from mmdata.shards.braces import MAX_SHARDS
 from mmdata.shards.remote import resumed_http, tar_stream
 from mmdata.shards.staging import STAGING_NAME
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 from tests.shards.servers import Server, serve, serve_s3
 
 NUM_TARS = 6
@@ -233,8 +233,8 @@ def test_a_killed_run_goes_on_at_the_shard_where_it_was(tars, tmp_path, cache, f
         server.held = "/x-0003.tar"
         words = [pattern(server), far, cache.folder, int(fill_cache)]
         killed = Program([sys.executable, "-c", PROGRAM, *map(str, words)])
-        assert server.holding.wait(120)
-        deadline = time.monotonic() + 60
+        assert server.holding.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
         while len(list((far / STAGING_NAME).glob("*.scan"))) < NUM_TARS - 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -259,9 +259,9 @@ def test_an_interrupt_does_not_wait_for_a_server_and_leaves_no_part(tars, tmp_pa
     with serve(tars) as server:
         server.held = "/x-0003.tar"
         interrupted = Program([sys.executable, "-c", PROGRAM, *map(str, [pattern(server), far, cache.folder, 1])])
-        assert server.holding.wait(120)
+        assert server.holding.wait(PATIENCE_S)
         interrupted.send_signal(signal.SIGINT)
-        assert interrupted.wait(60) != 0
+        assert interrupted.wait(PATIENCE_S) != 0
         assert not server.release.is_set()
         server.release.set()
     assert not (far / "__mmdata__").exists()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mmdata
+from tests.programs import PATIENCE_S
 from tests.shards.servers import serve
 
 
@@ -46,7 +47,7 @@ def no_threads_left() -> Iterator[None]:
     yield
     # Python lists a thread forever whose start was interrupted before the system began it: such a one does not live.
     ours = [thread for thread in {*threading.enumerate()} - {*before} if thread.name.startswith("mmdata-")]
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while left := [thread.name for thread in ours if thread.is_alive()]:
         assert time.monotonic() < until, left
         time.sleep(0.01)
@@ -81,7 +82,7 @@ def test_an_interrupt_does_not_wait_for_a_server(
         batches = iter(mmdata.stream(f"{server.url}/000000.tar", config(num_workers=2)))
 
         def interrupt() -> None:
-            assert server.holding.wait(60)
+            assert server.holding.wait(PATIENCE_S)
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt).start()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import mmdata
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 PROGRAM = Path(__file__).with_name("ranks.py")
 
@@ -35,7 +35,7 @@ def run(spec: dict[str, Any]) -> list[tuple[int, str]]:
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

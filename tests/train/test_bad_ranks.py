@@ -22,7 +22,7 @@ from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
 ROWS, BATCH = 24, 6
@@ -89,7 +89,7 @@ def start(
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str]]:
     """Exit code and stderr of each; none may hang."""
     try:
-        errors = [process.communicate(timeout=300)[1] for process in processes]
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

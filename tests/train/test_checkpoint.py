@@ -25,7 +25,7 @@ from mmdata.train.run.checkpoint import (
     set_rng_state,
 )
 from mmdata.train.run.same_run import MAY_CHANGE, check_same_settings
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 
 def save(folder: Path, step: int, keep: int = 2) -> Path:
@@ -64,7 +64,7 @@ def test_checkpoint_killed_in_mid_write_leaves_the_one_before(tmp_path: Path):
         "torch.save = cut\n"
         "checkpoint.save_checkpoint(Path(sys.argv[1]), {'step': 2, 'model': {}}, keep=1)\n"
     )
-    done = run_program([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=300)
+    done = run_program([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
     path = latest_checkpoint(tmp_path)
     assert path is not None

@@ -25,7 +25,7 @@ from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import parallel
 from mmdata.train.run.trainer import Trainer
 from mmdata.train.step import split
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_loop import last_state, read_metrics, small
 
@@ -192,7 +192,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmdata.errors import ConfigError
 from mmdata.train.ranks import collectives
-from tests.programs import run_program, run_ranks
+from tests.programs import PATIENCE_S, run_program, run_ranks
 from tests.train import ranks
 
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -146,7 +146,7 @@ def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
         env=os.environ | world,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert "OSError: disk full" in done.stderr
@@ -186,7 +186,7 @@ def test_rank_that_fails_cuts_its_connections_and_keeps_its_exit_code(end: str, 
         env=os.environ | world,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (code, said), done.stderr

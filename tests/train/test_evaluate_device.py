@@ -12,14 +12,14 @@ import yaml
 
 from mmdata.shards import build_index
 from tests.loader.member_tars import write_tar
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
 
 def run(name: str, *words: object) -> Any:
     command = [sys.executable, str(TOOLS / f"{name}.py"), *map(str, words)]
-    return run_program(command, capture_output=True, text=True, timeout=300, check=False)
+    return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_rows_that_the_device_refuses_are_counted_and_replay_says_why(tmp_path: Path, photo: Callable[..., bytes]):

@@ -25,7 +25,7 @@ from mmdata import Index, cli
 from mmdata.compositional import load_pairs
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 ROOT = Path(__file__).parents[2]
 ROWS, COLORS = 25, ("red", "green", "blue")
@@ -103,7 +103,7 @@ def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
 

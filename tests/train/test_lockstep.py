@@ -16,7 +16,7 @@ from mmdata.batch import Batch
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import lockstep
 from mmdata.train.ranks.lockstep import SIGNAL, Lockstep
-from tests.programs import run_ranks
+from tests.programs import PATIENCE_S, run_ranks
 
 
 class Others:
@@ -101,7 +101,7 @@ def test_ranks_wait_for_long_work_of_the_first_without_standing_still(tmp_path: 
     script = Path(__file__).with_name("long_work_ranks.py")
     commands = [[sys.executable, str(script), str(rank), str(tmp_path / "meet"), outcome] for rank in range(2)]
     ranks = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in commands]
-    told = [rank.communicate(timeout=120) for rank in ranks]
+    told = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
     assert [out.strip().splitlines()[-1] for out, _ in told] == [f"rank 0: {said}", f"rank 1: {said}"]
 

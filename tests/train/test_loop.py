@@ -33,7 +33,7 @@ from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
-from tests.programs import Program, run_program
+from tests.programs import PATIENCE_S, Program, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -69,7 +69,7 @@ def run_small(output: Path, *, torchrun: int = 0, **spec: Any) -> subprocess.Com
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
     command = [*(launcher if torchrun else [sys.executable]), str(PROGRAM), json.dumps({"output": str(output), **spec})]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return run_program(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False)
 
 
 def read_metrics(output: Path, kind: str = "train") -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ def test_loop_lost_terminal_leaves_a_checkpoint(tmp_path: Path):
     child, terminal = pty.fork()
     if child == 0:
         os.execve(sys.executable, [sys.executable, str(PROGRAM), json.dumps(spec)], os.environ | {"TERM": "xterm"})
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     shown = b""
     while b"step 2 " not in shown and time.monotonic() < deadline:
         shown += os.read(terminal, 4096)
@@ -348,7 +348,7 @@ def run_two_ranks(output: Path, **spec: Any) -> list[tuple[int, str]]:
         Program(command, env=os.environ | world | {"RANK": rank}, stderr=subprocess.PIPE, text=True) for rank in "01"
     ]
     try:
-        errors = [process.communicate(timeout=300)[1] for process in ranks]
+        errors = [process.communicate(timeout=PATIENCE_S)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

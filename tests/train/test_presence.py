@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mmdata.train.run.presence import Hub, Presence, Spoke
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Presence]]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -79,16 +79,16 @@ def test_stranger_is_not_listened_to(ranks: list[Presence]):
     hub = ranks[0]
     assert isinstance(hub, Hub)
     _, port, token = json.loads(hub.address)
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as stranger:
         stranger.sendall(b'{"token": "guessed", "rank": 1}\n{"ended": "a lie"}\n')
         assert stranger.recv(1) == b"", "closed"
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as stranger:
         stranger.sendall(b"\xff[1]\n")
         assert stranger.recv(1) == b""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as stranger:
         stranger.sendall('{"token": "é", "rank": 1}\n'.encode())
         assert stranger.recv(1) == b""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as late:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as late:
         late.sendall(json.dumps({"token": token, "rank": 3}).encode() + b"\n")
         late.sendall(b'{"ended": "step 1: ValueError: x"}\n')
         wait_for(hub.gone)
@@ -134,7 +134,7 @@ def test_forked_child_that_outlives_its_rank_does_not_hold_the_connection():
         env=os.environ | {"MASTER_ADDR": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.stdout == "rank 1 is gone (killed?), last heard of at 1\n", done.stderr

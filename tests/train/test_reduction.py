@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.reduction_order import LAYOUT, reduction_order, restore_reduction_order
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 from tests.train.resume_ranks import WAYS
 from tests.train.test_loop import last_state, read_metrics
 
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     commands = [[sys.executable, PROGRAM, folder, str(rank), "3"] for rank in range(3)]
     processes = [Program(command, env=environment) for command in commands]
     try:
-        assert [process.wait(timeout=600) for process in processes] == [0, 0, 0]
+        assert [process.wait(timeout=PATIENCE_S) for process in processes] == [0, 0, 0]
         yield folder
     finally:
         for process in processes:

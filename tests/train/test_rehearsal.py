@@ -25,7 +25,7 @@ from mmdata.train.ranks import parallel
 from mmdata.train.run import rehearsal
 from mmdata.train.run import trainer as run_trainer
 from mmdata.train.run.trainer import Trainer
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
 CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
@@ -65,7 +65,7 @@ def train(config: Path, output: Path, *words: str, ranks: int = 1) -> list[str]:
         )
         for rank in range(ranks)
     ]
-    ends = [(*process.communicate(timeout=300), process.returncode) for process in processes]
+    ends = [(*process.communicate(timeout=PATIENCE_S), process.returncode) for process in processes]
     assert [code for _, _, code in ends] == [0] * ranks, ends
     return ends[0][0].splitlines()
 

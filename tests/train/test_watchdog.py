@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdata.errors import TrainingError
 from mmdata.train.run.heartbeat import RankPosition
 from mmdata.train.run.watchdog import STALLED
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 from tests.train.test_loop import last_state, make_trainer
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -48,7 +48,7 @@ def launched() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    error = process.communicate(timeout=300)[1]
+    error = process.communicate(timeout=PATIENCE_S)[1]
     return process.returncode, error
 
 

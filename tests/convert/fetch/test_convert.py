@@ -29,7 +29,7 @@ from mmdata.shards import Manifest
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 PHOTOS = 12
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
@@ -238,7 +238,7 @@ def test_program_ends_its_output_with_a_table_of_reasons(album: Site, tmp_path: 
     rows = [*rows_of(album), {"url": album.url("/gone.jpg"), "caption": "x"}, {"url": "ftp://\x1b/a", "caption": "y"}]
     table = jsonl(tmp_path / "t.jsonl", rows)
     flags = ["--allow-private-addresses", "--max-bad-share", 0.5, "--contact", "me@lab.example", "--connections", 4]
-    stdout, stderr = (process := start(table, tmp_path / "out", *flags)).communicate(timeout=300)
+    stdout, stderr = (process := start(table, tmp_path / "out", *flags)).communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stderr
     assert re.fullmatch(
         r"fetched 12 of 14 URLs \(85\.7%\), 0\.0 MB in \d+ s\n"
@@ -273,13 +273,13 @@ def test_signal_in_the_middle_ends_the_run_and_a_rerun_is_as_undisturbed(
 
     album.answers |= dict.fromkeys(late_ones, never)
     process = start(table, tmp_path / "out", "--allow-private-addresses")
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while album.images() < PHOTOS:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=100)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stdout) == (status, "")
     assert message in stderr
     assert "Traceback" not in stderr

@@ -23,6 +23,7 @@ from mmdata.convert.rows import Row
 from mmdata.errors import ConfigError, Reason
 from tests.convert.fetch.conftest import fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, faulty
+from tests.programs import PATIENCE_S
 
 
 def stage_of(**settings: Any) -> FetchStage:
@@ -151,7 +152,7 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("broken", ["thread", "session"])
 def test_stage_that_cannot_begin_says_why_and_ends(broken: str) -> None:
-    done = subprocess.run([sys.executable, "-c", BREAKS, broken], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", BREAKS, broken], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == "no more of them True 1\n", done.stderr
 
 
