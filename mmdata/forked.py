@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakSet
+from weakref import ref
 
 T = TypeVar("T")
 
-_locks: WeakSet[Lock] = WeakSet()
+_locks = set[ref[Lock]]()
 
 held = set[int]()
 """Descriptors of files that this process has locked. A child would share these locks, and keep them."""
@@ -22,7 +22,8 @@ def new_lock() -> Lock:
     What it guards must be of use after each single operation: the thread that held it may have been between two.
     """
     lock = Lock()
-    _locks.add(lock)
+    # `discard` is C code, in which no interrupt is lost. A WeakSet would run Python code when the lock is collected.
+    _locks.add(ref(lock, _locks.discard))
     return lock
 
 
@@ -44,8 +45,8 @@ class cached_property(Generic[T]):
 
 
 def _free_in_child() -> None:
-    for lock in _locks:
-        if lock.locked():
+    for reference in list(_locks):
+        if (lock := reference()) is not None and lock.locked():
             lock.release()
     for descriptor in held:
         os.close(descriptor)
