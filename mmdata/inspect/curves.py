@@ -14,7 +14,8 @@ from mmdata.inspect.runs import METRICS, Run, flat_settings
 
 LOSS_SETTINGS = (
     *("data.global_batch_size", "data.token_budget", "data.groups", "data.negative_captions"),
-    *("train.loss", "train.positives", "train.triplet_margin", "train.hard_negative_", "train.sogclr_"),
+    *("train.loss", "train.positives", "train.triplet_margin", "train.hard_negative_beta"),
+    *("train.hard_negative_prior", "train.sogclr_gamma", "train.sogclr_eps", "train.sogclr_rho"),
     *("train.miner", "train.teacher", "train.queue", "train.feature_cache", "train.mask_false_negatives"),
 )
 """Beginnings of the settings that say what a loss is, and over which negatives."""
