@@ -182,7 +182,7 @@ def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
     for place, losses in sorted(decided.losses.items()):
         if written[place]:
             for loss in accounts.losses.add(records.text("place", place), losses):
-                logger.warning("%s (%s); written without it, as all like it", accounts.losses.first[loss], loss)
+                logger.warning("%s (%s); the sample is written without it, and so are further ones", accounts.losses.first[loss], loss)
 
 
 def lowest_hash(decided: Decided) -> int:

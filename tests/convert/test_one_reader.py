@@ -221,7 +221,7 @@ def test_a_name_after_numbers_is_lost_alike(tmp_path: Path, caplog: pytest.LogCa
     assert report.accounts["lost"] == converted.accounts["lost"] == {"label_name": 1}
     detail = "sample '9': label 'cat' is not a number, as those before it are"
     assert report.lost == {Loss.LABEL_NAME: f"shard 'b.tar', {detail}"}
-    assert f"b.tar, {detail} (label_name); written without it, as all like it" in caplog.messages
+    assert f"b.tar, {detail} (label_name); the sample is written without it, and so are further ones" in caplog.messages
     for folder in ("index", "out"):
         assert Index.open(tmp_path / folder).column("label").tolist() == [4, -1, -1, -1]
 

@@ -174,7 +174,7 @@ def test_retry_of_a_retry_takes_what_failed_the_last_time(half: Path, photos: li
         (
             {"resize": 8},
             DataError,
-            r"a': it was made of another source, or with other settings \(settings.quality: was ",
+            r"a': it was made of another source, or with other settings \(quality: was not set, is 95; resize: was not ",
         ),
         (
             {"keep": ["path"]},
@@ -308,11 +308,11 @@ def test_names_among_numbers_are_broken_rows_as_in_an_undisturbed_conversion(
 ) -> None:
     labels = [3, "cat", 1, 7, 1, None, 1, "dog"]
     jsonl(half, [{"image": f"{n}.jpg", "caption": f"photo {n}", "label": label} for n, label in enumerate(labels)])
-    make(half, tmp_path / "a")
+    make(half, tmp_path / "a", label_column="label")
     mend(half, photos)
-    report = make(half, tmp_path / "b", retry=tmp_path / "a", shard_rows=2)
+    report = make(half, tmp_path / "b", retry=tmp_path / "a", shard_rows=2, label_column="label")
     assert (report.accounts["reasons"], "classes" in report.accounts) == ({"broken_row": 2}, False)
-    make(half, tmp_path / "whole")
+    make(half, tmp_path / "whole", label_column="label")
     assert members(tmp_path / "a", tmp_path / "b") == members(tmp_path / "whole")
 
 

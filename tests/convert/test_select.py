@@ -28,7 +28,7 @@ def shards(tmp_path: Path, photo: Callable[..., bytes]) -> Path:
         samples = {
             f"{tar}{row:03d}": {
                 "jpg": photo(20 + 6 * tar + row, 40, seed=row + 10 * tar),
-                "txt": f"{tar} {row}".encode(),
+                "txt": f"photo {tar} {row}".encode(),
             }
             for row in range(6)
         }
