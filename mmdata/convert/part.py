@@ -182,7 +182,8 @@ def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
     for place, losses in sorted(decided.losses.items()):
         if written[place]:
             for loss in accounts.losses.add(records.text("place", place), losses):
-                logger.warning("%s (%s); the sample is written without it, and so are further ones", accounts.losses.first[loss], loss)
+                detail = accounts.losses.first[loss]
+                logger.warning("%s (%s); the sample is written without it, and so are further ones", detail, loss)
 
 
 def lowest_hash(decided: Decided) -> int:

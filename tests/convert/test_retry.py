@@ -174,7 +174,7 @@ def test_retry_of_a_retry_takes_what_failed_the_last_time(half: Path, photos: li
         (
             {"resize": 8},
             DataError,
-            r"a': it was made of another source, or with other settings \(quality: was not set, is 95; resize: was not ",
+            r"a': it was made of another source, or with other settings \(quality: was not set, is 95; ",
         ),
         (
             {"keep": ["path"]},
