@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from mmdata.cores import usable_cores
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError, DataError
 
 WORTH_BYTES = 2**28
 """Bytes of tars from which on several processes are faster than one: each takes half a second to start."""
@@ -34,6 +34,8 @@ Step = Callable[[int], None]
 
 def workers_for(num_bytes: int, num_workers: int | None) -> int:
     """Processes that read so many bytes of tars: those asked for, or one for each core if there is enough to read."""
+    if num_workers is not None and num_workers < 1:
+        raise ConfigError(f"num_workers (--workers) {num_workers}: must be at least 1")
     return num_workers or (usable_cores() if num_bytes >= WORTH_BYTES else 1)
 
 

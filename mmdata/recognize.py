@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from mmdata.errors import DataError
 PRIVATE_NAME = ".mmdata-convert"
 """The hidden folder in which `mmdata convert` makes a conversion. Published, it is gone."""
 HEAD_BYTES = 512
+CHECKPOINTS, LATEST = "checkpoints", "latest"
+"""In the folder of a run: the folder of its checkpoints, and the file there that names the newest."""
+CHECKPOINT_NAME = re.compile(r"step-(\d{10,})(\.pt)?")
+"""Names of checkpoints: with .pt a file, without a folder."""
 NO_RUN = "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
 """What a message says of a path where a run is expected and nothing is."""
 TAR_MAGIC = slice(257, 262)
@@ -112,7 +117,7 @@ def unfinished(folder: str) -> DataError:
 def _recognize_folder(folder: Path) -> Kind:
     if (folder / "__mmdata__").is_dir() or (folder / "manifest.json").is_file():
         return Kind.SHARDS
-    if (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
+    if (folder / CHECKPOINTS).is_dir() or (folder / "metrics.jsonl").is_file():
         return Kind.RUN
     if (folder / ".metadata").is_file() and (folder / "run.pt").is_file():
         return Kind.CHECKPOINT

@@ -43,11 +43,19 @@ WRONG = [
     (["bench", "c.yaml"], NO_SHARDS),
     (["compare", "none"], NO_CONFIG),
     (["compare", "c.yaml", "data.val.shards=x"], NO_SHARDS),
+    (
+        ["compare", "c.yaml", "data.shards=.", "data.val.share=0.1", "--seeds", "5", "5"],
+        "--seeds must differ: got [5, 5]",
+    ),
     (["convert", "none", "out"], "source 'none': no such file or folder"),
+    (["convert", "none", "out", "--select", "width > 3"], "source 'none': no such file or folder"),
     (["duplicates", "none", "--out", "o.parquet"], "folder 'none': no such folder"),
     (["duplicates", ".", "--against", "none", "--out", "o.parquet"], "folder 'none': no such folder"),
     (["evaluate", "none"], NO_RUN),
-    (["evaluate", ".", "--shards", "none"], "folder 'none': no such folder"),
+    (["evaluate", "shards"], "'shards': a folder of shards, and a run is expected"),
+    (["evaluate", "c.yaml"], "'c.yaml': a config, and a run is expected; its run is 'runs/c'"),
+    (["evaluate", "run", "--shards", "none"], "folder 'none': no such folder"),
+    (["export", "shards", "out"], "'shards': a folder of shards, and a run is expected"),
     (["export", "none", "out"], NO_RUN),
     (["index", "none"], "'none': no such file or folder"),
     (["init", "none"], "source 'none': no such file or folder"),
@@ -73,6 +81,8 @@ WRONG = [
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
 def test_wrong_path_is_told_before_torch_is_imported(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
+    (tmp_path / "shards" / "__mmdata__").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     code, heavy, said = imported_by(*words, folder=tmp_path)
     assert (code, said[: len(message) + 7], len(said.splitlines())) == (2, f"error: {message}", 1), said
     assert heavy == []

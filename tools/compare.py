@@ -32,6 +32,10 @@ def main() -> int:
     if not config.data.val:
         raise ConfigError("data.val is not set: retrieval on it is measured, and what tuning goes by")
     check_shards(config.data)
+    compare = config.compare.model_copy(update={"seeds": options.seeds or config.compare.seeds})
+    if len(set(compare.seeds)) < len(compare.seeds) or compare.tuning_seed in compare.seeds:
+        tuned = "" if compare.tuning_seed is None else f", also from compare.tuning_seed ({compare.tuning_seed})"
+        raise ConfigError(f"--seeds must differ{tuned}: got {compare.seeds}")
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     import torch
 
@@ -42,11 +46,6 @@ def main() -> int:
     if metric not in (known := metrics_of(config.compare)):
         named = "--metric" if options.metric else "compare.primary"
         raise ConfigError(f"{named} {metric}: expected one of {', '.join(known)}")
-    compare = config.compare.model_copy(update={"seeds": options.seeds or config.compare.seeds})
-    if len(set(compare.seeds)) < len(compare.seeds) or compare.tuning_seed in compare.seeds:
-        raise ConfigError(
-            f"--seeds must differ, also from compare.tuning_seed ({compare.tuning_seed}): got {compare.seeds}"
-        )
     experiment = Experiment(options.config, options.overrides, config, compare)
     try:
         if not options.table:

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from mmdata.cli import Parser, run
 from mmdata.commands.next_commands import next_commands
+from mmdata.commands.paths import check_source
 from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe, preview
@@ -103,6 +104,7 @@ def main() -> int:
     config = load_recipe(options.recipe, overrides(options))
     chosen: ChosenRows | Retry | None = None
     if options.select:
+        check_source(options.source)
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
         from mmdata.commands.chosen import chosen_rows
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.cli import Parser, run
-from mmdata.commands.paths import check_folder, check_run
+from mmdata.commands.paths import check_folder
 from mmdata.config import load_config
 from mmdata.config.data import sources
+from mmdata.config.wrong_run import check_run_folder
 from mmdata.errors import ConfigError, printable
 from mmdata.recognize import Kind, recognize
 from mmdata.shards.folder import local_folder
@@ -61,11 +62,7 @@ def main() -> None:
             f"one config at a time: got {', '.join(map(str, [given.config or '', *configs])).strip(', ')}"
         )
     for folder in given.run:
-        check_run(folder)
-        if recognize(folder) is not Kind.RUN:
-            from mmdata.train.run.find import check_run_folder
-
-            check_run_folder(folder)
+        check_run_folder(folder)
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
     of_run = given.run[0] / "config.yaml" if given.run else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mmdata.atomic import naming, read_json_lines
+from mmdata.atomic import append_json_line, naming, read_json_lines
 from mmdata.cli import main as mmdata
 from mmdata.commands.pairs import score_pairs
 from mmdata.compositional import read_pairs
@@ -197,8 +197,8 @@ class Experiment:
         line |= {"cpu_s": ended - grouped, "neighbours_s": grouped - started}
         line |= {} if self._compare.pairs is None else score_pairs(folder, self._compare.pairs)
         results = self._output / RESULTS
-        with naming(results), results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with naming(results):
+            append_json_line(results, line)
 
     def _group(self, run: Run) -> None:
         """Write the neighbours in the eyes of the model that the arm begins with, or of the baseline's."""

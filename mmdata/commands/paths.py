@@ -7,8 +7,9 @@ from pathlib import Path
 from mmdata.config import DataConfig, load_config
 from mmdata.config.data import sources
 from mmdata.config.wrong_file import not_a_config
+from mmdata.config.wrong_run import not_a_run
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import NO_RUN, Kind, recognize
+from mmdata.recognize import Kind, recognize
 
 
 def check_config_or_shards(place: str, overrides: list[str] | None = None) -> None:
@@ -43,9 +44,11 @@ def check_source(source: str) -> None:
 
 
 def check_run(run: Path) -> None:
-    """Raise a DataError if there is no such run or checkpoint."""
-    if not run.exists():
-        raise DataError(f"'{run}': {NO_RUN}")
+    """Raise a DataError if a path is neither a run nor a checkpoint."""
+    kind = recognize(run)
+    is_file = run.is_file() and (run.suffix.lower() == ".pt" or kind is Kind.BINARY)
+    if not is_file and kind not in (Kind.RUN, Kind.CHECKPOINT):
+        raise DataError(f"'{run}': {not_a_run(run)}")
 
 
 def check_shards(data: DataConfig) -> None:

@@ -21,13 +21,14 @@ from mmdata.config.train import TrainConfig
 from mmdata.loader import Loader
 from mmdata.loader.ledger import cut_ledger
 from mmdata.loader.regrouped import RegroupedLoader, is_of_run
+from mmdata.recognize import CHECKPOINTS
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.objective import check_objective
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
-from mmdata.train.run.checkpoint import CHECKPOINTS, latest_checkpoint
+from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.trainer import EVALUATION, Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 

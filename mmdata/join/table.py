@@ -223,7 +223,8 @@ class Table:
 def not_utf8(path: Path, encoding: str) -> str:
     """The message for a text file in another encoding."""
     return (
-        f"'{path}' looks like {encoding}, and text files are read as UTF-8: iconv -f {encoding} -t UTF-8 '{path.name}'"
+        f"'{path}' looks like {encoding}, and text files are read as UTF-8: "
+        f"iconv -f {encoding} -t UTF-8 '{path.name}' > NEW makes one"
     )
 
 

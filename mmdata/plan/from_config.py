@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from bisect import bisect
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +44,7 @@ from mmdata.plan.select.row_weights import OF, row_weights
 from mmdata.plan.select.rows import select_rows
 from mmdata.plan.selection import Selection, row_chunks
 from mmdata.plan.weighted_plan import WeightedPlan
+from mmdata.plan.weights import RowWeights
 from mmdata.shards import Index
 from mmdata.shards.caption_lengths import CountsTokens, caption_lengths, counts_of
 from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
@@ -141,8 +144,8 @@ def _check_batch_size(
     selected = "" if selection is None else f" of {int(rows.starts[-1]):,} ({selection.name})"
     remedy = f"set it to {limit // unit * unit:,} or less, or " if limit >= unit else "set "
     raise ConfigError(
-        f"data.global_batch_size {data.global_batch_size:,}: an epoch has {limit:,} rows{selected}, so no batch would "
-        f"be full; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
+        f"data.global_batch_size {data.global_batch_size:,}: no batch can have more than {limit:,} rows{selected}, so "
+        f"none would be full; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
     )
 
 
@@ -172,14 +175,19 @@ def _check_padding(plan: WeightedPlan) -> None:
         )
         logger.warning("%s; %s masks less", said, less)
         return
-    largest = next(
-        most for most in range(parts, 0, -1) if most == 1 or 2 * weights.rows_of_epoch(most) > most * batch_rows
-    )
+    # Rows of an epoch grow less and less with the largest weight: few enough places are masked up to some `most`.
+    too_few = partial(_masks_most, weights, batch_rows)
+    largest = max(1, bisect(range(1, parts), False, key=too_few))
     instead = f"data.max_repeats to {largest} or less" if is_cut else "data.captions to one"
     raise ConfigError(
         f"{said}, {places - round(total):,} of {places:,}. A part has no row twice, so there are as many as the "
         f"largest weight: set {instead}, or data.global_batch_size to {max(1, math.ceil(2 * rows) - 1)} or less"
     )
+
+
+def _masks_most(weights: RowWeights, batch_rows: int, most: int) -> bool:
+    """Whether half of the places or more are masked where weights above `most` count as that."""
+    return 2 * weights.rows_of_epoch(most) <= most * batch_rows
 
 
 def num_rows(data: DataConfig) -> int:

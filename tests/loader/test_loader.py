@@ -198,7 +198,7 @@ def test_a_batch_larger_than_an_epoch_is_an_error(
         datasets = [{"shards": str(tmp_path / name), word: each} for name, each in zip("ab", values, strict=True)]
         changes = {**changes, "shards": datasets, "num_text_buckets": 1, "image_buckets": [[32, 32]]}
     size = changes["global_batch_size"]
-    message = rf"^data\.global_batch_size {size}: an epoch has {epoch}, so no batch would be full; "
+    message = rf"^data\.global_batch_size {size}: no batch can have more than {epoch}, so none would be full; "
     with pytest.raises(ConfigError, match=rf"{message}set it to {largest or '[0-9]+'} or less, or {LARGER}"):
         corpus.loader(**changes)
     if largest:
@@ -207,7 +207,7 @@ def test_a_batch_larger_than_an_epoch_is_an_error(
 
 
 def test_a_corpus_smaller_than_any_batch_says_what_allows_it(corpus: Corpus):
-    with pytest.raises(ConfigError, match=f"an epoch has 3 rows, so no batch would be full; set {LARGER}"):
+    with pytest.raises(ConfigError, match=f"no batch can have more than 3 rows, so none would be full; set {LARGER}"):
         corpus.loader(global_batch_size=8, num_lanes=4, max_rows=3)
 
 

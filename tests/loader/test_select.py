@@ -125,7 +125,8 @@ def test_a_number_that_nothing_holds_is_an_error(corpus: Corpus, tmp_path: Path,
 
 def test_keys_in_another_encoding_are_an_error(corpus: Corpus, tmp_path: Path):
     (tmp_path / "keys.txt").write_text("00001\n", encoding="utf-16")
-    with pytest.raises(DataError, match=r"keys\.txt' looks like UTF-16, .*: iconv -f UTF-16 -t UTF-8 'keys\.txt'$"):
+    remedy = r"iconv -f UTF-16 -t UTF-8 'keys\.txt' > NEW makes one$"
+    with pytest.raises(DataError, match=rf"keys\.txt' looks like UTF-16, .*: {remedy}"):
         selected(corpus, select=str(tmp_path / "keys.txt"))
 
 

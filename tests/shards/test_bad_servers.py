@@ -335,9 +335,29 @@ def test_no_attempt_is_begun_when_the_time_for_a_file_is_over(
     monkeypatch.setattr(remote_module, "BUDGET_S", 0.2)
     store = ShardStore(Index.open(server.url, cache=cache))
     server.answers[SHARD] = ENDLESS["headers"][0]
-    with pytest.raises(DataError, match=r"000000\.tar': cannot be fetched, 1 attempts from byte 0 on, the last one: "):
+    with pytest.raises(DataError, match=r"000000\.tar': cannot be fetched, 2 attempts from byte 0 on, the last one: "):
         store.read(0, 0, 1)
-    assert asked(server) == 1
+    assert asked(server) == 2
+
+
+def test_a_slow_answer_costs_nothing_of_the_time_for_failures(
+    server: Server,
+    shards: Path,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(remote_module, "BUDGET_S", 0.2)
+    store, size = ShardStore(Index.open(server.url, cache=cache)), (shards / "000000.tar").stat().st_size
+
+    def slow_and_cut(handler: BaseHTTPRequestHandler) -> None:
+        del server.answers[SHARD]  # the next request is answered well
+        time.sleep(0.4)  # longer than the time for failures
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nhalf" % size)
+
+    server.answers[SHARD] = slow_and_cut
+    assert len(store.read(0, 0, 1)) == 1
+    assert [text.partition(" (")[0] for text in caplog.messages] == [f"'{server.url}{SHARD}': attempt 1 of 8 failed"]
 
 
 def test_a_file_of_unknown_size_that_goes_on_and_on_is_given_up(

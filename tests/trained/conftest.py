@@ -14,8 +14,9 @@ from PIL import Image
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
+from mmdata.recognize import CHECKPOINTS
 from mmdata.train import DualEncoder
-from mmdata.train.run.checkpoint import CHECKPOINTS, save_checkpoint
+from mmdata.train.run.checkpoint import save_checkpoint
 from mmdata.transform.text import Tokenizer
 from tests.conftest import make_photo
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from threading import Lock
-
 from PIL import Image, ImageFile, ImageOps
 
+from mmdata.forked import new_lock
 from mmdata.shards.images.probe import sniff
 
 _TURNS = {
@@ -19,7 +18,7 @@ _TURNS = {
 }
 """What makes an image of each EXIF orientation upright."""
 
-_reading = Lock()  # an image may be given twice, and its file has one position
+_reading = new_lock()  # an image may be given twice, and its file has one position
 
 
 def file_of(image: Image.Image) -> bytes | None:

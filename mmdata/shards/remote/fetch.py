@@ -1,7 +1,7 @@
 """A folder of shards behind a URL. Its files are fetched whole, with fsspec, into a `ShardCache`.
 
 A request asks for a range of a file. A request that fails is logged, and repeated after a wait, from where the last one
-ended: ATTEMPTS times, and not when BUDGET_S have passed. A
+ended: ATTEMPTS times, and not when BUDGET_S have passed since the first failure. A
 failure that waiting cannot mend (no such file, no credentials, a response that is not the file) is raised immediately.
 No request reads more bytes than it asked for, or than the manifest says that the file has.
 """
@@ -28,13 +28,13 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
-    stop_after_delay,
+    stop_any,
     stop_when_event_set,
     wait_random_exponential,
 )
 from tenacity.nap import sleep_using_event
 
-from mmdata.errors import ConfigError, DataError, Interrupted
+from mmdata.errors import ConfigError, DataError, Interrupted, counted
 from mmdata.forked import new_lock
 from mmdata.recognize import PRIVATE_NAME, unfinished
 from mmdata.safe_read import open_regular
@@ -222,7 +222,8 @@ class RemoteFolder:
         """
         file_system = self.file_system()
         file_system.invalidate_cache()  # a listing of before
-        found: dict[str, Any] = repeat_requests(display_name(url), stop)(file_system.info, url)
+        retrying = repeat_requests(display_name(url), stop)
+        found: dict[str, Any] = retrying(within_attempt, file_system, file_system.info, url)
         versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
         return int(found["size"]), " ".join(versions)
 
@@ -335,8 +336,9 @@ class NoRanges(Exception):
 def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: float | None = None) -> Retrying:
     """Repeats a request that fails, as long as waiting may help; `stop` ends the waiting.
 
-    There are ATTEMPTS, of which `failures` have been used up, and none is begun after `budget_s`, by default BUDGET_S.
-    Each failure that is followed by another attempt is logged; the last one is raised.
+    There are ATTEMPTS, of which `failures` have been used up. None is begun when `budget_s`, by default BUDGET_S, have
+    passed since the first failure; an answer that comes slowly costs nothing of that. Each failure that is followed by
+    another attempt is logged; the last one is raised.
 
     Args:
         name: of the file, for the log.
@@ -354,9 +356,16 @@ def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: floa
             state.next_action.sleep if state.next_action else 0.0,
         )
 
-    until = stop_after_delay(BUDGET_S if budget_s is None else budget_s)
+    most_s = BUDGET_S if budget_s is None else budget_s
+    first_failure: list[float] = []
+
+    def is_over(state: RetryCallState) -> bool:
+        assert state.outcome_timestamp is not None
+        first_failure.append(state.outcome_timestamp)
+        return state.outcome_timestamp - first_failure[0] >= most_s
+
     return Retrying(
-        stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | until | stop_when_event_set(stop),
+        stop=stop_any(stop_after_attempt(max(1, ATTEMPTS - failures)), is_over, stop_when_event_set(stop)),
         before_sleep=log,
         wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
         retry=retry_if_exception(_may_pass),
@@ -366,13 +375,18 @@ def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: floa
 
 
 def read_range(file_system: Any, url: str, start: int, end: int) -> bytes:
-    """Bytes [start, end) of a file that is not behind HTTP.
+    """Bytes [start, end) of a file that is not behind HTTP."""
+    return within_attempt(file_system, file_system.cat_file, url, start=start, end=end)
 
-    ATTEMPT_S is the bound where fsspec can keep one: timeouts of its packages begin anew with each byte of a header.
+
+def within_attempt(file_system: Any, request: Callable[..., T], *given: Any, **named: Any) -> T:
+    """A request to a file system of fsspec, which fails after ATTEMPT_S where fsspec can keep a bound.
+
+    The timeouts of its packages begin anew with each byte of a header.
     """
     bound = {"timeout": ATTEMPT_S} if file_system.async_impl else {}
     try:
-        return file_system.cat_file(url, start=start, end=end, **bound)
+        return request(*given, **named, **bound)
     except fsspec.exceptions.FSTimeoutError as error:
         raise http.Failed(f"no whole answer for {ATTEMPT_S} s") from error
 
@@ -457,6 +471,6 @@ def _explained(error: Exception, name: str, start: int, attempts: int) -> Except
     if _status(error) == 416:
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
     return DataError(
-        f"'{name}': cannot be fetched, {attempts} attempts from byte {start} on, the last one: {cause}; "
+        f"'{name}': cannot be fetched, {counted(attempts, 'attempt')} from byte {start} on, the last one: {cause}; "
         "is the server up, and the network? Start again when it is: what was finished is not fetched again"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import struct
 import zipfile
@@ -25,19 +24,16 @@ from torch import nn
 
 from mmdata.atomic import sync_folder, write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import CHECKPOINT_NAME as NAME
+from mmdata.recognize import LATEST
 from mmdata.train.ranks.lockstep import gather
 from mmdata.train.ranks.sharding import shares_of
 from mmdata.train.run import sharded_checkpoint
 from mmdata.train.run.sharded_checkpoint import PATHS, REST, Like, read_shards
 
 FORMAT = 1
-CHECKPOINTS = "checkpoints"
-LATEST = "latest"
 NONE_YET = "none yet"
 """Content of `latest` while the first checkpoint is written; so a missing `latest` beside checkpoints was lost."""
-
-NAME = re.compile(r"step-(\d{10,})(\.pt)?")
-"""Names of checkpoints: with .pt a file, without a folder."""
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_step: int | None = None) -> Path:

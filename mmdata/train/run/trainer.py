@@ -21,6 +21,7 @@ from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError, counted
+from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
@@ -34,7 +35,7 @@ from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_st
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint, sole
 from mmdata.train.run.advice import advise
-from mmdata.train.run.checkpoint import CHECKPOINTS, rng_state, seed_rank, set_rng_state
+from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.run.meter import DataWait, Meter
