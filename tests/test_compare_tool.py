@@ -159,7 +159,7 @@ def test_seeds_that_the_config_does_not_list_are_run_and_compared(
     assert tables == ["plain", "near"] * 2
     # Runs of other seeds, as those that the config lists, are not in the table.
     assert run_tool(*words[:-3], "--table") == 2
-    assert "no run of the baseline 'plain' there yet" in capsys.readouterr().err
+    assert "'plain' there yet (there are runs of other seeds: --seeds 101 103)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -445,3 +445,13 @@ def test_share_is_a_tenth_of_few_rows_and_at_most_five_thousand_of_many(rows: in
     starter = Starter(facts_of(rows), CPU, share, 1)
     (val,) = [one for one in starter.data("s", "t", "…") if one.key == "val"]
     assert re.fullmatch(r"\{share: 0\.\d+\}", val.value)  # YAML takes 5e-06 for a text
+
+
+def test_init_of_too_many_bad_rows_says_how_it_goes_on(run: Callable[..., str], tmp_path: Path):
+    make_folder(tmp_path / "photos", 8)
+    (tmp_path / "photos/000.png").write_bytes(b"no image")
+    said = run("init", "photos", code=2)
+    assert said.endswith(
+        "Repair the corpus, or allow more with --max-bad-share; that is an option of the command above: then `mmdata "
+        "init shards/photos`\n"
+    )

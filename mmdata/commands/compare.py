@@ -147,7 +147,7 @@ class Experiment:
         if not scores.get(baseline):
             needed = self._needed(baseline)
             tried = self._first_runs(baseline) if needed is None or needed in scores else []
-            why = next(filter(None, map(self._why_not_found, tried)), "")
+            why = next(filter(None, map(self._why_not_found, tried)), "") or self._other_seeds(baseline)
             raise ConfigError(
                 f"'{self._output / RESULTS}': no run of the baseline '{baseline}' there yet{why and f' ({why})'}"
             )
@@ -284,6 +284,11 @@ class Experiment:
         wanted = self._resolved(run)
         differ = differences(found.model_dump(mode="json"), wanted.model_dump(mode="json"))
         return f"the run in '{self._folder_of(lines[-1])}' has other settings: {'; '.join(differ)}"
+
+    def _other_seeds(self, arm: str) -> str:
+        """Which seeds an arm has runs of that are not asked for; "" if there are none."""
+        there = sorted({line["seed"] for line in self._all_lines() if line["arm"] == arm} - {*self._compare.seeds})
+        return f"there are runs of other seeds: --seeds {' '.join(map(str, there))}" if there else ""
 
     def _lines_of(self, run: Run) -> list[Line]:
         """The lines of results.jsonl of an arm and a seed, oldest first."""

@@ -19,9 +19,10 @@ from mmdata.commands.starter import Machine, Starter, choose_share, config_text,
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.accounts import CannotPublish
 from mmdata.convert.opening import PARTS
 from mmdata.convert.tables import shown
-from mmdata.errors import ConfigError, counted
+from mmdata.errors import ConfigError, DataError, counted
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.select.rows import below_share
 from mmdata.progress import SILENT, Track
@@ -191,8 +192,12 @@ class Init:
         if not found.facts.captions:
             settings["caption_templates"] = [TEMPLATE]
         config = parse(ConvertConfig, settings, origin="settings of the conversion")
-        with self.rows_bar() as track:
-            report = convert(found.path, out, config, overwrite=self.request.overwrite, track=track)
+        try:
+            with self.rows_bar() as track:
+                report = convert(found.path, out, config, overwrite=self.request.overwrite, track=track)
+        except CannotPublish as error:
+            command = shlex.join(["mmdata", "init", out])
+            raise DataError(f"{error}; that is an option of the command above: then `{command}`") from error
         if reasons := report.accounts["reasons"]:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
             self.say(f"left out: {listed}; each row with its reason in {find_ledger(Path(out))}")

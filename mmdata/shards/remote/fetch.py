@@ -28,7 +28,6 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
-    stop_any,
     stop_when_event_set,
     wait_random_exponential,
 )
@@ -365,7 +364,7 @@ def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: floa
         return state.outcome_timestamp - first_failure[0] >= most_s
 
     return Retrying(
-        stop=stop_any(stop_after_attempt(max(1, ATTEMPTS - failures)), is_over, stop_when_event_set(stop)),
+        stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | is_over | stop_when_event_set(stop),
         before_sleep=log,
         wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
         retry=retry_if_exception(_may_pass),
