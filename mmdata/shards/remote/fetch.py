@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
+    stop_base,
     stop_when_event_set,
     wait_random_exponential,
 )
@@ -332,6 +334,18 @@ class NoRanges(Exception):
     """A server that sends whole files alone was asked for a part of one; names the file."""
 
 
+class _AfterFirstFailure(stop_base):
+    """Ends the attempts when `most_s` have passed since the first failure."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s, self._first = most_s, inf
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        assert retry_state.outcome_timestamp is not None
+        self._first = min(self._first, retry_state.outcome_timestamp)
+        return retry_state.outcome_timestamp - self._first >= self._most_s
+
+
 def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: float | None = None) -> Retrying:
     """Repeats a request that fails, as long as waiting may help; `stop` ends the waiting.
 
@@ -355,14 +369,7 @@ def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: floa
             state.next_action.sleep if state.next_action else 0.0,
         )
 
-    most_s = BUDGET_S if budget_s is None else budget_s
-    first_failure: list[float] = []
-
-    def is_over(state: RetryCallState) -> bool:
-        assert state.outcome_timestamp is not None
-        first_failure.append(state.outcome_timestamp)
-        return state.outcome_timestamp - first_failure[0] >= most_s
-
+    is_over = _AfterFirstFailure(BUDGET_S if budget_s is None else budget_s)
     return Retrying(
         stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | is_over | stop_when_event_set(stop),
         before_sleep=log,
