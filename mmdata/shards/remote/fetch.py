@@ -29,11 +29,11 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
-    stop_base,
     stop_when_event_set,
     wait_random_exponential,
 )
 from tenacity.nap import sleep_using_event
+from tenacity.stop import stop_base
 
 from mmdata.errors import ConfigError, DataError, Interrupted, counted
 from mmdata.forked import new_lock
