@@ -102,9 +102,7 @@ class Conversion:
         """
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
-        source = self._source
-        about = source.classes, source.has_captions, self._config
-        job = Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
+        job = self._job(tokenizer)
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
@@ -127,16 +125,34 @@ class Conversion:
         self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
-    def check_units(self) -> None:
-        """Raise DataError if a file has changed since a unit was made of it; units that are missing are left out."""
-        rows, size = self._staging.rows() or 0, self._config.shard_rows
-        receipts = [receipt for receipt in self._staging.receipts(-(-rows // size)) if receipt is not None]
+    def check_units(self, tokenizer: Tokenizer | None) -> None:
+        """Check that all units are there, and are made of the corpus as it is now.
+
+        Raises:
+            DataError: units are missing, or a file, or what decides which rows are merged, has changed since.
+        """
+        rows = self._staging.rows() or 0
+        receipts = self._all_receipts(rows)
+        again = "run all parts again, which make only what has changed, and then --finish"
         for receipt in self._track(receipts, "look for changed files", len(receipts), noun="units"):
             if (changed := self._changed_file(receipt)) is not None:
-                raise DataError(
-                    f"'{changed}': has changed since its row was converted; run all parts again, which make only what "
-                    "has changed, and then --finish"
-                )
+                raise DataError(f"'{changed}': has changed since its row was converted; {again}")
+        if grouping(self._corpus, self._config) == "image":
+            return  # the table alone decides the merges, and a changed table is another run
+        made_of: list[str] = []
+        job = self._job(tokenizer)
+
+        def note(unit: Unit) -> bool:
+            made_of.append(job.made_of(unit))
+            return False
+
+        with self._new_merges() as merges:
+            self._find_merges(merges)
+            units = Units(self._source, self._config.shard_rows, merges, note)
+            for _ in units:
+                pass
+        if (units.rows, made_of) != (rows, [receipt.made_of for receipt in receipts]):
+            raise DataError(f"images or captions have changed since other rows were merged with theirs; {again}")
 
     def finish(self, tokenizer: Tokenizer | None, run: Run) -> None:
         """Put the units together and publish the folders.
@@ -174,6 +190,11 @@ class Conversion:
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
+
+    def _job(self, tokenizer: Tokenizer | None) -> Job:
+        source = self._source
+        about = source.classes, source.has_captions, self._config
+        return Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
         """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""

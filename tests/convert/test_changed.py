@@ -198,6 +198,38 @@ def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, 
     assert Index.open(out)[0].captions == ["old caption 00", "new caption 11"]
 
 
+def edit_caption_of_equal_image(folder: Path) -> None:
+    (folder / "01.txt").write_text("new caption 00")
+
+
+def replace_equal_image(folder: Path) -> None:
+    shutil.copyfile(folder / "02.jpg", folder / "01.jpg")
+
+
+@pytest.mark.parametrize(
+    ("make", "edit"), [(with_captions, edit_caption_of_equal_image), (with_table, replace_equal_image)]
+)
+def test_finish_refuses_parts_that_have_merged_other_rows(
+    tmp_path: Path, pictures: list[bytes], make: Callable[..., Path], edit: Callable[[Path], None]
+) -> None:
+    source, out = make(tmp_path / "corpus", [pictures[0], *pictures]), tmp_path / "out"
+    settings = ConvertConfig(shard_rows=1, group_by="content")
+    convert_part(source, out, settings, part=(1, 2), engine=threads(1))
+    edit(tmp_path / "corpus")
+    convert_part(source, out, settings, part=(2, 2), engine=threads(1))
+    message = (
+        r"^images or captions have changed since other rows were merged with theirs; run all parts again, which make "
+        r"only what has changed, and then --finish$"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(source, out, settings, finish=True)
+    for part in (1, 2):
+        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
+    convert(source, out, settings, finish=True)
+    convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+
+
 def test_tokenizer_of_other_captions_counts_all_captions_again(tmp_path: Path, pictures: list[bytes]) -> None:
     source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
     settings = SETTINGS.model_copy(update={"train_tokenizer": 300})
