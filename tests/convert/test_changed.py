@@ -151,6 +151,17 @@ def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[by
         assert (made.units, made.rows) == (1, 4)
 
 
+def test_copy_of_tars_with_other_captions_is_read_where_it_is(tmp_path: Path, pictures: list[bytes]) -> None:
+    source, out, copy = with_tar(tmp_path / "corpus", pictures), tmp_path / "out", tmp_path / "copy"
+    convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
+    shutil.copytree(source, copy)
+    edit_tar(copy, 1)
+    with pytest.raises(DataError, match=r"^'a.tar': has changed since its row was converted"):
+        convert(copy, out, SETTINGS, finish=True)
+    convert(copy, out, SETTINGS, engine=threads(1))
+    assert Index.open(out)[0].captions == ["new caption 00"]
+
+
 def unused(job: Any, units: Any) -> Iterator[Any]:
     """An engine that is given no unit."""
     assert not list(units)
