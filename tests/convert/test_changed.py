@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,19 +18,12 @@ from mmdata.convert.engines import Engine, threads
 from mmdata.convert.processes import processes
 from mmdata.errors import DataError
 from mmdata.shards import Index
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.convert.test_interrupted import Killed, killing
-from tests.programs import run_program
 
 ROWS = 12
 SETTINGS = ConvertConfig(shard_rows=4, max_bad_share=0.5)
 Edit = Callable[[Path, int], None]
-
-
-@pytest.fixture
-def pictures(tmp_path: Path, photo: Callable[..., bytes]) -> list[bytes]:
-    return [photo(20, 30, seed=300 + number) for number in range(ROWS + 1)]
 
 
 def with_captions(folder: Path, pictures: list[bytes]) -> Path:
@@ -251,46 +243,3 @@ def test_tokenizer_of_other_captions_counts_all_captions_again(tmp_path: Path, p
     convert(source, out, settings, engine=threads(1))
     convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
-
-
-def test_finished_folder_says_which_files_are_newer(tmp_path: Path, pictures: list[bytes]) -> None:
-    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
-    settings = SETTINGS.model_copy(update={"val_share": 0.3})
-    assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
-    assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
-    before = content(out)
-    for number in range(5):
-        (source / f"{number:02d}.txt").write_text(f"new caption {number:02d}")
-    report = convert(source, out, settings, engine=threads(1))
-    assert report.was_complete
-    assert report.changes.in_words(str(out)) == [
-        "5 files are newer than it (the first is '00.txt'): --overwrite converts all anew"
-    ]
-    assert content(out) == before
-
-
-def test_nothing_to_do_says_that_missing_images_are_there(tmp_path: Path, pictures: list[bytes]) -> None:
-    table, out = with_table(tmp_path / "corpus", pictures), tmp_path / "out"
-    for name in ("02.jpg", "07.jpg"):
-        (tmp_path / "corpus" / name).rename(tmp_path / name)
-    flags = ["--max-bad-share", "0.5"]
-
-    def run(*arguments: Any) -> list[str]:
-        command = [sys.executable, shipped("tools", "convert.py"), table, *arguments, *flags, "--workers", "1"]
-        done = run_program([str(word) for word in command], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.splitlines()
-
-    run(out)
-    for name in ("02.jpg", "07.jpg"):
-        (tmp_path / name).rename(tmp_path / "corpus" / name)
-    (tmp_path / "corpus/05.jpg").unlink()
-    assert run(out)[:3] == [
-        f"{out} already holds this conversion; nothing to do",
-        "1 file is no longer there (the first is '05.jpg'): --overwrite converts all anew",
-        "2 files are there now and missing before (the first is '02.jpg'): to convert their rows alone, name a new "
-        f"folder and add --retry {out} --reason missing_image; --overwrite converts all anew",
-    ]
-    run(tmp_path / "new", "--retry", out, "--reason", "missing_image")
-    assert len(Index.open(tmp_path / "new")) == 2
-    assert run(tmp_path / "new", "--retry", out, "--reason", "missing_image")[1:2] == ["rows         count"]
