@@ -32,11 +32,11 @@ class Changes:
     """Files that have changed since a conversion, whose shards are of the old ones.
 
     Attributes:
-        changed: files with another time of their last change, newer as a rule.
+        changed: files with another time of their last change.
         supplied: files that are there now and were missing.
         gone: files that are missing now.
         rows: number of the first rows whose files alone were compared; None for all.
-        first: path of the first file that is newer or gone.
+        first: path of the first file that has changed or is gone.
         first_supplied: path of the first one that was missing.
     """
 
@@ -63,10 +63,14 @@ class Changes:
         """A line for each kind, with its remedy; `out` is where the conversion lies."""
         lines: list[str] = []
         anew = "--overwrite converts all anew"
-        if self.changed or self.gone:
-            newer = f"{_files(self.changed)} newer than it" if self.changed else ""
-            gone = f"{_files(self.gone)} no longer there" if self.gone else ""
-            lines.append(f"{' and '.join(filter(None, (newer, gone)))} (the first is '{self.first}'): {anew}")
+        found: list[str] = []
+        if self.changed:
+            has = "has" if self.changed == 1 else "have"
+            found.append(f"{counted(self.changed, 'file')} {has} another modification time than at the conversion")
+        if self.gone:
+            found.append(f"{_files(self.gone)} no longer there")
+        if found:
+            lines.append(f"{' and '.join(found)} (the first is '{self.first}'): {anew}")
         if self.supplied:
             lines.append(
                 f"{_files(self.supplied)} there now and missing before (the first is '{self.first_supplied}'): to "

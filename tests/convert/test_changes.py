@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.convert.test_changed import ROWS, SETTINGS, edit_images, with_caption
 from tests.programs import run_program
 
 
-def test_finished_folder_says_which_files_are_newer(tmp_path: Path, pictures: list[bytes]) -> None:
+def test_finished_folder_says_which_files_have_changed(tmp_path: Path, pictures: list[bytes]) -> None:
     source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
     settings = SETTINGS.model_copy(update={"val_share": 0.3})
     assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
@@ -27,10 +28,12 @@ def test_finished_folder_says_which_files_are_newer(tmp_path: Path, pictures: li
     before = content(out)
     for number in range(5):
         (source / f"{number:02d}.txt").write_text(f"new caption {number:02d}")
+    os.utime(source / "00.txt", (0, 0))  # an older time is another one too
     report = convert(source, out, settings, engine=threads(1))
     assert report.was_complete
     assert report.changes.in_words(str(out)) == [
-        "5 files are newer than it (the first is '00.txt'): --overwrite converts all anew"
+        "5 files have another modification time than at the conversion (the first is '00.txt'): --overwrite converts "
+        "all anew"
     ]
     assert content(out) == before
 
