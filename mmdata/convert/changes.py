@@ -35,6 +35,7 @@ class Changes:
         changed: files with another time of their last change.
         supplied: files that are there now and were missing.
         gone: files that are missing now.
+        retried: folders of the conversion that this one retries, and of its retries before this one.
         rows: number of the first rows whose files alone were compared; None for all.
         first: path of the first file that has changed or is gone.
         first_supplied: path of the first one that was missing.
@@ -43,6 +44,7 @@ class Changes:
     changed: int = 0
     supplied: int = 0
     gone: int = 0
+    retried: tuple[str, ...] = ()
     rows: int | None = None
     first: str = ""
     first_supplied: str = ""
@@ -72,10 +74,10 @@ class Changes:
         if found:
             lines.append(f"{' and '.join(found)} (the first is '{self.first}'): {anew}")
         if self.supplied:
+            folders = " ".join(f"--retry {shlex.quote(folder)}" for folder in (*self.retried, out))
             lines.append(
                 f"{_files(self.supplied)} there now and missing before (the first is '{self.first_supplied}'): to "
-                f"convert their rows alone, name a new folder and add --retry {shlex.quote(out)} --reason "
-                f"{Reason.MISSING_IMAGE}; {anew}"
+                f"convert their rows alone, name a new folder and add {folders} --reason {Reason.MISSING_IMAGE}; {anew}"
             )
         if self.rows is not None:
             lines.append(f"only the files of the first {self.rows:,} rows were looked at for changes")
@@ -94,7 +96,7 @@ def find_changes(source: Source, outputs: Sequence[Output], track: Track) -> Cha
         outputs: all folders of the conversion.
         track: shows progress.
     """
-    changes = Changes()
+    changes = Changes(retried=source.folders if isinstance(source, RetriedRows) else ())
     if images_of(source) is not None or in_zip(source.root) is not None:
         return changes  # the images are in the table or in the archive, which is known by its hash
     seen: set[str] = set()  # several rows may name one file

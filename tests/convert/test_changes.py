@@ -84,15 +84,22 @@ def test_nothing_to_do_says_that_missing_images_are_there(tmp_path: Path, pictur
         return done.stdout.splitlines()
 
     run(out)
-    for name in ("02.jpg", "07.jpg"):
-        (tmp_path / name).rename(tmp_path / "corpus" / name)
+    (tmp_path / "02.jpg").rename(tmp_path / "corpus/02.jpg")
     (tmp_path / "corpus/05.jpg").unlink()
     assert run(out)[:3] == [
         f"{out} already holds this conversion; nothing to do",
         "1 file is no longer there (the first is '05.jpg'): --overwrite converts all anew",
-        "2 files are there now and missing before (the first is '02.jpg'): to convert their rows alone, name a new "
+        "1 file is there now and missing before (the first is '02.jpg'): to convert their rows alone, name a new "
         f"folder and add --retry {out} --reason missing_image; --overwrite converts all anew",
     ]
-    run(tmp_path / "new", "--retry", out, "--reason", "missing_image")
-    assert len(Index.open(tmp_path / "new")) == 2
-    assert run(tmp_path / "new", "--retry", out, "--reason", "missing_image")[1:2] == ["rows         count"]
+    folders = ["--retry", out]
+    run(tmp_path / "new", *folders, "--reason", "missing_image")
+    assert len(Index.open(tmp_path / "new")) == 1
+    (tmp_path / "07.jpg").rename(tmp_path / "corpus/07.jpg")
+    assert run(tmp_path / "new", *folders, "--reason", "missing_image")[1] == (
+        "1 file is there now and missing before (the first is '07.jpg'): to convert their rows alone, name a new "
+        f"folder and add --retry {out} --retry {tmp_path / 'new'} --reason missing_image; --overwrite converts all "
+        "anew"
+    )
+    run(tmp_path / "newer", *folders, "--retry", tmp_path / "new", "--reason", "missing_image")
+    assert len(Index.open(tmp_path / "newer")) == 1
