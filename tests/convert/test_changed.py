@@ -7,19 +7,21 @@ import json
 import os
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert import ConvertConfig, conversion, convert, convert_part, engines
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.processes import processes
 from mmdata.errors import DataError
 from mmdata.shards import Index
 from tests.convert.conftest import content, jsonl
 from tests.convert.test_interrupted import Killed, killing
+from tests.programs import PATIENCE_S
 
 ROWS = 12
 SETTINGS = ConvertConfig(shard_rows=4, max_bad_share=0.5)
@@ -148,7 +150,7 @@ def test_copy_of_tars_with_other_captions_is_read_where_it_is(tmp_path: Path, pi
     convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
     shutil.copytree(source, copy)
     edit_tar(copy, 1)
-    with pytest.raises(DataError, match=r"^'a.tar': has changed since its row was converted"):
+    with pytest.raises(DataError, match=r"^'a.tar' has changed since its row was converted"):
         convert(copy, out, SETTINGS, finish=True)
     convert(copy, out, SETTINGS, engine=threads(1))
     assert Index.open(out)[0].captions == ["new caption 00"]
@@ -169,7 +171,7 @@ def test_parts_take_up_files_that_have_changed(
         convert_part(source, out, SETTINGS, part=(part, 2), engine=engine)
     edit_captions(source, 1)
     message = (
-        r"'00.txt': has changed since its row was converted; run all parts again, which make only what has changed, "
+        r"'00.txt' has changed since its row was converted; run all parts again, which make only what has changed, "
         r"and then --finish$"
     )
     with pytest.raises(DataError, match=message):
@@ -180,7 +182,7 @@ def test_parts_take_up_files_that_have_changed(
     convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
     assert [record.getMessage() for record in caplog.records] == [
-        "rows 0 to 3 are converted again: '00.txt' has changed since they were"
+        "rows 0 to 3 are converted again: '00.txt' has changed"
     ]
 
 
@@ -191,7 +193,7 @@ def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, 
     for part in (1, 2):
         convert_part(source, out, settings, part=(part, 2), engine=threads(1))
     (source / "11.txt").write_text("new caption 11")
-    with pytest.raises(DataError, match=r"'11.txt': has changed since its row was converted"):
+    with pytest.raises(DataError, match=r"'11.txt' has changed since its row was converted"):
         convert(source, out, settings, finish=True)
     for part in (1, 2):
         convert_part(source, out, settings, part=(part, 2), engine=threads(1))
@@ -221,8 +223,8 @@ def test_finish_refuses_parts_that_have_merged_other_rows(
     edit(tmp_path / "corpus")
     convert_part(source, out, settings, part=(2, 2), engine=threads(1))
     message = (
-        r"^images or captions have changed since other rows were merged with theirs; run all parts again, which make "
-        r"only what has changed, and then --finish$"
+        r"^images or captions have changed since rows that depend on them were converted; run all parts again, which "
+        r"make only what has changed, and then --finish$"
     )
     with pytest.raises(DataError, match=message):
         convert(source, out, settings, finish=True)
@@ -231,6 +233,36 @@ def test_finish_refuses_parts_that_have_merged_other_rows(
     convert(source, out, settings, finish=True)
     convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
+
+
+def test_finish_says_that_a_file_is_gone(tmp_path: Path, pictures: list[bytes]) -> None:
+    table, out = with_table(tmp_path / "corpus", pictures), tmp_path / "out"
+    convert_part(table, out, SETTINGS, part=(1, 1), engine=threads(1))
+    (tmp_path / "corpus/05.jpg").rename(tmp_path / "05.jpg")
+    message = (
+        r"^'05.jpg' is gone, and its row was converted; put it back, or run all parts again, which leave its row out, "
+        r"and then --finish$"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(table, out, SETTINGS, finish=True)
+    shutil.copyfile(tmp_path / "05.jpg", tmp_path / "corpus/05.jpg")
+    assert convert(table, out, SETTINGS, finish=True).accounts["written"] == ROWS
+
+
+def test_changed_files_are_looked_for_in_several_threads(
+    tmp_path: Path, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
+    convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
+    both = threading.Barrier(2)
+
+    def look(*args: Any, **options: Any) -> None:
+        both.wait(PATIENCE_S)
+
+    monkeypatch.setattr(engines, "CHUNK", 1)
+    monkeypatch.setattr(conversion, "usable_cores", lambda: 2)
+    monkeypatch.setattr(conversion, "changed_file", look)
+    assert convert(source, out, SETTINGS, finish=True).accounts["written"] == ROWS
 
 
 def test_tokenizer_of_other_captions_counts_all_captions_again(tmp_path: Path, pictures: list[bytes]) -> None:
