@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 
+from mmdata.convert.files import in_zip
 from mmdata.convert.input_rows import TIMINGS_NAME
 from mmdata.convert.output import Output
 from mmdata.convert.retried import RetriedRows
@@ -20,28 +21,37 @@ from mmdata.errors import Reason, counted
 from mmdata.progress import Track
 from mmdata.shards.folder import INNER
 
+MOST_ROWS = 1_000_000
+"""Rows whose files are looked at, which takes half a minute on a local disk and 120 MB of memory."""
+BATCH_ROWS = 10_000
+"""Recorded rows in memory at once."""
+
 
 @dataclass
 class Changes:
     """Files that have changed since a conversion, whose shards are of the old ones.
 
     Attributes:
-        changed: files with another time of their last change, newer as a rule.
+        changed: files with another time of their last change.
         supplied: files that are there now and were missing.
         gone: files that are missing now.
-        first: path of the first file that is newer or gone.
+        retried: folders of the conversion that this one retries, and of its retries before this one.
+        rows: number of the first rows whose files alone were compared; None for all.
+        first: path of the first file that has changed or is gone.
         first_supplied: path of the first one that was missing.
     """
 
     changed: int = 0
     supplied: int = 0
     gone: int = 0
+    retried: tuple[str, ...] = ()
+    rows: int | None = None
     first: str = ""
     first_supplied: str = ""
 
     def add(self, path: str, before: int | None, now: int | None) -> None:
         """Count a file, whose last change was at `before` and is at `now`; None for one that is missing."""
-        if before in (now, UNREAD):
+        if before == now:
             return
         if before is None:
             self.supplied += 1
@@ -55,16 +65,22 @@ class Changes:
         """A line for each kind, with its remedy; `out` is where the conversion lies."""
         lines: list[str] = []
         anew = "--overwrite converts all anew"
-        if self.changed or self.gone:
-            newer = f"{_files(self.changed)} newer than it" if self.changed else ""
-            gone = f"{_files(self.gone)} no longer there" if self.gone else ""
-            lines.append(f"{' and '.join(filter(None, (newer, gone)))} (the first is '{self.first}'): {anew}")
+        found: list[str] = []
+        if self.changed:
+            has = "has" if self.changed == 1 else "have"
+            found.append(f"{counted(self.changed, 'file')} {has} another modification time than at the conversion")
+        if self.gone:
+            found.append(f"{_files(self.gone)} no longer there")
+        if found:
+            lines.append(f"{' and '.join(found)} (the first is '{self.first}'): {anew}")
         if self.supplied:
+            folders = " ".join(f"--retry {shlex.quote(folder)}" for folder in (*self.retried, out))
             lines.append(
                 f"{_files(self.supplied)} there now and missing before (the first is '{self.first_supplied}'): to "
-                f"convert their rows alone, name a new folder and add --retry {shlex.quote(out)} --reason "
-                f"{Reason.MISSING_IMAGE}; {anew}"
+                f"convert their rows alone, name a new folder and add {folders} --reason {Reason.MISSING_IMAGE}; {anew}"
             )
+        if self.rows is not None:
+            lines.append(f"only the files of the first {self.rows:,} rows were looked at for changes")
         return lines
 
 
@@ -73,56 +89,42 @@ def _files(number: int) -> str:
 
 
 def find_changes(source: Source, outputs: Sequence[Output], track: Track) -> Changes:
-    """Compare the times of a corpus's files with those that a conversion has recorded.
+    """Compare the times of a corpus's files with those that a conversion has recorded, of the first MOST_ROWS rows.
 
     Args:
         source: the corpus.
         outputs: all folders of the conversion.
         track: shows progress.
     """
-    changes = Changes()
-    recorded = _Recorded([output.copy_of(INNER + TIMINGS_NAME) for output in outputs])
-    if images_of(source) is not None or not recorded.has_files:
-        return changes
+    changes = Changes(retried=source.folders if isinstance(source, RetriedRows) else ())
+    if images_of(source) is not None or in_zip(source.root) is not None:
+        return changes  # the images are in the table or in the archive, which is known by its hash
     seen: set[str] = set()  # several rows may name one file
-    rows = track(source.rows(), "look for changed files", source.rows_at_most, is_exact=source.rows_are_exact)
-    for row in rows:
+    recorded: Iterator[tuple[int, list[int | None]]] | None = None
+    most = min(source.rows_at_most, MOST_ROWS)
+    for place, row in enumerate(track(source.rows(), "look for changed files", most, is_exact=source.rows_are_exact)):
+        if place == MOST_ROWS:
+            changes.rows = MOST_ROWS
+            break
+        if not (files := files_of(row)):
+            continue
+        recorded = recorded or _recorded(outputs)
         number = int(source.numbers[row.number]) if isinstance(source, RetriedRows) else row.number
-        for path, before in zip(files_of(row), recorded.of(number), strict=False):
-            if path not in seen:
+        times = next((times for recorded_row, times in recorded if recorded_row == number), [])
+        for path, before in zip(files, times, strict=False):
+            if before != UNREAD and path not in seen:
                 seen.add(path)
                 changes.add(path, before, modified_ns(source.root, path))
     return changes
 
 
-class _Recorded:
-    """When the files of each row were changed last, as the lists of timings have it."""
-
-    def __init__(self, lists: Sequence[Path]) -> None:
-        batches = [batch for path in lists for batch in _read(path)]
-        rows = np.concatenate([batch.column("row").to_numpy() for batch in batches])
-        self._order = np.argsort(rows)
-        self._rows = rows[self._order]
-        columns = [batch.column("modified_ns") for batch in batches]
-        lengths = [column.value_lengths().to_numpy() for column in columns]
-        self._ends = np.cumsum(np.concatenate(lengths), dtype=np.int64)
-        times = [column.flatten() for column in columns]
-        self._is_missing = np.concatenate([values.is_null().to_numpy(zero_copy_only=False) for values in times])
-        self._times = np.concatenate([values.fill_null(UNREAD).to_numpy() for values in times])
-
-    @property
-    def has_files(self) -> bool:
-        """Whether any row has a file."""
-        return bool(len(self._times))
-
-    def of(self, row: int) -> list[int | None]:
-        """The times of the files of a row, None for one that was missing."""
-        place = self._order[np.searchsorted(self._rows, row)]
-        files = slice(self._ends[place - 1] if place else 0, self._ends[place])
-        found = zip(self._times[files].tolist(), self._is_missing[files].tolist(), strict=True)
-        return [None if is_missing else time for time, is_missing in found]
+def _recorded(outputs: Sequence[Output]) -> Iterator[tuple[int, list[int | None]]]:
+    """The rows of a conversion in ascending order, each with the times of its files: None for a missing file."""
+    return heapq.merge(*(_read(output.copy_of(INNER + TIMINGS_NAME)) for output in outputs))
 
 
-def _read(path: Path) -> Iterator[Any]:
+def _read(path: Path) -> Iterator[tuple[int, list[int | None]]]:
     with pq.ParquetFile(path) as file:
-        yield from file.iter_batches(columns=["row", "modified_ns"])
+        for batch in file.iter_batches(BATCH_ROWS, columns=["row", "modified_ns"]):
+            columns: list[list[Any]] = [column.to_pylist() for column in batch.columns]
+            yield from zip(*columns, strict=True)

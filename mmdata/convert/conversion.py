@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
@@ -30,9 +31,10 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import Records
 from mmdata.convert.retried import RetriedMerges, RetriedRows
 from mmdata.convert.rows import ImageSource, Row, Source, images_of
-from mmdata.convert.seen import first_changed
+from mmdata.convert.seen import ChangedFile, changed_file
 from mmdata.convert.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, Unit, part_of
+from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.hashing import least_share
 from mmdata.progress import Track
@@ -102,9 +104,7 @@ class Conversion:
         """
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
-        source = self._source
-        about = source.classes, source.has_captions, self._config
-        job = Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
+        job = self._job(tokenizer)
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
@@ -127,16 +127,37 @@ class Conversion:
         self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
-    def check_units(self) -> None:
-        """Raise DataError if a file has changed since a unit was made of it; units that are missing are left out."""
-        rows, size = self._staging.rows() or 0, self._config.shard_rows
-        receipts = [receipt for receipt in self._staging.receipts(-(-rows // size)) if receipt is not None]
+    def check_units(self, tokenizer: Tokenizer | None) -> None:
+        """Check that all units are there, and are made of the corpus as it is now.
+
+        Raises:
+            DataError: units are missing, or a file, or what decides which rows are merged, has changed since.
+        """
+        rows = self._staging.rows() or 0
+        receipts = self._all_receipts(rows)
+        again = "run all parts again, which make only what has changed, and then --finish"
         for receipt in self._track(receipts, "look for changed files", len(receipts), noun="units"):
             if (changed := self._changed_file(receipt)) is not None:
-                raise DataError(
-                    f"'{changed}': has changed since its row was converted; run all parts again, which make only what "
-                    "has changed, and then --finish"
-                )
+                if changed.is_gone:
+                    again = "put it back, or run all parts again, which leave its row out, and then --finish"
+                    raise DataError(f"{changed}, and its row was converted; {again}")
+                raise DataError(f"{changed} since its row was converted; {again}")
+        if grouping(self._corpus, self._config) == "image":
+            return  # the table alone decides the merges, and a changed table is another run
+        made_of: list[str] = []
+        job = self._job(tokenizer)
+
+        def note(unit: Unit) -> bool:
+            made_of.append(job.made_of(unit))
+            return False
+
+        with self._new_merges() as merges:
+            self._find_merges(merges)
+            units = Units(self._source, self._config.shard_rows, merges, note)
+            for _ in units:
+                pass
+        if (units.rows, made_of) != (rows, [receipt.made_of for receipt in receipts]):
+            raise DataError(f"images or captions have changed since rows that depend on them were converted; {again}")
 
     def finish(self, tokenizer: Tokenizer | None, run: Run) -> None:
         """Put the units together and publish the folders.
@@ -174,6 +195,11 @@ class Conversion:
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
+
+    def _job(self, tokenizer: Tokenizer | None) -> Job:
+        source = self._source
+        about = source.classes, source.has_captions, self._config
+        return Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
         """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""
@@ -220,7 +246,7 @@ class Conversion:
                 waiting.append(row)
                 yield row
 
-        for examined in in_order(os.cpu_count() or 1, Digester(self._examiner), rows()):
+        for examined in in_order(usable_cores(), Digester(self._examiner), rows()):
             yield waiting.popleft(), examined.digest
 
     def _find_merges(self, merges: Merges) -> None:
@@ -266,15 +292,16 @@ class Conversion:
         """Whether a unit was made of other files than those that are there now; then it is removed."""
         if (changed := self._changed_file(receipt)) is None and receipt.made_of == made_of:
             return False
-        what = "captions of other rows have changed" if changed is None else f"'{changed}' has changed"
+        what = str(changed or "captions of other rows have changed")
         rows = f"{receipt.start} to {receipt.start + receipt.rows - 1}"
-        logger.warning("rows %s are converted again: %s since they were", rows, printable(what))
+        logger.warning("rows %s are converted again: %s", rows, printable(what))
         self._staging.remove_unit(receipt.unit)
         return True
 
-    def _changed_file(self, receipt: Receipt) -> str | None:
+    def _changed_file(self, receipt: Receipt) -> ChangedFile | None:
         records = Records(self._staging.unit(receipt.unit) / RECORDS_NAME, receipt.start)
-        return first_changed(self._corpus.root, (seen or "" for seen in records.texts("seen")))
+        look = partial(changed_file, self._corpus.root, now={})
+        return next(filter(None, in_order(usable_cores(), look, filter(None, records.texts("seen")))), None)
 
     def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt], *, is_whole: bool) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""

@@ -97,7 +97,7 @@ def convert(
                 staging.retry(config.largest_shares)
                 tokenizer = conversion.begin(tokenizer)
                 if finish:
-                    conversion.check_units()
+                    conversion.check_units(tokenizer)
                 else:
                     conversion.make_units(tokenizer)
                 conversion.finish(tokenizer, run)

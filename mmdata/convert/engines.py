@@ -18,6 +18,7 @@ from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
 from mmdata.errors import DataError
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 CHUNK = 16
@@ -110,7 +111,7 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
             writer.discard()
 
 
-def in_order(workers: int, function: Callable[[Row], R], rows: Iterable[Row]) -> Iterator[R]:
+def in_order(workers: int, function: Callable[[A], R], rows: Iterable[A]) -> Iterator[R]:
     """Call a function for each row, in threads if there are several workers; results come in the order of the rows.
 
     A bounded number of rows and results waits.
@@ -131,7 +132,7 @@ def in_order(workers: int, function: Callable[[Row], R], rows: Iterable[Row]) ->
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
     """Lists of `size` consecutive rows; the last may be shorter."""
     iterator = iter(rows)
     while chunk := list(islice(iterator, size)):
@@ -153,5 +154,5 @@ def _without_urls(units: Iterator[Unit], with_urls: list[Unit]) -> Iterator[Unit
         yield unit
 
 
-def _call_for_all(function: Callable[[Row], R], rows: list[Row]) -> list[R]:
+def _call_for_all(function: Callable[[A], R], rows: list[A]) -> list[R]:
     return [function(row) for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ from mmdata.convert.files import glimpse_file
 from mmdata.convert.group import row_key
 from mmdata.convert.repeats import KEY_BYTES, Repeats
 from mmdata.convert.rows import Row
+from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, Reason
 
 CHUNK = 4096
@@ -34,7 +34,7 @@ def equal_digests(
         folder: for temporary files.
         rows_at_most: upper bound of the number of rows.
     """
-    workers = os.cpu_count() or 1
+    workers = usable_cores()
     with Repeats(folder, rows_at_most, with_firsts=True) as alike:
         keys, start = in_order(workers, _Glimpse(examiner.fields.root), rows()), 0
         while chunk := list(islice(keys, CHUNK)):

@@ -153,7 +153,7 @@ class PackedSource:
         image = None if offset is None else (offset, indexed[offset])
         if fault is None and self._chosen is not None and not self._chosen.holds(tar.name, offset):
             fault = (Reason.FILTERED, f"not selected by {excerpt(self._chosen.words)}")
-        packed = PackedFiles(os.fspath(tar.resolve()), group, key, self._members, image)
+        packed = PackedFiles(self.root, tar.name, group, key, self._members, image)
         return Row(number, place, group.key, extra=extra, packed=packed, fault=fault)
 
 

@@ -32,6 +32,7 @@ class RetriedRows:
 
     Attributes:
         corpus, numbers: as given.
+        folders: paths of the earlier folders, in their order.
         before: more than the number of any row of the corpus.
         labels_are_names: as the labels in the earlier folders are; None if they do not tell.
 
@@ -46,6 +47,7 @@ class RetriedRows:
     ) -> None:
         self.corpus = corpus
         self.numbers = numbers
+        self.folders = tuple(str(one.folder) for one in earlier)
         self.before: int = earlier[0].accounts["rows"]
         self.root = corpus.root
         self.rows_at_most = len(numbers)

@@ -23,13 +23,15 @@ class PackedFiles:
     """The files of a sample in a tar.
 
     Attributes:
-        tar: path of the tar.
+        root: folder of the tar, which is the corpus.
+        tar: name of the tar in it.
         group: the sample's members, by extension.
         key: of the sample in the new shards.
         members: which of them are image, caption and label.
         indexed: offset and hash of the image in the tar's index; None without an index.
     """
 
+    root: str
     tar: str
     group: Group
     key: str
@@ -58,12 +60,13 @@ class PackedFiles:
         return texts_of(self.group, partial(self._read, seen), needs_caption=needs_caption, members=self.members)
 
     def _read(self, seen: Seen, member: Member) -> bytes:
-        with open(self.tar, "rb") as file:
+        path = os.path.join(self.root, self.tar)
+        with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             file.seek(member.offset)
             data = file.read(member.size)
         if len(data) < member.size:
-            raise DataError(f"shard '{self.tar}': became shorter while it was read; convert again when it is whole")
+            raise DataError(f"shard '{path}': became shorter while it was read; convert again when it is whole")
         seen.note(self.tar, status, member.offset, data)
         return data
 

@@ -68,26 +68,40 @@ class Seen:
         return [stamp.modified_ns if isinstance(stamp, Stamp) else stamp for stamp in found]
 
     def to_json(self) -> str:
-        """The files, for `first_changed`; "" for none."""
+        """The files, for `changed_file`; "" for none."""
         return json.dumps([[path, *file] for path, file in self._files.items()]) if self._files else ""
 
 
-def first_changed(root: str, rows: Iterable[str]) -> str | None:
-    """Path of the first file that is not what it was when it was read; None if all are.
+class ChangedFile(NamedTuple):
+    """A file that is not what it was when it was read.
+
+    Attributes:
+        path: as the corpus has it.
+        is_gone: whether there is none any more.
+    """
+
+    path: str
+    is_gone: bool
+
+    def __str__(self) -> str:
+        return f"'{self.path}' {'is gone' if self.is_gone else 'has changed'}"
+
+
+def changed_file(root: str, seen: str, *, now: dict[str, Stamp | None]) -> ChangedFile | None:
+    """The first file of a row that is not what it was when it was read; None if all are.
 
     Args:
         root: folder of the corpus.
-        rows: `Seen.to_json` of each row.
+        seen: `Seen.to_json` of the row.
+        now: what files are like that were looked at before; more are added.
     """
-    now: dict[str, Stamp | None] = {}
-    for row in rows:
-        files: list[tuple[str, list[int] | None, list[list[int]]]] = json.loads(row) if row else []
-        for path, stamp, spans in files:
-            if path not in now:
-                now[path] = _stamp_at(root, path)
-            before = Stamp(*stamp) if stamp else None
-            if before != now[path] and not _has_bytes(root, path, before, now[path], [Span(*span) for span in spans]):
-                return path
+    files: list[tuple[str, list[int] | None, list[list[int]]]] = json.loads(seen)
+    for path, stamp, spans in files:
+        if path not in now:
+            now[path] = _stamp_at(root, path)
+        before, after = Stamp(*stamp) if stamp else None, now[path]
+        if before != after and not _has_bytes(root, path, before, after, [Span(*span) for span in spans]):
+            return ChangedFile(path, after is None)
     return None
 
 

@@ -50,6 +50,12 @@ def tolerant(**settings: Any) -> ConvertConfig:
 
 
 @pytest.fixture
+def pictures(photo: Callable[..., bytes]) -> list[bytes]:
+    """Thirteen different JPEGs."""
+    return [photo(20, 30, seed=300 + number) for number in range(13)]
+
+
+@pytest.fixture
 def outcome(corpus: Path, tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """`outcome(row, **settings)`: (reason, detail) of a table's row after three good ones; ("", "") when written."""
 

@@ -6,32 +6,26 @@ import io
 import json
 import os
 import shutil
-import sys
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert import ConvertConfig, conversion, convert, convert_part, engines
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.processes import processes
 from mmdata.errors import DataError
 from mmdata.shards import Index
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.convert.test_interrupted import Killed, killing
-from tests.programs import run_program
+from tests.programs import PATIENCE_S
 
 ROWS = 12
 SETTINGS = ConvertConfig(shard_rows=4, max_bad_share=0.5)
 Edit = Callable[[Path, int], None]
-
-
-@pytest.fixture
-def pictures(tmp_path: Path, photo: Callable[..., bytes]) -> list[bytes]:
-    return [photo(20, 30, seed=300 + number) for number in range(ROWS + 1)]
 
 
 def with_captions(folder: Path, pictures: list[bytes]) -> Path:
@@ -151,6 +145,17 @@ def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[by
         assert (made.units, made.rows) == (1, 4)
 
 
+def test_copy_of_tars_with_other_captions_is_read_where_it_is(tmp_path: Path, pictures: list[bytes]) -> None:
+    source, out, copy = with_tar(tmp_path / "corpus", pictures), tmp_path / "out", tmp_path / "copy"
+    convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
+    shutil.copytree(source, copy)
+    edit_tar(copy, 1)
+    with pytest.raises(DataError, match=r"^'a.tar' has changed since its row was converted"):
+        convert(copy, out, SETTINGS, finish=True)
+    convert(copy, out, SETTINGS, engine=threads(1))
+    assert Index.open(out)[0].captions == ["new caption 00"]
+
+
 def unused(job: Any, units: Any) -> Iterator[Any]:
     """An engine that is given no unit."""
     assert not list(units)
@@ -166,7 +171,7 @@ def test_parts_take_up_files_that_have_changed(
         convert_part(source, out, SETTINGS, part=(part, 2), engine=engine)
     edit_captions(source, 1)
     message = (
-        r"'00.txt': has changed since its row was converted; run all parts again, which make only what has changed, "
+        r"'00.txt' has changed since its row was converted; run all parts again, which make only what has changed, "
         r"and then --finish$"
     )
     with pytest.raises(DataError, match=message):
@@ -177,7 +182,7 @@ def test_parts_take_up_files_that_have_changed(
     convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
     assert [record.getMessage() for record in caplog.records] == [
-        "rows 0 to 3 are converted again: '00.txt' has changed since they were"
+        "rows 0 to 3 are converted again: '00.txt' has changed"
     ]
 
 
@@ -188,7 +193,7 @@ def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, 
     for part in (1, 2):
         convert_part(source, out, settings, part=(part, 2), engine=threads(1))
     (source / "11.txt").write_text("new caption 11")
-    with pytest.raises(DataError, match=r"'11.txt': has changed since its row was converted"):
+    with pytest.raises(DataError, match=r"'11.txt' has changed since its row was converted"):
         convert(source, out, settings, finish=True)
     for part in (1, 2):
         convert_part(source, out, settings, part=(part, 2), engine=threads(1))
@@ -196,6 +201,68 @@ def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, 
     convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
     assert Index.open(out)[0].captions == ["old caption 00", "new caption 11"]
+
+
+def edit_caption_of_equal_image(folder: Path) -> None:
+    (folder / "01.txt").write_text("new caption 00")
+
+
+def replace_equal_image(folder: Path) -> None:
+    shutil.copyfile(folder / "02.jpg", folder / "01.jpg")
+
+
+@pytest.mark.parametrize(
+    ("make", "edit"), [(with_captions, edit_caption_of_equal_image), (with_table, replace_equal_image)]
+)
+def test_finish_refuses_parts_that_have_merged_other_rows(
+    tmp_path: Path, pictures: list[bytes], make: Callable[..., Path], edit: Callable[[Path], None]
+) -> None:
+    source, out = make(tmp_path / "corpus", [pictures[0], *pictures]), tmp_path / "out"
+    settings = ConvertConfig(shard_rows=1, group_by="content")
+    convert_part(source, out, settings, part=(1, 2), engine=threads(1))
+    edit(tmp_path / "corpus")
+    convert_part(source, out, settings, part=(2, 2), engine=threads(1))
+    message = (
+        r"^images or captions have changed since rows that depend on them were converted; run all parts again, which "
+        r"make only what has changed, and then --finish$"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(source, out, settings, finish=True)
+    for part in (1, 2):
+        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
+    convert(source, out, settings, finish=True)
+    convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+
+
+def test_finish_says_that_a_file_is_gone(tmp_path: Path, pictures: list[bytes]) -> None:
+    table, out = with_table(tmp_path / "corpus", pictures), tmp_path / "out"
+    convert_part(table, out, SETTINGS, part=(1, 1), engine=threads(1))
+    (tmp_path / "corpus/05.jpg").rename(tmp_path / "05.jpg")
+    message = (
+        r"^'05.jpg' is gone, and its row was converted; put it back, or run all parts again, which leave its row out, "
+        r"and then --finish$"
+    )
+    with pytest.raises(DataError, match=message):
+        convert(table, out, SETTINGS, finish=True)
+    shutil.copyfile(tmp_path / "05.jpg", tmp_path / "corpus/05.jpg")
+    assert convert(table, out, SETTINGS, finish=True).accounts["written"] == ROWS
+
+
+def test_changed_files_are_looked_for_in_several_threads(
+    tmp_path: Path, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
+    convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
+    both = threading.Barrier(2)
+
+    def look(*args: Any, **options: Any) -> None:
+        both.wait(PATIENCE_S)
+
+    monkeypatch.setattr(engines, "CHUNK", 1)
+    monkeypatch.setattr(conversion, "usable_cores", lambda: 2)
+    monkeypatch.setattr(conversion, "changed_file", look)
+    assert convert(source, out, SETTINGS, finish=True).accounts["written"] == ROWS
 
 
 def test_tokenizer_of_other_captions_counts_all_captions_again(tmp_path: Path, pictures: list[bytes]) -> None:
@@ -208,46 +275,3 @@ def test_tokenizer_of_other_captions_counts_all_captions_again(tmp_path: Path, p
     convert(source, out, settings, engine=threads(1))
     convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
-
-
-def test_finished_folder_says_which_files_are_newer(tmp_path: Path, pictures: list[bytes]) -> None:
-    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
-    settings = SETTINGS.model_copy(update={"val_share": 0.3})
-    assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
-    assert convert(source, out, settings, engine=threads(1)).changes.in_words(str(out)) == []
-    before = content(out)
-    for number in range(5):
-        (source / f"{number:02d}.txt").write_text(f"new caption {number:02d}")
-    report = convert(source, out, settings, engine=threads(1))
-    assert report.was_complete
-    assert report.changes.in_words(str(out)) == [
-        "5 files are newer than it (the first is '00.txt'): --overwrite converts all anew"
-    ]
-    assert content(out) == before
-
-
-def test_nothing_to_do_says_that_missing_images_are_there(tmp_path: Path, pictures: list[bytes]) -> None:
-    table, out = with_table(tmp_path / "corpus", pictures), tmp_path / "out"
-    for name in ("02.jpg", "07.jpg"):
-        (tmp_path / "corpus" / name).rename(tmp_path / name)
-    flags = ["--max-bad-share", "0.5"]
-
-    def run(*arguments: Any) -> list[str]:
-        command = [sys.executable, shipped("tools", "convert.py"), table, *arguments, *flags, "--workers", "1"]
-        done = run_program([str(word) for word in command], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.splitlines()
-
-    run(out)
-    for name in ("02.jpg", "07.jpg"):
-        (tmp_path / name).rename(tmp_path / "corpus" / name)
-    (tmp_path / "corpus/05.jpg").unlink()
-    assert run(out)[:3] == [
-        f"{out} already holds this conversion; nothing to do",
-        "1 file is no longer there (the first is '05.jpg'): --overwrite converts all anew",
-        "2 files are there now and missing before (the first is '02.jpg'): to convert their rows alone, name a new "
-        f"folder and add --retry {out} --reason missing_image; --overwrite converts all anew",
-    ]
-    run(tmp_path / "new", "--retry", out, "--reason", "missing_image")
-    assert len(Index.open(tmp_path / "new")) == 2
-    assert run(tmp_path / "new", "--retry", out, "--reason", "missing_image")[1:2] == ["rows         count"]

@@ -118,7 +118,7 @@ def test_s3_units_of_files_that_have_changed_are_made_again(s3, table, tmp_path)
     for part in (1, 2):
         convert_part(table, URL, SETTINGS, part=(part, 2), engine=threads(1))
     (table.parent / "c.jpg").write_bytes((table.parent / "e.jpg").read_bytes())
-    with pytest.raises(DataError, match=r"'c.jpg': has changed since its row was converted; run all parts again"):
+    with pytest.raises(DataError, match=r"'c.jpg' has changed since its row was converted; run all parts again"):
         to_s3(table, finish=True)
     convert_part(table, URL, SETTINGS, part=(1, 2), engine=threads(1))
     to_s3(table, finish=True)
