@@ -236,6 +236,8 @@ def test_archive_that_cannot_be_trusted_is_an_error(
     with pytest.warns(UserWarning, match="Duplicate name"):
         members.add("a.jpg", b"again")
     refused(r"corpus.zip': holds 'a.jpg' twice; make it anew")
+    members.add("a.txt/b.jpg", b"in a folder with the name of a file")
+    refused(r"corpus.zip': holds 'a.txt' as a file and as a folder; make it anew")
     with zipfile.ZipFile(members.path) as archive:
         last = struct.pack("<L", archive.getinfo("c.txt").header_offset)
     members.edit(last + b"c.txt", struct.pack("<L", 0) + b"c.txt")
