@@ -109,6 +109,11 @@ def names_in(folder: _Path) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
+def folders_in(folder: _Path) -> list[str]:
+    """Names of the folders in a folder, sorted. A .zip in it is a file, which is not looked into."""
+    return [entry.name for entry in list_folder(folder) if entry.is_folder]
+
+
 def check_file(path: Path, what: str) -> None:
     """Raise DataError for what is no regular file; see `check_regular`."""
     if not is_file(path):
