@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 async def look_up(names: AbstractResolver, url: URL) -> None:
     """Look up the host of a URL, so that `names` knows it when it is asked for; its time is none of `answer_s`.
 
-    It ends when the system's resolver gives up. A limit here would leave its thread at work, and other names without one.
+    It ends when the system's resolver gives up. A limit here would free the slot of a thread that is at work.
 
     Raises:
         BadSample, TryAgain, OSError: as `ask`.

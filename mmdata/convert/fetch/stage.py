@@ -49,7 +49,7 @@ def has_url(row: Row) -> bool:
 
 
 def is_unfetched(path: str, reason: Reason) -> bool:
-    """Whether a row is left out because its link is dead; `path` is of its image. One of s3:// or file: never worked."""
+    """Whether a row is left out because its link is dead; `path` is of its image. s3:// and file: are no links."""
     return reason not in _OF_THE_TABLE and bool(_OF_THE_WEB.match(path))
 
 
