@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, convert
+from mmdata.convert import ConvertConfig, convert, files
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.folder import FolderSource
 from mmdata.errors import BadSample, ConfigError, DataError
@@ -170,6 +170,39 @@ def test_folder_that_is_a_link_is_walked_once(corpus: Path, tmp_path: Path, phot
         ("again/back", "not_a_file"),
         ("again/d.jpg", ["from elsewhere"]),
     ]
+
+
+def test_what_folders_hold_besides_rows_is_no_part_of_a_corpus(corpus: Path, tmp_path: Path, make: Any) -> None:
+    """A link to the corpus is listed; the size of its folder grows with hidden folders."""
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    (corpus / "loop").symlink_to(corpus)
+    make(corpus)
+    size = corpus.stat().st_size
+    for number in range(1000):
+        (corpus / f".hidden-{number:04d}-{'x' * 100}").mkdir()
+    assert corpus.stat().st_size != size
+    assert make(corpus).accounts["written"] == 3
+
+
+def test_files_that_vanish_while_they_are_listed_cost_nothing_or_their_row(
+    corpus: Path, photo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    for name in (".d.jpg.Xy12", "d.jpg"):
+        (corpus / name).write_bytes(photo(20, 30))
+    entry_of = files._entry
+
+    def vanishing(found: os.DirEntry[str]) -> files.Entry:
+        if found.name in (".d.jpg.Xy12", "d.jpg"):
+            os.unlink(found.path)
+        return entry_of(found)
+
+    monkeypatch.setattr(files, "_entry", vanishing)
+    source = FolderSource(corpus, ConvertConfig())
+    assert source.rows_at_most == 4
+    assert source.describe()["ignored_files"] == 1
 
 
 @pytest.mark.parametrize(
