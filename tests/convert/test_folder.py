@@ -172,6 +172,34 @@ def test_folder_that_is_a_link_is_walked_once(corpus: Path, tmp_path: Path, phot
     ]
 
 
+def test_folder_below_a_link_is_walked_once(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:
+    """Links to a folder and to one in it, in either order, and one from there up the tree."""
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    far = tmp_path / "far"
+    for seed, name in enumerate(("x", "x/sub", "y", "y/sub")):
+        (far / name).mkdir(parents=True)
+        (far / name / "1.jpg").write_bytes(photo(20, 30, seed=seed))
+        (far / name / "1.txt").write_text(name)
+    for path, target in {"a": "x", "b": "x/sub", "c": "y/sub", "d": "y"}.items():
+        (corpus / path).symlink_to(far / target)
+    (far / "y/sub/up").symlink_to(far)
+    (far / "y/.hidden").symlink_to(far / "y")
+    assert captions(corpus)[3:] == [
+        ("a/1.jpg", ["x"]),
+        ("a/sub", "not_a_file"),
+        ("b/1.jpg", ["x/sub"]),
+        ("c/1.jpg", ["y/sub"]),
+        ("c/up/x", "not_a_file"),
+        ("c/up/y", "not_a_file"),
+        ("d/1.jpg", ["y"]),
+        ("d/sub", "not_a_file"),
+    ]
+    make(corpus, max_bad_share=0.9)
+    details = {line["detail"] for line in left_out(tmp_path / "out")}
+    assert details == {"leads to a folder that is in the corpus already, or has the corpus in it"}
+
+
 def test_what_folders_hold_besides_rows_is_no_part_of_a_corpus(corpus: Path, tmp_path: Path, make: Any) -> None:
     """A link to the corpus is listed; the size of its folder grows with hidden folders."""
     for name in "abc":
