@@ -7,6 +7,7 @@ from pathlib import Path
 from mmdata.config import DataConfig, load_config
 from mmdata.config.data import sources
 from mmdata.config.wrong_file import not_a_config
+from mmdata.convert.files import exists
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import NO_RUN, Kind, recognize
 
@@ -38,7 +39,7 @@ def check_folder(folder: str) -> None:
 
 def check_source(source: str) -> None:
     """Raise a DataError if there is no such corpus to convert; a URL is taken as it is."""
-    if "://" not in source and not Path(source).exists():
+    if "://" not in source and not exists(source):
         raise DataError(f"source '{source}': no such file or folder")
 
 
