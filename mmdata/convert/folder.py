@@ -239,7 +239,8 @@ def _pair(below: str, entries: list[Entry]) -> _Found:
             rows.append(_FileRow(path, tuple(os.path.join(below, name) for name in stems[stem])))
     ignored = len(entries) - len(rows) - sum(len(sidecars) for sidecars in stems.values())
     without = [sidecars[0] for stem, sidecars in sorted(stems.items()) if sidecars and stem not in with_image]
-    fault = (Reason.MISSING_IMAGE, "a caption without an image")
+    boxes = "; texts in labels/ are boxes in YOLO's form, and no captions" if "labels" in below.split(os.sep) else ""
+    fault = (Reason.MISSING_IMAGE, f"a caption without an image{boxes}")
     alone = [_FileRow(os.path.join(below, name), fault=fault) for name in without]
     sizes = (f"{os.path.join(below, entry.name)}\0{entry.stamp}\n" for entry in visible)
     return _Found(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)

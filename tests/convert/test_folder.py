@@ -121,6 +121,20 @@ BOXES = "0 0.5 0.5 0.1 0.2\n3 0.25 .5 1e-3 -1\n"
 """A text as YOLO has it beside an image."""
 
 
+def test_texts_in_labels_beside_images_are_named_as_boxes(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "images").mkdir()
+    (corpus / "labels").mkdir()
+    for name in "abc":
+        (corpus / f"{name}.jpg").rename(corpus / f"images/{name}.jpg")
+        (corpus / f"labels/{name}.txt").write_text(BOXES)
+    with pytest.raises(
+        DataError,
+        match=r"3 missing_image \(first: labels/a.txt: a caption without an image; texts in labels/ are boxes in "
+        r"YOLO's form, and no captions\)",
+    ):
+        convert(corpus, tmp_path / "out")
+
+
 def test_texts_of_numbers_are_no_captions(corpus: Path, make: Any) -> None:
     for name in "abc":
         (corpus / f"{name}.txt").write_text(BOXES if name < "c" else "a photo")
