@@ -142,10 +142,8 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"'{path}': {bad.detail}; unpack the archive, and convert the folder") from bad
 
 
-def read_file(root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a file inside `root`; see `mmdata.safe_read.read_inside`."""
-    if (place := in_zip(root)) is None:
-        return safe_read.read_inside(root, path, max_bytes=max_bytes)
+def read_member(place: InZip, root: str, path: str, *, max_bytes: int) -> bytes:
+    """Read a file inside `root`, which is `place`; see `mmdata.safe_read.read_inside`."""
     return place.archive.read(_locate(place, root, path), max_bytes=max_bytes)
 
 
