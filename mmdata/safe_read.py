@@ -156,9 +156,8 @@ def locate(root: str, path: str) -> str:
         except (OSError, ValueError) as error:  # ValueError: the name cannot be encoded
             failure = failure or error
             continue
-        if not is_inside(root, written) and not is_inside(
-            root, real
-        ):  # an absolute path may name the root by a link to it
+        # An absolute path may name the root by a link to it.
+        if not (is_inside(root, written) or is_inside(root, real)):
             raise BadSample(Reason.OUTSIDE_ROOT, f"'{path}' leads out of the corpus's folder")
         return real
     assert failure is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from mmdata import cli
+from mmdata.commands.paths import check_source
 
 HEAVY = ("torch", "torchvision", "transformers", "lightning", "ray")
 PROGRAM = f"""
@@ -59,6 +61,7 @@ WRONG = [
     (["export", "none", "out"], NO_RUN),
     (["index", "none"], "'none': no such file or folder"),
     (["init", "none"], "source 'none': no such file or folder"),
+    (["init", "a.zip/none"], "source 'a.zip/none': no such file or folder"),
     (["join", "none", "t.csv"], NO_CONFIG),
     (["neighbours", "none", "--features", "f.npy", "--size", "2", "--out", "g.arrow"], NO_CONFIG),
     (["neighbours", "c.yaml", "--features", "f.npy", "--size", "2", "--out", "g.arrow"], NO_SHARDS),
@@ -83,6 +86,8 @@ def test_wrong_path_is_told_before_torch_is_imported(tmp_path: Path, words: list
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "shards" / "__mmdata__").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("photos/a.txt", "a photo")
     code, heavy, said = imported_by(*words, folder=tmp_path)
     assert (code, said[: len(message) + 7], len(said.splitlines())) == (2, f"error: {message}", 1), said
     assert heavy == []
@@ -100,3 +105,11 @@ def test_convert_of_photos_imports_no_torch(tmp_path: Path) -> None:
     code, heavy, said = imported_by("convert", "t.csv", "out", folder=tmp_path)
     assert (code, heavy, said) == (0, [], "")
     assert (tmp_path / "out" / "__mmdata__" / "manifest.json").is_file()
+
+
+def test_folder_in_an_archive_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("photos/a.txt", "a photo")
+    monkeypatch.chdir(tmp_path)
+    for source in ("a.zip", "a.zip/photos"):
+        check_source(source)

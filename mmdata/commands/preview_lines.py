@@ -106,19 +106,12 @@ def _verdict(found: Preview) -> list[str]:
     lines: list[str] = []
     if found.free_bytes is not None and found.room_bytes[0] > found.free_bytes:
         lines.append("not enough room: choose a folder on another disk, or shrink the images with --resize")
-    if found.fails is not False:
-        would = "would be published: more" if found.fails else "may be published: perhaps more"
-        bad, unfetched = found.largest_shares
-        if found.bad.high > bad * found.rows:
-            lines.append(
-                f"nothing {would} than {100 * bad:g} % of the rows cannot be used; repair the corpus, or allow more "
-                "with --max-bad-share"
-            )
-        else:
-            lines.append(
-                f"nothing {would} than {100 * unfetched:g} % of the rows have a URL that gives no image; allow more "
-                "with max_unfetched_share in the recipe"
-            )
+    cannot = "cannot be used; repair the corpus, or allow more with --max-bad-share"
+    dead = "have a URL that gives no image; allow more with max_unfetched_share in the recipe"
+    for count, share, what in zip((found.bad, found.unfetched), found.largest_shares, (cannot, dead), strict=True):
+        if count.high > share * found.rows:
+            would = "would be published: more" if count.low > share * found.rows else "may be published: perhaps more"
+            lines.append(f"nothing {would} than {100 * share:g} % of the rows {what}")
     return lines
 
 

@@ -56,10 +56,8 @@ class _Glimpse:
     root: str
 
     def __call__(self, row: Row) -> bytes:
-        if row.fault:
+        if row.fault or row.packed:  # an image in a tar is read in any case
             return row_key(row.number)
-        if row.packed:
-            return bytes(KEY_BYTES)  # it lies in a tar: all are read
         try:
             seen = glimpse_file(self.root, row.image) if isinstance(row.image, str) else row.image
         except BadSample:
@@ -68,10 +66,11 @@ class _Glimpse:
 
 
 def _without_others(rows: Iterable[Row], alike: Repeats) -> Iterator[Row]:
-    """The rows; those that are like no other come without their image, so that it is not read."""
+    """The rows; those in files that are like no other come without their image, so that it is not read."""
     start, known = -CHUNK, set[int]()
     for number, row in enumerate(rows):
         if number >= start + CHUNK:
             start = number
             known = set(alike.between(start, start + CHUNK).rows.tolist())
-        yield row if number in known else Row(row.number, row.place, fault=(Reason.FILTERED, "like no other"))
+        may_repeat = row.packed or number in known
+        yield row if may_repeat else Row(row.number, row.place, fault=(Reason.FILTERED, "like no other"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -31,7 +31,7 @@ class Entry:
         name: without its folder.
         is_folder: also of a link to a folder; False for a link that leads nowhere, or back to itself.
         is_link: whether it is a symbolic link.
-        stamp: its size, of what a link leads to; in a .zip also its CRC.
+        stamp: the size of a file, of what a link leads to; in a .zip also its CRC. "" for folders and hidden files.
     """
 
     name: str
@@ -109,6 +109,11 @@ def names_in(folder: _Path) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
+def folders_in(folder: _Path) -> list[str]:
+    """Names of the folders in a folder, sorted. A .zip in it is a file, which is not looked into."""
+    return [entry.name for entry in list_folder(folder) if entry.is_folder]
+
+
 def check_file(path: Path, what: str) -> None:
     """Raise DataError for what is no regular file; see `check_regular`."""
     if not is_file(path):
@@ -137,10 +142,8 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"'{path}': {bad.detail}; unpack the archive, and convert the folder") from bad
 
 
-def read_file(root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a file inside `root`; see `mmdata.safe_read.read_inside`."""
-    if (place := in_zip(root)) is None:
-        return safe_read.read_inside(root, path, max_bytes=max_bytes)
+def read_member(place: InZip, root: str, path: str, *, max_bytes: int) -> bytes:
+    """Read a file inside `root`, which is `place`; see `mmdata.safe_read.read_inside`."""
     return place.archive.read(_locate(place, root, path), max_bytes=max_bytes)
 
 
@@ -179,11 +182,12 @@ def _locate(place: InZip, root: str, path: str) -> str:
 
 
 def _entry(found: os.DirEntry[str]) -> Entry:
-    try:
-        status = found.stat()
-    except OSError:  # a link that leads nowhere, or back to itself
-        status = found.stat(follow_symlinks=False)
-    return Entry(found.name, stat.S_ISDIR(status.st_mode), found.is_symlink(), f"{status.st_size}")
+    is_folder, stamp = False, ""
+    with suppress(OSError):  # a link that leads nowhere, or back to itself, or what has vanished meanwhile
+        is_folder = found.is_dir()
+        if not is_folder and not is_hidden(found.name):
+            stamp = f"{found.stat().st_size}"
+    return Entry(found.name, is_folder, found.is_symlink(), stamp)
 
 
 def _member_entry(name: str, member: Member | None) -> Entry:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.files import PARTS, Entry, is_hidden, list_folder, names_in
+from mmdata.convert.files import PARTS, Entry, list_folder, names_in
 from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
@@ -170,24 +170,27 @@ class FolderSource:
 
     def _walk(self) -> Iterator[_Found]:
         """Each folder before those in it, by name; Python's stack would hold no more than a thousand levels."""
-        followed = set[str]()  # folders that links have led to so far
-        waiting = [""]
+        outside = set[str]()  # folders elsewhere that are walked
+        waiting = [("", False)]  # folders, and whether a link leads there
         while waiting:
-            below = waiting.pop()
+            below, is_outside = waiting.pop()
             files: list[Entry] = []
-            folders: list[str] = []
+            folders: list[tuple[str, bool]] = []
             for entry in list_folder(os.path.join(self.root, below)):
+                path = os.path.join(below, entry.name)
                 if not entry.is_folder:
                     files.append(entry)
-                elif not entry.is_link:
-                    folders.append(entry.name)
-                elif (target := _target(self.root, os.path.join(below, entry.name))) is None or target in followed:
+                elif entry.is_hidden:
+                    continue
+                elif not entry.is_link and not is_outside:
+                    folders.append((path, False))
+                elif (target := _target(self.root, path)) is None or target in outside:
                     files.append(entry)
                 else:
-                    followed.add(target)
-                    folders.append(entry.name)
+                    outside.add(target)
+                    folders.append((path, True))
             yield _pair(below, files)
-            waiting += [os.path.join(below, name) for name in reversed(folders) if not is_hidden(name)]
+            waiting += reversed(folders)
 
 
 class _FileRow(NamedTuple):
@@ -229,14 +232,15 @@ def _pair(below: str, entries: list[Entry]) -> _Found:
         if end.lower() in SIDECARS:
             continue
         if entry.is_folder:
-            fault = (Reason.NOT_A_FILE, "a link to a folder that is in the corpus already is not followed")
+            fault = (Reason.NOT_A_FILE, "leads to a folder that is in the corpus already, or has the corpus in it")
             rows.append(_FileRow(path, fault=fault))
         elif stems[stem] or end.lower() in IMAGE_SUFFIXES:
             with_image.add(stem)
             rows.append(_FileRow(path, tuple(os.path.join(below, name) for name in stems[stem])))
     ignored = len(entries) - len(rows) - sum(len(sidecars) for sidecars in stems.values())
     without = [sidecars[0] for stem, sidecars in sorted(stems.items()) if sidecars and stem not in with_image]
-    fault = (Reason.MISSING_IMAGE, "a caption without an image")
+    boxes = "; texts in labels/ are boxes in YOLO's form, and no captions" if "labels" in below.split(os.sep) else ""
+    fault = (Reason.MISSING_IMAGE, f"a caption without an image{boxes}")
     alone = [_FileRow(os.path.join(below, name), fault=fault) for name in without]
     sizes = (f"{os.path.join(below, entry.name)}\0{entry.stamp}\n" for entry in visible)
     return _Found(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)

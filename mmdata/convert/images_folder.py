@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from mmdata.convert.files import corpus_folder, is_file, is_folder, is_hidden, names_in
 from mmdata.convert.tables import shown
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
+
+logger = logging.getLogger("mmdata")
 
 
 def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, str]:
@@ -29,6 +32,7 @@ def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, s
                 inner = corpus_folder(named)  # of a .zip that holds one folder, whose name the paths may lack
                 return os.path.realpath(inner if _has_any(inner, paths) else named), ""
         raise ConfigError(f"images '{images}': no such folder in '{folder}', nor above it, nor in the current folder")
+    paths = [path for path in paths if "://" not in path]
     if not paths or _has_any(folder, paths):
         return os.path.realpath(folder), ""
     near = _folders(folder) | (_folders(folder.parent) if folder.name == "annotations" else {})
@@ -42,9 +46,18 @@ def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, s
 
 
 def _folders(folder: Path) -> dict[str, Path]:
-    """The folders in a folder by name; of a .zip the one that it holds, if it holds nothing else."""
-    visible = [name for name in names_in(folder) if not is_hidden(name)]
-    return {name: corpus_folder(folder / name) for name in visible if is_folder(folder / name)}
+    """The folders in a folder by name; of a .zip the one that it holds, if it holds nothing else.
+
+    A .zip that cannot be read is no folder: nobody has named it.
+    """
+    found: dict[str, Path] = {}
+    for name in names_in(folder):
+        try:
+            if not is_hidden(name) and is_folder(folder / name):
+                found[name] = corpus_folder(folder / name)
+        except (DataError, OSError) as error:
+            logger.warning("no images are looked for in '%s': %s", folder / name, error)
+    return found
 
 
 def _has_any(folder: Path, paths: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path, PurePath
 
 from mmdata.convert.annotations import annotation_parts
-from mmdata.convert.files import PARTS, corpus_folder, is_file, is_folder, names_in
+from mmdata.convert.files import PARTS, corpus_folder, folders_in, is_file, is_folder, names_in
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.tables import choose_part
 from mmdata.errors import DataError
@@ -52,7 +52,8 @@ def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:
     if saved := _saved_parts(folder):
         return saved
     listing = [name for name in names_in(folder) if not name.startswith(".")]
-    parts = {name: [folder / name / table] for name in listing for table in METADATA if is_file(folder / name / table)}
+    below = [name for name in folders_in(folder) if not name.startswith(".")]
+    parts = {name: [folder / name / table] for name in below for table in METADATA if is_file(folder / name / table)}
     if parts:
         return parts
     if any(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in listing):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mmdata.convert.files import in_zip, read_file
+from mmdata.convert.files import in_zip, read_member
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash
 from mmdata.safe_read import open_regular, read_inside_with_status, spellings
@@ -46,8 +46,8 @@ class Seen:
 
     def read(self, root: str, path: str, *, max_bytes: int) -> bytes:
         """See `read_inside`. Of files in a .zip nothing is noted: `digest_of_zip` stands for all of them."""
-        if in_zip(root) is not None:
-            return read_file(root, path, max_bytes=max_bytes)
+        if (place := in_zip(root)) is not None:
+            return read_member(place, root, path, max_bytes=max_bytes)
         try:
             data, status = read_inside_with_status(root, path, max_bytes=max_bytes)
         except BadSample as bad:

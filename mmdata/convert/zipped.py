@@ -58,7 +58,8 @@ class Zip:
         digest: of all names, sizes and CRCs, equal for equal content.
 
     Raises:
-        DataError: no whole archive, an encrypted one, a member twice, too many members, or members that overlap.
+        DataError: no whole archive, an encrypted one, a member twice, a file with the name of a folder, too many
+            members, or members that overlap.
     """
 
     def __init__(self, path: str) -> None:
@@ -129,9 +130,10 @@ class Zip:
             parts = [name]  # it is absolute, or leads out
         for depth in range(len(parts) - 1):
             above, folder = "/".join(parts[:depth]), "/".join(parts[: depth + 1])
-            if folder not in self.folders:
-                self.folders[folder] = {}
-                self.folders[above].setdefault(parts[depth], None)
+            if self.folders[above].get(parts[depth]) is not None:
+                raise DataError(f"zip '{self.path}': holds '{folder}' as a file and as a folder; make it anew")
+            self.folders[above][parts[depth]] = None
+            self.folders.setdefault(folder, {})
         if not parts[-1]:
             return
         files = self.folders["/".join(parts[:-1])]

@@ -201,10 +201,10 @@ def parse_label(value: object) -> int | str | None:
         BadSample: broken_row, for anything else.
 
     Example:
-        " 007\\n" gives 7, "cat" gives "cat", "-1" gives None.
+        " 007\\n" and "7.0" give 7, "cat" gives "cat", "-1" gives None.
     """
     if isinstance(value, str):
-        value = value.strip()
+        value = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", value.strip())  # as pandas writes 7 where another row has none
         if re.fullmatch(r"-?[0-9]+", value):
             digits = value.lstrip("-0") or "0"  # Python refuses to parse thousands of digits
             value = (-int(digits) if value.startswith("-") else int(digits)) if len(digits) <= 19 else value

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, convert
+from mmdata.convert import ConvertConfig, convert, files
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.folder import FolderSource
 from mmdata.errors import BadSample, ConfigError, DataError
@@ -121,6 +121,20 @@ BOXES = "0 0.5 0.5 0.1 0.2\n3 0.25 .5 1e-3 -1\n"
 """A text as YOLO has it beside an image."""
 
 
+def test_texts_in_labels_beside_images_are_named_as_boxes(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "images").mkdir()
+    (corpus / "labels").mkdir()
+    for name in "abc":
+        (corpus / f"{name}.jpg").rename(corpus / f"images/{name}.jpg")
+        (corpus / f"labels/{name}.txt").write_text(BOXES)
+    with pytest.raises(
+        DataError,
+        match=r"3 missing_image \(first: labels/a.txt: a caption without an image; texts in labels/ are boxes in "
+        r"YOLO's form, and no captions\)",
+    ):
+        convert(corpus, tmp_path / "out")
+
+
 def test_texts_of_numbers_are_no_captions(corpus: Path, make: Any) -> None:
     for name in "abc":
         (corpus / f"{name}.txt").write_text(BOXES if name < "c" else "a photo")
@@ -170,6 +184,67 @@ def test_folder_that_is_a_link_is_walked_once(corpus: Path, tmp_path: Path, phot
         ("again/back", "not_a_file"),
         ("again/d.jpg", ["from elsewhere"]),
     ]
+
+
+def test_folder_below_a_link_is_walked_once(corpus: Path, tmp_path: Path, photo: Any, make: Any) -> None:
+    """Links to a folder and to one in it, in either order, and one from there up the tree."""
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    far = tmp_path / "far"
+    for seed, name in enumerate(("x", "x/sub", "y", "y/sub")):
+        (far / name).mkdir(parents=True)
+        (far / name / "1.jpg").write_bytes(photo(20, 30, seed=seed))
+        (far / name / "1.txt").write_text(name)
+    for path, target in {"a": "x", "b": "x/sub", "c": "y/sub", "d": "y"}.items():
+        (corpus / path).symlink_to(far / target)
+    (far / "y/sub/up").symlink_to(far)
+    (far / "y/.hidden").symlink_to(far / "y")
+    assert captions(corpus)[3:] == [
+        ("a/1.jpg", ["x"]),
+        ("a/sub", "not_a_file"),
+        ("b/1.jpg", ["x/sub"]),
+        ("c/1.jpg", ["y/sub"]),
+        ("c/up/x", "not_a_file"),
+        ("c/up/y", "not_a_file"),
+        ("d/1.jpg", ["y"]),
+        ("d/sub", "not_a_file"),
+    ]
+    make(corpus, max_bad_share=0.9)
+    details = {line["detail"] for line in left_out(tmp_path / "out")}
+    assert details == {"leads to a folder that is in the corpus already, or has the corpus in it"}
+
+
+def test_what_folders_hold_besides_rows_is_no_part_of_a_corpus(corpus: Path, tmp_path: Path, make: Any) -> None:
+    """A link to the corpus is listed; the size of its folder grows with hidden folders."""
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    (corpus / "loop").symlink_to(corpus)
+    make(corpus)
+    size = corpus.stat().st_size
+    for number in range(1000):
+        (corpus / f".hidden-{number:04d}-{'x' * 100}").mkdir()
+    assert corpus.stat().st_size != size
+    assert make(corpus).accounts["written"] == 3
+
+
+def test_files_that_vanish_while_they_are_listed_cost_nothing_or_their_row(
+    corpus: Path, photo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (corpus / f"{name}.txt").write_text(name)
+    for name in (".d.jpg.Xy12", "d.jpg"):
+        (corpus / name).write_bytes(photo(20, 30))
+    entry_of = files._entry
+
+    def vanishing(found: os.DirEntry[str]) -> files.Entry:
+        if found.name in (".d.jpg.Xy12", "d.jpg"):
+            os.unlink(found.path)
+        return entry_of(found)
+
+    monkeypatch.setattr(files, "_entry", vanishing)
+    source = FolderSource(corpus, ConvertConfig())
+    assert source.rows_at_most == 4
+    assert source.describe()["ignored_files"] == 1
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mmdata.convert import convert, convert_part
+from mmdata.convert import convert, convert_part, repeats
 from mmdata.convert.engines import local, threads
 from mmdata.convert.examine import Examiner
 from mmdata.convert.rows import Row
@@ -161,6 +163,27 @@ def test_only_images_that_may_be_equal_are_read_twice(
         "c.jpg": 2,
         "d.jpg": 2,
     }
+
+
+def test_rows_of_tars_are_divided_over_files_of_keys(
+    tmp_path: Path, make: Any, photo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty-four samples, of which the first and the last have one image, with keys for four at once."""
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars/a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(24):
+            for end, data in (("jpg", photo(20, 30, seed=number % 23)), ("txt", f"photo {number}".encode())):
+                member = tarfile.TarInfo(f"{number:02d}.{end}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    sizes: list[int] = []
+    find = repeats._repeats
+    monkeypatch.setattr(repeats, "BUCKET_ROWS", 4)
+    monkeypatch.setattr(repeats, "_repeats", lambda records: sizes.append(len(records)) or find(records))
+    make(tmp_path / "tars", group_by="content")
+    assert captions(tmp_path / "out")[0] == ["photo 0", "photo 23"]
+    assert len(captions(tmp_path / "out")) == 23
+    assert max(sizes) < 12
 
 
 def test_folder_is_grouped_alike_by_any_workers_and_parts(corpus: Path, tmp_path: Path) -> None:

@@ -327,6 +327,16 @@ def test_guessed_label_column_of_something_else_is_dropped(
     )
 
 
+@pytest.mark.parametrize("name", [None, "label"])
+def test_class_numbers_that_pandas_wrote_beside_none_are_numbers(
+    corpus: Path, tmp_path: Path, make: Any, name: str | None
+) -> None:
+    (corpus / "t.csv").write_text("image,caption,label\na.jpg,x,0.0\nb.jpg,y,12.0\nc.jpg,z,\n")
+    report = make(corpus / "t.csv", label_column=name)
+    assert Index.open(tmp_path / "out").column("label").tolist() == [0, 12, -1]
+    assert "classes" not in report.accounts
+
+
 def test_guessed_label_that_is_none_does_not_cost_the_row(corpus: Path, tmp_path: Path, make: Any) -> None:
     labels = [3, "cat", -5]
     rows = [{"image": f"{name}.jpg", "caption": "x", "label": label} for name, label in zip("abc", labels, strict=True)]

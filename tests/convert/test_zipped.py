@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import struct
 import zipfile
@@ -236,6 +237,8 @@ def test_archive_that_cannot_be_trusted_is_an_error(
     with pytest.warns(UserWarning, match="Duplicate name"):
         members.add("a.jpg", b"again")
     refused(r"corpus.zip': holds 'a.jpg' twice; make it anew")
+    members.add("a.txt/b.jpg", b"in a folder with the name of a file")
+    refused(r"corpus.zip': holds 'a.txt' as a file and as a folder; make it anew")
     with zipfile.ZipFile(members.path) as archive:
         last = struct.pack("<L", archive.getinfo("c.txt").header_offset)
     members.edit(last + b"c.txt", struct.pack("<L", 0) + b"c.txt")
@@ -294,3 +297,50 @@ def test_file_called_zip_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(b"<html>not found</html>")
     with pytest.raises(DataError, match=r"zip '.*a.zip': not whole \(File is not a zip file\); fetch it again"):
         open_source(tmp_path / "a.zip", ConvertConfig())
+
+
+def captioned(folder: Path, photo: Photo) -> Path:
+    for name in images(folder, photo):
+        (folder / name).with_suffix(".txt").write_text(f"a photo, {name}")
+    return folder
+
+
+def table_and_images(folder: Path, photo: Photo) -> Path:
+    table_beside_images(folder, photo)
+    return folder / "captions.txt"
+
+
+@pytest.mark.parametrize("build", [captioned, table_and_images])
+def test_archives_beside_a_corpus_may_be_damaged(tmp_path: Path, photo: Photo, build: Any) -> None:
+    source = build(tmp_path / "corpus", photo)
+    (tmp_path / "corpus/empty.zip").touch()
+    (tmp_path / "corpus/cut.zip").write_bytes(b"PK\3\4, and no more")
+    assert convert(source, tmp_path / "out", engine=threads(1)).accounts["written"] == 6
+
+
+def test_archive_in_which_no_images_can_be_looked_for_is_named(
+    tmp_path: Path, photo: Photo, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = table_and_images(tmp_path, photo)
+    (tmp_path / "cut.zip").write_bytes(b"PK\3\4, and no more")
+    open_source(table, ConvertConfig())
+    (line,) = [record.message for record in caplog.records]
+    assert re.fullmatch(r"no images are looked for in '.*cut.zip': zip '.*cut.zip': not whole \(.*\); .*", line)
+
+
+@pytest.mark.parametrize("build", [captioned, lambda folder, photo: table_of_urls(folder)])
+def test_archives_that_nobody_named_are_not_looked_into(
+    tmp_path: Path, photo: Photo, monkeypatch: pytest.MonkeyPatch, build: Any
+) -> None:
+    source = build(tmp_path / "corpus", photo)
+    Members(tmp_path / "corpus/good.zip", photo)
+    opened: list[str] = []
+    monkeypatch.setattr("mmdata.convert.files.open_zip", opened.append)
+    open_source(source, ConvertConfig())
+    assert not opened
+
+
+def table_of_urls(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "urls.csv").write_text("url,caption\nhttps://a.example/1.jpg,a photo\n")
+    return folder / "urls.csv"

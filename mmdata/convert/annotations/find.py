@@ -12,7 +12,7 @@ from mmdata.convert.annotations.json_stream import stream_entries
 from mmdata.convert.annotations.visual_genome import REGIONS, VisualGenomeSource, is_regions
 from mmdata.convert.annotations.voc import VocSource, find_voc, voc_parts
 from mmdata.convert.belonging import Kind, refuse_strangers
-from mmdata.convert.files import is_file, is_folder, names_in
+from mmdata.convert.files import folders_in, is_file, is_folder, names_in
 from mmdata.convert.open_table import find_tables
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
@@ -94,7 +94,7 @@ def _coco_parts(folder: Path) -> dict[str, list[Path]]:
         # The name alone may be that of the text of an image: instances_1.json beside instances_1.jpg.
         if found := {part: paths for part, paths in sorted(parts.items()) if "boxes" in map(_form_of, paths[::-1])}:
             return found
-    beside = [folder / BESIDE_IMAGES, *(folder / name / BESIDE_IMAGES for name in names_in(folder))]
+    beside = [folder / BESIDE_IMAGES, *(folder / name / BESIDE_IMAGES for name in folders_in(folder))]
     return {path.parent.name: [path] for path in beside if is_file(path)}
 
 

@@ -25,7 +25,7 @@ from mmdata.convert.fetch.effort import Effort
 from mmdata.convert.fetch.faults import BadStatus, LeftAlone, NoRoom, TooManyRedirects, TryAgain, short
 from mmdata.convert.fetch.hosts import Host
 from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
-from mmdata.convert.fetch.request import Answer, Asked, ask, jitter
+from mmdata.convert.fetch.request import Answer, Asked, ask, jitter, look_up
 from mmdata.convert.fetch.room import Room, Space
 from mmdata.convert.fetch.settings import FetchSettings
 from mmdata.errors import BadSample, Reason, excerpt
@@ -63,10 +63,10 @@ class Fetcher:
 
     async def __aenter__(self) -> Fetcher:
         settings = self._settings
-        resolver = CachedResolver(self._resolver or ThreadedResolver(), self._fault_of)
+        self._names = CachedResolver(self._resolver or ThreadedResolver(), self._fault_of)
         connector = TCPConnector(
             limit=0,  # `Host.slot` is the limit
-            resolver=resolver,
+            resolver=self._names,
             use_dns_cache=False,
             keepalive_timeout=KEEP_ALIVE_S,
             socket_factory=guarded_socket(self._fault_of),
@@ -166,6 +166,8 @@ class Fetcher:
                 raise effort.final(f"no further attempt after {self._settings.budget_s:g} s")
             began = monotonic()
             try:
+                await look_up(self._names, url)  # while it keeps its slot: there are as many threads as slots
+                began = monotonic()
                 # Of thousands of hosts, only those that are asked again at once may keep a connection.
                 is_last = asked.space is not None and host.wanted == 1
                 answer = await ask(self._session, url, self._settings, replace(asked, is_last=is_last))

@@ -28,6 +28,8 @@ from aiohttp import (
     ClientSSLError,
     InvalidURL,
 )
+from aiohttp.abc import AbstractResolver
+from aiohttp.helpers import is_ip_address
 from multidict import CIMultiDictProxy
 from yarl import URL
 
@@ -62,11 +64,31 @@ class Asked:
     refuse: Callable[[CIMultiDictProxy[str]], None] | None = None
 
 
+class _NoAddress(ClientError):
+    """Its cause says why no address of a host is known."""
+
+
 class Answer(NamedTuple):
     """The body of an answer of status 200, or where another one redirects to, as the server gives it ("": nowhere)."""
 
     body: bytes
     location: str = ""
+
+
+async def look_up(names: AbstractResolver, url: URL) -> None:
+    """Look up the host of a URL, so that `names` knows it when it is asked for; its time is none of `answer_s`.
+
+    It ends when the system's resolver gives up. A limit here would free the slot of a thread that is at work.
+
+    Raises:
+        BadSample, TryAgain, OSError: as `ask`.
+    """
+    with _naming(url):
+        try:
+            if not is_ip_address(url.raw_host):
+                await names.resolve(url.raw_host or "")
+        except OSError as error:
+            raise _NoAddress from error
 
 
 async def ask(session: ClientSession, url: URL, settings: FetchSettings, asked: Asked) -> Answer:
@@ -196,7 +218,7 @@ def _named(url: URL, error: ClientError) -> Exception:
         return BadSample(Reason.REFUSED_ADDRESS, f"{cause}; --allow-private-addresses allows it")
     if isinstance(cause, OSError) and cause.errno in _OURS and not isinstance(cause, socket.gaierror):
         return cause
-    if isinstance(error, ClientConnectorDNSError):
+    if isinstance(error, (ClientConnectorDNSError, _NoAddress)):
         bad = BadSample(Reason.UNREACHABLE, f"no address of '{url.host}' is known: {_words(cause)}")
         return TryAgain(bad) if is_passing(error) else bad
     if isinstance(error, (ClientConnectorCertificateError, ClientSSLError)):

@@ -25,8 +25,9 @@ class FetchSettings:
         bytes_ahead: most bytes of these rows. The first of them may exceed it, by `max_bytes`.
         connect_s: timeout of a connection, TLS included.
         silence_s: timeout of a read that gets no byte of a body.
-        answer_s: timeout from a request to the end of the answer's headers.
-        patience_s: a URL whose requests have timed out after so long in all is not asked again.
+        answer_s: timeout from a request to the end of the answer's headers. The host's name is looked up before.
+        patience_s: a URL whose requests have timed out after so long in all is not asked again. It is at most
+            `answer_s` and `silence_s`, so that one that hangs is asked once, and holds up no run.
         body_s: timeout of a body, while one waits for its bytes.
         slow_s: a body of fewer than `least_bytes_per_s` for this long is given up.
         least_bytes_per_s: see `slow_s`.

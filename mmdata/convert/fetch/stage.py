@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 
+_OF_THE_WEB = re.compile(r"\s*https?://", re.IGNORECASE)
+
 _USER = re.compile(r"^(\s*[a-z][a-z0-9+.-]*:[/\\]{2})[^/?#]*@", re.IGNORECASE)
 
 
@@ -47,8 +49,8 @@ def has_url(row: Row) -> bool:
 
 
 def is_unfetched(path: str, reason: Reason) -> bool:
-    """Whether a row is left out because no usable image could be had from its URL; `path` is of its image."""
-    return reason not in _OF_THE_TABLE and bool(_URL.match(path))
+    """Whether a row is left out because its link is dead; `path` is of its image. s3:// and file: are no links."""
+    return reason not in _OF_THE_TABLE and bool(_OF_THE_WEB.match(path))
 
 
 def without_user(url: str) -> str:

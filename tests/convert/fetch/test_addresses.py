@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import Counter
 from typing import Any
 
@@ -150,6 +151,40 @@ def test_name_service_that_fails_is_asked_again(site: Site) -> None:
     assert found[0] == b"an image"
     detail = "no address of 'never.example' is known: Temporary failure in name resolution (4 times asked)"
     assert found[1] == ("unreachable", detail)
+
+
+class BlockedNames(Names):
+    """A name service in the loop's threads, of which each question takes one for `block_s`.
+
+    Attributes:
+        most_at_once: questions that were open together.
+    """
+
+    def __init__(self, names: dict[str, Any], block_s: float) -> None:
+        super().__init__(names)
+        self.most_at_once = 0
+        self._block_s = block_s
+        self._open = 0
+
+    async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_INET) -> Any:
+        self._open += 1
+        self.most_at_once = max(self.most_at_once, self._open)
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, self._block_s)
+        self._open -= 1
+        return await super().resolve(host, port, family)
+
+
+def test_slow_names_cost_neither_their_urls_nor_those_of_other_hosts(site: Site) -> None:
+    site.answers["/a.jpg"] = Answer(200, b"an image")
+    busy = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    names = BlockedNames({f"dead{number}.example": busy for number in range(3)}, block_s=0.6)
+    urls = [f"http://{host}.example:{site.port}/a.jpg" for host in ("dead0", "dead1", "dead2", "good0", "good1")]
+    settings: dict[str, Any] = {"connections": 2, "attempts": 2, "answer_s": 0.5, "patience_s": 0.5}
+    found = fetch_all(urls, resolver=names, ignore_opt_outs=True, **settings)
+    detail = "no address of '{}' is known: Temporary failure in name resolution (2 times asked)"
+    assert found[:3] == [("unreachable", detail.format(f"dead{number}.example")) for number in range(3)]
+    assert found[3:] == [b"an image"] * 2
+    assert names.most_at_once == 2
 
 
 def test_each_of_ten_thousand_hosts_is_looked_up_once_for_a_hundred_thousand_urls() -> None:

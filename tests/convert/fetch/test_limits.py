@@ -60,6 +60,15 @@ def test_images_that_are_no_urls_count_as_before(rows: list[dict[str, Any]], tmp
         make(table, tmp_path / "out")
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/a.jpg", "gs://bucket/a.jpg", "file:a.jpg", "file:///a.jpg"])
+def test_urls_that_are_not_of_the_web_are_no_dead_links(rows: list[dict[str, Any]], tmp_path: Path, url: str) -> None:
+    table = jsonl(tmp_path / "t.jsonl", [*rows[:3], *({"url": url, "caption": "a photo"} for _ in range(4))])
+    with pytest.raises(DataError, match=r"^4 of 7 rows are unusable, over max_bad_share=0.05; .* 4 refused_address \("):
+        make(table, tmp_path / "out", group_by="none", keep_duplicates=True)
+    found = preview(table, ConvertConfig(allow_private_addresses=True, group_by="none", keep_duplicates=True))
+    assert (found.bad.likely, found.unfetched.likely) == (4, 0)
+
+
 def test_a_limit_of_dead_links_may_be_set_and_raised_again(
     rows: list[dict[str, Any]], site: Site, tmp_path: Path
 ) -> None:

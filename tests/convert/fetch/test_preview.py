@@ -31,6 +31,18 @@ def test_preview_fetches_the_sample_only_and_says_what_became_of_it(
     assert any(line.startswith("time: the servers decide how long it takes, not this machine; ") for line in lines)
 
 
+def test_preview_names_each_limit_that_is_exceeded(site: Site, tmp_path: Path) -> None:
+    rows = [{"url": site.url("/gone.jpg"), "caption": "a photo"}, {"url": "s3://bucket/a.jpg", "caption": "a photo"}]
+    table = jsonl(tmp_path / "t.jsonl", rows)
+    found = preview(table, ConvertConfig(allow_private_addresses=True, max_unfetched_share=0.2))
+    assert preview_lines(found, "out")[-2:] == [
+        "nothing would be published: more than 5 % of the rows cannot be used; repair the corpus, or allow more with "
+        "--max-bad-share",
+        "nothing would be published: more than 20 % of the rows have a URL that gives no image; allow more with "
+        "max_unfetched_share in the recipe",
+    ]
+
+
 def test_preview_honours_opt_outs(site: Site, tmp_path: Path, photo: Callable[..., bytes]) -> None:
     site.answers |= {"/a.jpg": Answer(200, photo(16, 16)), "/robots.txt": Answer(200, b"User-agent: *\nDisallow: /")}
     table = jsonl(tmp_path / "t.jsonl", [{"url": site.url("/a.jpg"), "caption": "a"}])

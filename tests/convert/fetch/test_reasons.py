@@ -18,7 +18,35 @@ from tests.convert.fetch.sites import Answer, Site, first, reset
 Fetched = Callable[..., Outcome]
 
 
-def test_url_that_failed_with_a_status_is_filed_so_when_its_time_is_over(fetched: Fetched, site: Site) -> None:
+class Clock:
+    """Time that passes where somebody sleeps, and there at once: no machine is too slow for a limit."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the fetcher; timeouts of requests have their own."""
+    clock = Clock()
+    sleep = asyncio.sleep
+
+    async def pass_by(seconds: float) -> None:
+        clock.now += seconds
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pass_by)
+    for name in ("effort", "fetcher", "hosts"):
+        monkeypatch.setattr(f"mmdata.convert.fetch.{name}.monotonic", clock)
+    return clock
+
+
+def test_url_that_failed_with_a_status_is_filed_so_when_its_time_is_over(
+    fetched: Fetched, site: Site, clock: Clock
+) -> None:
     """The pause that the host asks for is longer than what is left."""
     found = fetched(Answer(500, b"", {"Retry-After": "1"}), ignore_opt_outs=True, budget_s=0.5)
     assert found == ("http_status", "status 500 Internal Server Error; no further attempt after 0.5 s")
@@ -45,7 +73,7 @@ def test_only_urls_that_were_not_asked_are_filed_as_of_a_host_left_alone(site: S
     assert {one for path, one in reasons.items() if path not in asked} == {"host_left_alone"}
 
 
-def test_rules_that_fail_with_a_status_are_unknown_when_their_time_is_over(site: Site) -> None:
+def test_rules_that_fail_with_a_status_are_unknown_when_their_time_is_over(site: Site, clock: Clock) -> None:
     site.answers |= {"/robots.txt": Answer(500, b"", {"Retry-After": "1"}), "/a.jpg": Answer(200, b"an image")}
     found = fetch_all([site.url("/a.jpg")], budget_s=0.5)
     assert found == [
@@ -57,22 +85,28 @@ def test_rules_that_fail_with_a_status_are_unknown_when_their_time_is_over(site:
     ]
 
 
-async def never(*_: Any) -> Any:
-    await asyncio.sleep(600)
+def hangs(clock: Clock) -> Any:
+    """No answer for 15 s of the clock, and none after them."""
+
+    async def answer(*_: Any) -> Any:
+        clock.now += 15
+        await asyncio.Event().wait()
+
+    return answer
 
 
-@pytest.mark.parametrize(("patience_s", "requests"), [(0.2, 1), (0.3, 2)])
+@pytest.mark.parametrize(("patience_s", "requests"), [(15.0, 1), (16.0, 2)])
 def test_url_that_hangs_is_not_asked_again_once_it_took_too_long(
-    fetched: Fetched, site: Site, patience_s: float, requests: int
+    fetched: Fetched, site: Site, clock: Clock, patience_s: float, requests: int
 ) -> None:
-    found = fetched(never, ignore_opt_outs=True, answer_s=0.2, patience_s=patience_s)
+    found = fetched(hangs(clock), ignore_opt_outs=True, answer_s=0.5, patience_s=patience_s)
     assert found == ("timed_out", "no answer" if requests == 1 else "no answer (2 times asked)")
     assert site.images() == requests
 
 
-def test_rules_that_hang_have_twice_the_patience(site: Site) -> None:
-    site.answers |= {"/robots.txt": first(never, Answer(404)), "/a.jpg": Answer(200, b"an image")}
-    assert fetch_all([site.url("/a.jpg")], answer_s=1.0, patience_s=1.0) == [b"an image"]
+def test_rules_that_hang_have_twice_the_patience(site: Site, clock: Clock) -> None:
+    site.answers |= {"/robots.txt": first(hangs(clock), Answer(404)), "/a.jpg": Answer(200, b"an image")}
+    assert fetch_all([site.url("/a.jpg")], answer_s=0.5, patience_s=15.0) == [b"an image"]
     assert site.requests["127.0.0.1/robots.txt"] == 2
 
 
@@ -111,22 +145,30 @@ def repeat(begin: bytes, piece: bytes) -> Callable[[asyncio.StreamWriter], Await
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-ENDLESS = {
-    "headers": (repeat(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), "no answer"),
-    "a header": (repeat(b"HTTP/1.1 200 OK\r\nx: ", b"y"), "no answer"),
-    "100 Continue": (repeat(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "no answer"),
-    "an extension of a chunk": (repeat(CHUNKED + b"5;", b"x"), r"no byte of the body came for 0\.3 s"),
-    "a body that is not ended": (repeat(CHUNKED + b"5\r\nhello\r\n0;", b"x"), r"no byte of the body came for 0\.3 s"),
-    "a slow body": (repeat(CHUNKED, b"1\r\nx\r\n"), r"\d+ bytes a second came for .* s, fewer than 1,000"),
+NO_ANSWER, NO_BODY = {"answer_s": 0.3}, {"silence_s": 0.3}
+ENDLESS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "headers": (repeat(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), NO_ANSWER, "no answer"),
+    "a header": (repeat(b"HTTP/1.1 200 OK\r\nx: ", b"y"), NO_ANSWER, "no answer"),
+    "100 Continue": (repeat(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), NO_ANSWER, "no answer"),
+    "an extension of a chunk": (repeat(CHUNKED + b"5;", b"x"), NO_BODY, r"no byte of the body came for 0\.3 s"),
+    "a body that is not ended": (
+        repeat(CHUNKED + b"5\r\nhello\r\n0;", b"x"),
+        NO_BODY,
+        r"no byte of the body came for 0\.3 s",
+    ),
+    "a slow body": (
+        repeat(CHUNKED, b"1\r\nx\r\n"),
+        {"slow_s": 0.3},
+        r"\d+ bytes a second came for .* s, fewer than 1,000",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_answer_without_end_times_out(site: Site, kind: str) -> None:
-    speak, detail = ENDLESS[kind]
+    speak, settings, detail = ENDLESS[kind]
     with raw(site, speak) as (url, connections):
-        settings = {"answer_s": 0.3, "silence_s": 0.3, "slow_s": 0.3, "patience_s": 0.3}
-        (found,) = fetch_all([url], ignore_opt_outs=True, **settings)
+        (found,) = fetch_all([url], ignore_opt_outs=True, patience_s=0.1, **settings)
         assert found[0] == "timed_out"
         assert re.fullmatch(detail, str(found[1])), found
         assert len(connections) == 1
