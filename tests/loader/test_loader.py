@@ -111,9 +111,8 @@ def test_loader_equal_hashes_are_equal_images_and_captions(corpus: Corpus, tmp_p
     with ShardWriter(tmp_path / "s") as writer:
         for key, image, caption in [("a", 0, 0), ("b", 0, 1), ("c", 1, 0), ("d", 1, 1)]:
             writer.write(replace(twice[image], key=key, captions=[twice[caption].captions[0]], label=None))
-    (batch,) = corpus.loader(
-        shards=str(tmp_path / "s"), add_hashes=True, shuffle=False, image_buckets=None, image_size=8
-    )
+    settings = {"add_hashes": True, "shuffle": False, "image_buckets": None, "image_size": 8, "global_batch_size": 4}
+    (batch,) = corpus.loader(shards=str(tmp_path / "s"), **settings)
     order = {key: place for place, key in enumerate(batch["keys"])}
     places = [order[key] for key in "abcd"]
     image_hash, caption_hash = batch["image_hash"][places], batch["caption_hash"][places]
