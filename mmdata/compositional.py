@@ -11,15 +11,17 @@ Nothing outside these folders is read.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from torch import Tensor
 
 from mmdata.batch import Batch
@@ -40,10 +42,11 @@ IMAGE_FOLDERS = ("images", "val2017")
 SUFFIXES = (".png", ".jpg")
 
 
-class Pair(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Pair:
     """Two images and their captions. caption_0 describes only image_0, and caption_1 only image_1.
 
-    With one image, image_0 and image_1 are the same, caption_0 is true and caption_1 false. Other keys are ignored.
+    With one image, image_0 and image_1 are the same, caption_0 is true and caption_1 false.
 
     Attributes:
         type: what is swapped; Winoground's `collapsed_tag`, SugarCrepe's file, ARO's relation or attributes.
@@ -55,15 +58,13 @@ class Pair(BaseModel):
         where: its place in the file, for messages.
     """
 
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
-
-    type: str = Field(validation_alias=AliasChoices("type", "collapsed_tag"))
+    type: str
     image_0: str
     image_1: str
     caption_0: str
     caption_1: str
     box: tuple[int, int, int, int] | None = None
-    where: str = ""
+    where: str
 
     @property
     def has_one_image(self) -> bool:
@@ -71,14 +72,25 @@ class Pair(BaseModel):
         return self.image_0 == self.image_1
 
 
+class _Winoground(BaseModel):
+    type: str = Field(validation_alias=AliasChoices("type", "collapsed_tag"))
+    image_0: str
+    image_1: str
+    caption_0: str
+    caption_1: str
+
+    def pair(self, name: str, where: str) -> Pair:
+        return Pair(**self.model_dump(), where=where)
+
+
 class _SugarCrepe(BaseModel):
     filename: str
     caption: str
     negative_caption: str
 
-    def pair(self, name: str) -> Pair:
+    def pair(self, name: str, where: str) -> Pair:
         image, true, false = self.filename, self.caption, self.negative_caption
-        return Pair(type=name, image_0=image, image_1=image, caption_0=true, caption_1=false)
+        return Pair(type=name, image_0=image, image_1=image, caption_0=true, caption_1=false, where=where)
 
 
 class _Aro(BaseModel):
@@ -92,11 +104,11 @@ class _Aro(BaseModel):
     relation_name: str | None = None
     attributes: list[str] | None = None
 
-    def pair(self, name: str) -> Pair:
+    def pair(self, name: str, where: str) -> Pair:
         kind = self.relation_name or "_".join(self.attributes or []) or name
         box = (self.bbox_x, self.bbox_y, self.bbox_w, self.bbox_h)
         image, true, false = self.image_path, self.true_caption, self.false_caption
-        return Pair(type=kind, image_0=image, image_1=image, caption_0=true, caption_1=false, box=box)
+        return Pair(type=kind, image_0=image, image_1=image, caption_0=true, caption_1=false, box=box, where=where)
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
@@ -108,7 +120,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
     file = Path(path)
     if not file.is_file():
         raise DataError(f"pairs '{file}': no such file; expected JSONL, one pair a line (see mmdata.compositional)")
-    content = file.read_bytes()
+    content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         whole: Any = json.loads(content)
     except (ValueError, RecursionError):
@@ -119,7 +131,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
         kind, entries = _SugarCrepe, {f"entry '{key}'": one for key, one in cast("dict[str, object]", whole).items()}
     else:
         lines = content.removesuffix(b"\n").split(b"\n") if content else []
-        kind, entries = Pair, {f"line {number}": line for number, line in enumerate(lines, 1)}
+        kind, entries = _Winoground, {f"line {number}": line for number, line in enumerate(lines, 1)}
     pairs = [_checked(kind, entry, where, file) for where, entry in entries.items()]
     if not pairs:
         raise DataError(f"pairs '{file}': the file is empty")
@@ -128,15 +140,14 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
     return pairs
 
 
-def _checked(kind: type[Pair | _SugarCrepe | _Aro], entry: object, where: str, file: Path) -> Pair:
+def _checked(kind: type[_Winoground | _SugarCrepe | _Aro], entry: object, where: str, file: Path) -> Pair:
     try:
-        found = kind.model_validate_json(entry) if isinstance(entry, bytes) else kind.model_validate(entry)
+        found = kind.model_validate_json(entry if isinstance(entry, bytes) else json.dumps(entry))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or where.partition(" ")[0]
         raise DataError(f"pairs '{file}', {where}: {place}: {first['msg']}") from error
-    pair = found if isinstance(found, Pair) else found.pair(file.stem)
-    return pair.model_copy(update={"where": where})
+    return found.pair(file.stem, where)
 
 
 def load_pairs(

@@ -133,6 +133,22 @@ def test_pairs_line_that_is_no_pair_is_named(tmp_path: Path, line: Any, message:
         read_pairs(write(tmp_path / "p.jsonl", pair(0), line))
 
 
+def test_pairs_keys_that_are_not_asked_for_are_ignored(tmp_path: Path):
+    odd = pair(0, where={"city": "Rome"}, box="none", comment=3)
+    (tmp_path / "p.jsonl").write_text(json.dumps(odd) + "\n" + json.dumps(pair(1)) + "\n", encoding="utf-8-sig")
+    found = read_pairs(tmp_path / "p.jsonl")  # with the mark at its begin that Windows programs write
+    assert [(each.image_0, each.box, each.where) for each in found] == [
+        ("0_0.jpg", None, "line 1"),
+        ("1_0.jpg", None, "line 2"),
+    ]
+
+
+def test_pairs_file_that_is_another_json_is_named_without_our_classes(tmp_path: Path):
+    (tmp_path / "coco.json").write_text('{"images": [], "annotations": []}')
+    with pytest.raises(DataError, match=r"^pairs '.*coco\.json', entry 'images': entry: Input should be an object$"):
+        read_pairs(tmp_path / "coco.json")
+
+
 def test_pairs_missing_or_empty_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"^pairs '.*none\.jsonl': no such file; expected JSONL, one pair a line"):
         read_pairs(tmp_path / "none.jsonl")

@@ -40,8 +40,8 @@ def main() -> None:
             "--steps and --rounds must be 1 or more and --step-ms 0 or more: "
             f"got {given.steps}, {given.rounds}, {given.step_ms}"
         )
-    data = load_config(given.config, given.overrides).data
-    check_shards(data)
+    config = load_config(given.config, given.overrides)
+    check_shards(config.data)
     console = Console(highlight=False)
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     import torch
@@ -50,8 +50,10 @@ def main() -> None:
     from mmdata.inspect.profile import profile
     from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
     from mmdata.loader import Loader
+    from mmdata.train.models.expected_inputs import with_inputs_of_model
     from mmdata.train.prefetch import DevicePrefetcher
 
+    data = with_inputs_of_model(config).data
     if given.against is not None:
         print_comparison(console, data, peers_of(given.against), steps=given.steps, rounds=given.rounds)
         return

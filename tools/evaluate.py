@@ -31,7 +31,8 @@ from mmdata.commands.paths import check_folder, check_run
 from mmdata.config.data import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
 
-COMPOSITIONAL = ("accuracy", "text", "image", "group")
+COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
+"""Scores of a compositional test, and the share that chance gets right."""
 
 
 def main() -> int:
@@ -110,12 +111,14 @@ def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
         table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
         console.print(table)
     if "compositional" in scores:
+        scored = {name for values in scores["compositional"].values() for name in values}
         table = Table("swap", "pairs", *COMPOSITIONAL, title=escape(printable(scores["pairs"])))
         for kind, values in scores["compositional"].items():
             # Pairs with one image have an accuracy alone.
-            columns = (percent(values[name]) if name in values else "" for name in COMPOSITIONAL)
+            columns = [percent(values[name]) if name in values else "" for name in COMPOSITIONAL]
             table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
-        table.add_row("chance", "", *(percent(share) for share in (0.5, 0.25, 0.25, 1 / 6)), style="dim")
+        columns = [percent(share) if name in scored else "" for name, share in COMPOSITIONAL.items()]
+        table.add_row("chance", "", *columns, style="dim")
         console.print(table)
     console.print(printable(f"{checkpoint} → {out}"), highlight=False, markup=False, soft_wrap=True)
 

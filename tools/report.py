@@ -78,7 +78,9 @@ def main() -> None:
     from mmdata.commands.plan import plan_of
     from mmdata.commands.report import found_by
     from mmdata.inspect.report import write_report
+    from mmdata.train.models.expected_inputs import with_inputs_of_model
 
+    config = with_inputs_of_model(config) if config else None
     data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
     planned = None
     if overrides and config is None:

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 KEEPER = ["sh", "-c", 'read _; kill -KILL "-$0"']
 """Waits until its standard input closes, then ends a process group."""
 LATE = "took longer than its budget"
+SUMMARY = re.compile(r"\d+ (passed|failed|skipped|error|deselected).* in [\d.]+s")
+"""The line at the end of pytest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def rows_of(program: Program, end_s: float, printed: Path, settings: dict[str, s
         printed: a file to which all is added that the program prints, as it comes.
         settings: environment variables for it.
     """
-    with printed.open("a+") as output:
+    with printed.open("a+", encoding="utf-8", errors="replace") as output:
         output.write(f"\n$ {program.name}\n")
         output.flush()
         begin = output.tell()
@@ -67,7 +69,8 @@ def rows_of(program: Program, end_s: float, printed: Path, settings: dict[str, s
             env={**os.environ, **settings, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=output,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             start_new_session=True,
         )
         # The other end of its input closes however this process ends. A signal at a parent's death (prctl) would reach
@@ -123,7 +126,9 @@ def _of_tests(lines: list[str], status: int, *, late: bool) -> dict[str, str]:
         failed = [line for line in lines if re.search(r" (FAILED|ERROR)\b", line)]
         so_far = ", ".join(f"{number} {word.lower()}" for word, number in count.items()) or "no test had ended"
         return {"error": "; ".join([_why(lines, status, late=True), so_far, *failed])[:2000]}
-    last = lines[-1].strip("= ") if lines else "it printed nothing"
+    # Not the last line: a library may warn as the program ends.
+    last_lines = [line for line in lines if SUMMARY.search(line)] or lines or ["it printed nothing"]
+    last = last_lines[-1].strip("= ")
     if status:
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         return {"error": "; ".join([last, *failed])[:2000]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.shards import Index
+from mmdata.train.models.expected_inputs import with_inputs_of_model
 
 
 def data_of(place: str, overrides: list[str]) -> DataConfig:
@@ -23,7 +24,7 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
         DataError: the folder has no index.
     """
     if not (Path(place).is_dir() or "://" in place):
-        return load_config(place, overrides).data
+        return with_inputs_of_model(load_config(place, overrides)).data
     given = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
     assumed = {"global_batch_size": 1, "add_captions": Index.open(place).has_captions}
     content = {**given, "data": assumed | given["data"]}

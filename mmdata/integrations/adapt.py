@@ -38,6 +38,7 @@ def pixel_stats(model: Any, processor: Any = None) -> PixelStats:
         processor: its processor or image processor, which comes first.
 
     Raises:
+        ConfigError: the image processor in the folder cannot be read.
         ValueError: neither tells them.
 
     Example:

@@ -128,7 +128,8 @@ class LoaderTrainer(Trainer):
         self.can_return_loss = True  # compute a loss in evaluations too, even if forward has no argument return_loss
         expected = inputs_of(self.model, self.processing_class)
         given = image_mean, image_std
-        self._normalization = tuple(own or value for own, value in zip(given, expected.pixel_stats, strict=True))
+        stats = zip(given, expected.pixel_stats, strict=True)
+        self._normalization = tuple(value if own is None else own for own, value in stats)
         _warn_of_stats(expected, given)
         size, length = expected.image_size, expected.max_length
         self.data = fitted(self.data, image_size=size, max_length=length, origin="the model")

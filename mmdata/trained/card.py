@@ -90,6 +90,11 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
         )
     if kind.startswith("Siglip"):
         lines.append('Texts must be padded to the full length: `padding="max_length"`.')
+    if kind == "MmdataModel":
+        lines.append(
+            "`AutoTokenizer` and `AutoProcessor` ask whether to run the model's code unless they get "
+            "`trust_remote_code=False`. They need none of it."
+        )
     if kind == "CLIPModel" and run.logit_bias is not None:
         lines.append(f"The model was trained with a bias of the logits, {run.logit_bias:.6g}, which CLIPModel lacks.")
     return ["\n".join(f"- {line}" for line in lines)]

@@ -133,3 +133,44 @@ def test_what_was_printed_before_the_limit_is_kept(
         rows[0]["error"],
     ), rows[0]["error"]
     assert "::test_adds PASSED" in printed
+
+
+AT_ITS_END = """
+import atexit, os, sys
+
+atexit.register(os.write, 2, b"[W1126 09:12:01 ProcessGroupNCCL.cpp:1] destroy_process_group() was not called\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "found"),
+    [
+        ("def test_adds(): ...", {"result": r"1 passed, 0 skipped; in [\d.]+s"}),
+        (
+            "def test_fails(): assert 0",
+            {"error": r"1 failed in [\d.]+s; FAILED \S*test_some.py::test_fails - assert 0"},
+        ),
+    ],
+)
+def test_the_result_of_tests_is_pytests_line_though_a_library_warns_later(
+    tests: str, found: dict[str, str], script: Callable[[str], Any], tmp_path: Path
+):
+    run = script("gpu_run")
+    (tmp_path / "test_some.py").write_text(AT_ITS_END + tests)
+    own = [sys.executable, "-m", "pytest", "-vv", "-c", "/dev/null", str(tmp_path / "test_some.py")]
+    program = run.Program(part="x", budget_s=0.0, command=own, tests="test_some.py")
+    printed = tmp_path / "printed.txt"
+    (row,) = run.rows_of(program, time.monotonic() + PATIENCE_S, printed, {})
+    assert printed.read_text().splitlines()[-1].endswith("destroy_process_group() was not called")
+    ((kind, words),) = found.items()
+    assert row.keys() == {"name", kind}
+    assert re.fullmatch(words, row[kind]), row[kind]
+
+
+def test_bytes_that_are_no_text_lose_no_row(script: Callable[[str], Any], tmp_path: Path):
+    run = script("gpu_run")
+    own = ["sh", "-c", r"""printf 'a\377\n'; echo '{"name": "a"}'; printf 'b\377\n' >&2; exit 3"""]
+    program = run.Program(part="x", budget_s=0.0, command=own)
+    rows = list(run.rows_of(program, time.monotonic() + PATIENCE_S, tmp_path / "printed.txt", {}))
+    assert [row["name"] for row in rows] == ["a", f"(not finished) {program.name}"]
+    assert rows[1]["error"] in ("ended with 3: a\ufffd", "ended with 3: b\ufffd")  # whichever came last

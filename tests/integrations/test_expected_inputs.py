@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
+import numpy as np
 import pytest
 import torch
 
+from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import normalized, pixel_stats
 from mmdata.loader import Loader
 
@@ -147,3 +152,58 @@ def test_a_model_that_does_not_say_its_mean_is_named(
     ]
     with pytest.raises(ValueError, match="Own does not say which mean and deviation of pixels it expects: give its im"):
         pixel_stats(Own())
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_trainer_takes_a_mean_as_array_tensor_or_tuple(data: dict[str, Any], clip: Any, tmp_path: Path, kind: Any):
+    given = {"image_mean": kind([0.5, 0.25, 0.0]), "image_std": kind([0.5, 0.25, 1.0])}
+    trainer = LoaderTrainer(data, model=clip, args=arguments(tmp_path), **given)
+    pixels = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
+    found = trainer._prepare_inputs({"pixel_values": pixels})["pixel_values"]
+    torch.testing.assert_close(found.flatten(), torch.tensor([1.0, 3.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{broken", r"cannot be read as the settings of an image processor \(Expecting property name .*; save the im"),
+        (b"\xff\xff", r"cannot be read as the settings of an image processor \('utf-8' codec can't decode "),
+        (b"[1]", r"cannot be read as the settings of an image processor \(expected an object, got a list\); save"),
+    ],
+)
+def test_an_image_processor_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, content: bytes, message: str):
+    vit().save_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^'.*/{name}': {message}"):
+        pixel_stats(ViTForImageClassification.from_pretrained(tmp_path))
+
+
+def test_an_image_processor_may_have_one_number_for_all_channels(tmp_path: Path):
+    vit().save_pretrained(tmp_path)
+    model = ViTForImageClassification.from_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": 0, "image_std": [0.25]}')
+    assert pixel_stats(model) == ((0.0,) * 3, (0.25,) * 3)
+    for wrong in ('[1, 2], "image_std": 1', '1, "image_std": "many"', '1, "image_std": 1, "size": [[1], [1]]'):
+        (tmp_path / "preprocessor_config.json").write_text(f'{{"image_mean": {wrong}}}')
+        with pytest.raises(ConfigError, match=r"^the image processor of '.*' has settings that are not those of "):
+            pixel_stats(model)
+
+
+def test_a_loaded_models_name_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    vit().save_pretrained(tmp_path / "model")
+    model = ViTForImageClassification.from_pretrained(tmp_path / "model")
+    asked: list[Any] = []
+
+    def no_network(host: Any, *others: Any, **named: Any) -> Any:
+        asked.append(host)
+        raise RuntimeError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True)  # it asks on its own account
+    shutil.move(tmp_path / "model", tmp_path / "moved")
+    for name in (str(tmp_path / "model"), "secret/project"):
+        model.config._name_or_path = name
+        assert pixel_stats(model) == ((0.5,) * 3, (0.5,) * 3)
+    assert asked == []

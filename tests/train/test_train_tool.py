@@ -453,7 +453,7 @@ def test_evaluate_says_in_one_line_what_is_wrong(
             [tmp_path / "run", "--classes", good],
             "--classes has 1 classes, for the labels 0 to 0, and shards '",
         ),
-        ([tmp_path / "run", "--pairs", good], f"pairs '{good}', line 1: "),
+        ([tmp_path / "run", "--pairs", good], f"pairs '{good}', entry 'classes': entry: Input should be an object"),
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
         ([config], f"'{config}': a config, and a run is expected; its run is '{tmp_path / 'run'}': give"),
         ([classes], f"'{classes}': a JSON file, and a run is expected; `mmdata train CONFIG` makes one"),

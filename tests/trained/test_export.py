@@ -60,6 +60,18 @@ def export(make_run: MakeRun, tmp_path_factory: pytest.TempPathFactory):
     return make
 
 
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets the questions that transformers asks: whether to run code that it is not told to trust."""
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        asked.append(question)  # an exception would not reach the test
+        return "n"
+
+    monkeypatch.setattr("builtins.input", ask)
+    return asked
+
+
 def features_of(model: Any, run: TrainedRun, folder: Path, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """L2-normalised features as a user of transformers computes them, from the run's pixels."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -140,11 +152,9 @@ def test_export_of_other_towers_brings_their_code(
     assert {".towers", ".transformers_towers"} < imported
     assert not any(name.startswith("mmdata") for name in imported), "it is loaded where mmdata is not installed"
 
-    def ask(question: str) -> str:
-        raise AssertionError(question)
-
-    monkeypatch.setattr("builtins.input", ask)  # transformers asks whether to run code that it is not told to trust
+    asked = questions(monkeypatch)
     exec(usage("MmdataModel", str(folder)).replace("photo.jpg", str(photos / "raw" / "00.jpg")), {})
+    assert asked == []
 
 
 @pytest.mark.parametrize(
@@ -160,10 +170,7 @@ def test_export_of_other_towers_brings_their_code(
 def test_export_works_in_the_pipeline_and_asks_nothing(
     export, tmp_path: Path, model: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    def ask(question: str) -> str:
-        raise AssertionError(question)
-
-    monkeypatch.setattr("builtins.input", ask)  # transformers asks whether to run code that it is not told to trust
+    asked = questions(monkeypatch)
     run, folder = export(model)
     Image.linear_gradient("L").resize((32, 32)).convert("RGB").save(tmp_path / "photo.png")  # needs no resizing
     classify = transformers.pipeline("zero-shot-image-classification", model=str(folder), trust_remote_code=True)
@@ -172,7 +179,10 @@ def test_export_works_in_the_pipeline_and_asks_nothing(
     expected = run.zero_shot([tmp_path / "photo.png"], ["dog", "cat"], templates=["a {}"]).probabilities[0]
     scores = {line["label"]: line["score"] for line in found}
     assert [scores["dog"], scores["cat"]] == pytest.approx(expected.tolist(), abs=1e-4)
-    for loaded in (AutoTokenizer.from_pretrained(folder), AutoProcessor.from_pretrained(folder).tokenizer):
+    # AutoTokenizer and AutoProcessor load config.json first, and would ask about the code that it names.
+    parts = [auto.from_pretrained(folder, trust_remote_code=False) for auto in (AutoTokenizer, AutoProcessor)]
+    assert asked == []
+    for loaded in (parts[0], parts[1].tokenizer):
         ids, _ = run.tokenizer.encode(TEXTS[:1], run.tokenizer.count(TEXTS[:1])[0])
         if kind == "MmdataModel":  # a CLIPModel has other numbers
             assert loaded(TEXTS[0])["input_ids"] == ids[0].tolist()

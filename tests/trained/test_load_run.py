@@ -313,4 +313,7 @@ def test_evaluate_takes_a_set_with_one_image_a_pair(
     expected = ((images @ true) > (images @ false)).double().mean().item()
     found = json.loads((tmp_path / "scores.json").read_text())
     assert found["compositional"] == {kind: {"accuracy": expected, "pairs": 3} for kind in ("add_att", "mean")}
-    assert f"add_att │ 3     │ {100 * expected:.1f} %" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"add_att │ 3     │ {100 * expected:.1f} %" in printed
+    (chance,) = [line for line in printed.splitlines() if "50.0 %" in line and "chance" in line]
+    assert chance.replace("│", " ").split() == ["chance", "50.0", "%"]

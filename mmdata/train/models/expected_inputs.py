@@ -5,13 +5,17 @@ A processor tells it, else preprocessor_config.json beside the weights, else the
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from mmdata.batch import CLIP_MEAN, CLIP_STD
 from mmdata.config import Config, DataConfig, ModelConfig
+from mmdata.errors import ConfigError, excerpt
 from mmdata.train.models.limits import config_of
 from mmdata.train.ranks import collectives
 
@@ -27,6 +31,8 @@ STATS_OF_KINDS = {**KINDS, **{f"{kind}_vision_model": stats for kind, stats in K
 """Mean and deviation with which models of a model_type are published, where all of them have the same."""
 TEXT_KINDS = {*KINDS, *(f"{kind}_text_model" for kind in KINDS)}
 """Values of model_type whose positions are the text length that the model was trained with, not only a bound."""
+NUMBERS = ("image_mean", "image_std", "rescale_factor", "size", "crop_size")
+"""Settings of an image processor that are read here."""
 UNBOUNDED = 1_000_000
 """A tokenizer without a longest text has a larger model_max_length."""
 
@@ -48,17 +54,32 @@ class ExpectedInputs:
     max_length: int | None
 
 
-def expected_inputs(config: Any, *, source: str | None = None, processor: Any = None) -> ExpectedInputs:
+def expected_inputs(
+    config: Any, *, source: str | None = None, processor: Any = None, is_loaded: bool = False
+) -> ExpectedInputs:
     """What a model expects.
 
     Args:
         config: of the model, of transformers; None: not known.
         source: folder or Hugging Face name of the model, where its image processor may be saved.
         processor: a processor, image processor or tokenizer of transformers; it comes before the folder.
+        is_loaded: the model is in memory; the hub is not asked for what is not on this machine.
+
+    Raises:
+        ConfigError: a saved image processor cannot be read, or its settings are no numbers for RGB images.
     """
-    settings = _image_settings(source, processor)
+    settings = _image_settings(source, processor, is_loaded=is_loaded)
     vision, text = (getattr(config, f"{name}_config", config) for name in ("vision", "text"))
-    stats, are_known = _stats(settings), True
+    try:
+        stats, size = _stats(settings), _image_size(settings, getattr(vision, "image_size", None))
+    except (AttributeError, TypeError, ValueError) as error:
+        shown = {name: settings[name] for name in NUMBERS if name in settings}
+        origin = f" of '{source}'" if source else ""
+        raise ConfigError(
+            f"the image processor{origin} has settings that are not those of RGB images: {error}; "
+            f"got {excerpt(str(shown))}; save it again with transformers"
+        ) from error
+    are_known = True
     if stats is None:
         kind = str(getattr(vision, "model_type", ""))
         stats, are_known = STATS_OF_KINDS.get(kind, IMAGENET_STATS), kind in STATS_OF_KINDS
@@ -70,15 +91,19 @@ def expected_inputs(config: Any, *, source: str | None = None, processor: Any = 
     return ExpectedInputs(
         pixel_stats=stats,
         are_stats_known=are_known,
-        image_size=_image_size(settings, getattr(vision, "image_size", None)),
+        image_size=size,
         max_length=int(longest) if longest < UNBOUNDED else None,
     )
 
 
 def inputs_of(model: Any, processor: Any = None) -> ExpectedInputs:
-    """What a model that is loaded already expects; `processor` as for `expected_inputs`."""
+    """What a model that is loaded already expects; `processor` as for `expected_inputs`.
+
+    Its image processor is looked for in its folder or among the downloaded files; nothing is downloaded.
+    """
     config = getattr(model, "config", None)
-    return expected_inputs(config, source=getattr(config, "_name_or_path", None), processor=processor)
+    source = getattr(config, "_name_or_path", None)
+    return expected_inputs(config, source=source, processor=processor, is_loaded=True)
 
 
 def with_inputs_of_model(config: Config) -> Config:
@@ -135,7 +160,7 @@ def _expected_of_folder(model: ModelConfig, source: Any) -> ExpectedInputs | Non
     return None if config is None else expected_inputs(config, source=source)
 
 
-def _image_settings(source: str | None, processor: Any) -> dict[str, Any]:
+def _image_settings(source: str | None, processor: Any, *, is_loaded: bool) -> dict[str, Any]:
     """The settings of an image processor; {} where there is none."""
     images = getattr(processor, "image_processor", processor)
     if hasattr(images, "image_mean"):
@@ -143,24 +168,42 @@ def _image_settings(source: str | None, processor: Any) -> dict[str, Any]:
     if not source:
         return {}
     # Imported here: transformers takes seconds to import, and built-in towers come without it.
-    from transformers.image_processing_base import ImageProcessingMixin
+    from transformers.utils.hub import cached_file
 
-    try:
-        return ImageProcessingMixin.get_image_processor_dict(source)[0]
-    except OSError:
-        return {}
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        try:
+            file = cached_file(source, name, local_files_only=is_loaded)
+        except OSError:  # there is none
+            continue
+        try:
+            saved = json.loads(Path(str(file)).read_bytes())
+            if not isinstance(saved, dict):
+                raise ValueError(f"expected an object, got a {type(saved).__name__}")
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"'{file}': cannot be read as the settings of an image processor ({error}); save the image processor "
+                "again, or remove the file: pixels then get the mean and deviation of models of this kind"
+            ) from error
+        settings = cast("dict[str, Any]", saved)
+        found = settings.get("image_processor") if name == "processor_config.json" else settings
+        if isinstance(found, dict):
+            return cast("dict[str, Any]", found)
+    return {}
 
 
 def _stats(settings: dict[str, Any]) -> PixelStats | None:
     """Mean and deviation of pixels from 0 to 1, by which a processor's own steps are done at once."""
     mean, std = settings.get("image_mean"), settings.get("image_std")
     if settings.get("do_normalize") is False:
-        mean, std = [0.0] * 3, [1.0] * 3
-    if not mean or not std:
+        mean, std = 0.0, 1.0
+    if mean is None or std is None:
         return None
     factor = 1.0 if settings.get("do_rescale") is False else settings.get("rescale_factor") or 1 / 255
     scale = round(255 * factor, 9)
-    return tuple(x / scale for x in mean), tuple(x / scale for x in std)
+    # A processor may have one number for all channels.
+    values = (np.broadcast_to(np.asarray(value, dtype=float), 3) for value in (mean, std))
+    mean, std = (tuple((value / scale).tolist()) for value in values)
+    return mean, std
 
 
 def _image_size(settings: dict[str, Any], of_config: Any) -> int | None:
