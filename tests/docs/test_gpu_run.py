@@ -19,6 +19,8 @@ import pytest
 from tests.docs.rehearsal import FOR_NOTHING, command, environment, rehearsed, results
 from tests.programs import PATIENCE_S, Program
 
+PROGRAMS = ("gpu_train.py", "render.py")
+
 
 def running(folder: Path, setting: str = "") -> list[str]:
     """Command lines of the programs that have `environment(folder)`, and this setting in their environment."""
@@ -42,11 +44,10 @@ def test_a_kill_in_the_middle_keeps_what_was_measured_and_ends_all_that_was_star
     with Program(words, stdout=subprocess.PIPE, text=True, env=settings) as process:
         assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("loss: "))
-        while not any("render.py" in line for line in running(tmp_path)):  # a program that a part has started
+        # A part, and a program that it has started: they share what is compiled.
+        while not all(any(name in line for line in running(tmp_path, compiled)) for name in PROGRAMS):
             assert process.poll() is None
             time.sleep(0.01)
-        sharing = running(tmp_path, compiled)
-        assert [words for words in sharing if "gpu_train.py" in words], "programs share what is compiled"
         process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_S
     while left := running(tmp_path):
