@@ -131,7 +131,7 @@ class Output:
         """The error of units that belong to another run."""
         return DataError(
             f"output '{self.place}': holds an unfinished conversion ({'; '.join(differences(other, run))}); "
-            "run that again, which goes on where it ended, or start anew with --overwrite"
+            "run that again, with its files as they were, to go on where it ended; or start anew with --overwrite"
         )
 
     def _stagings(self) -> list[Staging]:
