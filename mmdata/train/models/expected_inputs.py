@@ -16,8 +16,8 @@ import numpy as np
 from mmdata.batch import CLIP_MEAN, CLIP_STD
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.errors import ConfigError, excerpt
+from mmdata.launcher import launched
 from mmdata.train.models.limits import config_of
-from mmdata.train.ranks import collectives
 
 logger = logging.getLogger("mmdata")
 
@@ -149,7 +149,8 @@ def fitted(data: DataConfig, *, image_size: int | None, max_length: int | None, 
 
 def of_one_rank() -> int:
     """The level of a warning that all ranks would log: that of a message on all but one."""
-    return logging.WARNING if collectives.rank() == 0 else logging.INFO
+    ranks = launched()
+    return logging.INFO if ranks is not None and ranks.rank > 0 else logging.WARNING
 
 
 def _expected_of_folder(model: ModelConfig, source: Any) -> ExpectedInputs | None:
