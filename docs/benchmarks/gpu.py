@@ -195,10 +195,11 @@ def main() -> int:
     rehearsal = given.small or given.device == "cpu"
     results = Results(given.out, machine_of(given.device), rehearsal=rehearsal)
     chosen = [program for program in programs(given) if program.part in given.parts]
+    # Before the imports: torch's compiler sets the variable to a folder of its own.
+    settings = {"TORCHINDUCTOR_CACHE_DIR": str(given.out / "compiled")} | dict(os.environ)
     missing = missing_modules(chosen)
     print(in_words(chosen, missing), flush=True)
     brought = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    settings = {"TORCHINDUCTOR_CACHE_DIR": str(given.out / "compiled")} | dict(os.environ)
     settings["PYTHONPATH"] = os.pathsep.join([str(ROOT), *brought])
     printed = given.out / "printed.txt"
     printed.write_text("")

@@ -152,6 +152,7 @@ def test_units_of_any_size_give_the_samples_of_the_model(
         table.write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = ConvertConfig(
             images=str(pictures),
+            label_column="label",
             shard_rows=shard_rows,
             keep_duplicates=keep,
             group_by="image" if group else "none",

@@ -71,10 +71,14 @@ def test_a_table_may_be_many_files_and_may_name_its_keys(corpus: Corpus, tmp_pat
 @pytest.mark.parametrize(
     ("encoding", "name", "wrong"),
     [
-        ("utf-16", "score", "looks like UTF-16, and text files are read as UTF-8: iconv -f UTF-16 -t UTF-8 't.csv'"),
+        (
+            "utf-16",
+            "score",
+            "looks like UTF-16, .* UTF-8: iconv -f UTF-16 -t UTF-8 't.csv' > NEW makes one",
+        ),
         ("utf-16-le", "score", "looks like UTF-16, .*"),
         ("utf-16-be", "score", "looks like UTF-16, .*"),
-        ("utf-32", "score", "looks like UTF-32, .*: iconv -f UTF-32 -t UTF-8 't.csv'"),
+        ("utf-32", "score", "looks like UTF-32, .*: iconv -f UTF-32 -t UTF-8 't.csv' > NEW makes one"),
         ("latin-1", "größe", "cannot be read as a table: .*; write it in UTF-8"),
     ],
 )
