@@ -26,6 +26,7 @@ def now() -> tuple[str, bool, bool]:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
+    torch.set_float32_matmul_precision("highest")  # torch's default, whatever ran in this process before
     before = now()
     yield
     assert now() == before
