@@ -8,7 +8,6 @@ from mmdata.config import DataConfig, load_config
 from mmdata.config.data import sources
 from mmdata.config.wrong_file import not_a_config
 from mmdata.config.wrong_run import not_a_run
-from mmdata.convert.files import exists
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import Kind, recognize
 
@@ -40,6 +39,9 @@ def check_folder(folder: str) -> None:
 
 def check_source(source: str) -> None:
     """Raise a DataError if there is no such corpus to convert; a URL is taken as it is."""
+    # Imported here: only what converts reads archives.
+    from mmdata.convert.files import exists
+
     if "://" not in source and not exists(source):
         raise DataError(f"source '{source}': no such file or folder")
 

@@ -24,9 +24,18 @@ def now() -> tuple[str, bool, bool]:
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
 
 
+def set_defaults() -> None:
+    """Torch's defaults of float32."""
+    backends: Any = torch.backends
+    backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = True
+    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
+
+
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    torch.set_float32_matmul_precision("highest")  # torch's default, whatever ran in this process before
+    set_defaults()  # whatever ran in this process before
     before = now()
     yield
     assert now() == before
@@ -65,10 +74,7 @@ def backends() -> Iterator[Any]:
     """`torch.backends`, whose switches of float32 are torch's defaults again after the test."""
     backends: Any = torch.backends
     yield backends
-    backends.fp32_precision = "none"
-    torch.set_float32_matmul_precision("highest")
-    backends.cudnn.allow_tf32 = True
-    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
+    set_defaults()
 
 
 def new_switches() -> tuple[str, str]:
