@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "convert": [*TOP, "shards", "transform"],
     "duplicates": [*TOP, "shards", "transform"],
     "push": [*TOP, "shards"],
-    "train": ["atomic", "batch", "config", "encoded_images", "errors", "recognize", "renamed"],
+    "train": ["atomic", "batch", "config", "encoded_images", "errors", "launcher", "recognize", "renamed"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
     "commands": [*DATA_HALF, "train", "trained", "inspect"],
