@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdata.batch import Batch, model_inputs
     from mmdata.config import Config, DataConfig, load_config
+    from mmdata.index import Index
     from mmdata.loader import Loader
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
-    from mmdata.shards import Index
     from mmdata.streaming import stream
     from mmdata.trained import load_run
 
@@ -23,7 +23,7 @@ _HOME = {
     "BucketBatchSampler": "mmdata.samplers",
     "Config": "mmdata.config",
     "DataConfig": "mmdata.config.data",
-    "Index": "mmdata.shards",
+    "Index": "mmdata.index",
     "Loader": "mmdata.loader",
     "TwoStreamBatchSampler": "mmdata.samplers",
     "load_config": "mmdata.config",
@@ -32,7 +32,10 @@ _HOME = {
     "stream": "mmdata.streaming",
 }
 
-_ROOMS = ("batch", "config", "convert", "integrations", "samplers", "shards", "streaming", "train", "trained")
+_ROOMS = (
+    *("batch", "config", "convert", "images", "index", "integrations", "samplers", "storage", "streaming"),
+    *("tars", "train", "trained"),
+)
 """Modules that the documentation names."""
 
 __all__ = [

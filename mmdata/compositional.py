@@ -27,15 +27,16 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError, Reason
+from mmdata.images import probe
+from mmdata.images.pillow import decode_pillow
+from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_pixels
 from mmdata.plan import Bucket
 from mmdata.safe_read import read_inside
-from mmdata.shards import clean_caption, probe
-from mmdata.shards.samples import MAX_IMAGE_BYTES
-from mmdata.transform.pillow import decode_pillow
-from mmdata.transform.pixels import EncodedImage, PixelTransform
-from mmdata.transform.text import Tokenizer, need_tokenizer
+from mmdata.tars import clean_caption
+from mmdata.tars.samples import MAX_IMAGE_BYTES
+from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 
 IMAGE_FOLDERS = ("images", "val2017")
 """Folders beside a set where Winoground and ARO have their images, and COCO those of SugarCrepe."""

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+pytest_plugins = ["tests.made_shards"]
+
 # No time limit and no slowness check for examples: these tests may run beside other work.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
@@ -46,7 +48,7 @@ def no_decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without any of the decoders of images that may be missing."""
     from PIL import features
 
-    from mmdata.shards.images import plugins
+    from mmdata.images import plugins
 
     for module in ("pillow_heif", "pillow_jxl"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import mmdata
-from mmdata.shards import ImageInfo, Sample, ShardWriter
-from mmdata.transform.text import train_tokenizer
+from mmdata.images import ImageInfo
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import train_tokenizer
 from tests.flat_settings import grouped
 
 ROWS, STEPS = 15, 4  # of an epoch, in batches of 4

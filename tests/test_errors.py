@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.errors import BadSample, ConfigError, DataError, LoadError, Problems, Reason, printable
-from mmdata.shards import build_index
+from mmdata.index import build_index
 from tests.programs import run_program
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\n\r\x9b2J\u202egpj.\u200b\u2028\udce9é漢"

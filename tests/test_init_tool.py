@@ -25,8 +25,8 @@ from mmdata.commands.starter import Machine, Starter, choose_share, config_text
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
-from mmdata.transform.text import Tokenizer
-from tests.shards.servers import serve
+from mmdata.text.tokenizer import Tokenizer
+from tests.storage.servers import serve
 
 TOOLS = Path(__file__).parents[1] / "tools"
 CPU = Machine(cores=2)

@@ -35,8 +35,9 @@ GROUND = [
     *("processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
+INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*TOP, "shards", "join", "plan", "transform", "loader", "samplers", "streaming", "compositional", "convert"),
+    *(*INDEX, "repair", "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -44,17 +45,21 @@ MAY_IMPORT: dict[str, list[str]] = {
     **dict.fromkeys(GROUND, GROUND),
     "cli": [*GROUND, "config"],
     "config": GROUND,
-    "shards": TOP,
-    "join": [*TOP, "shards"],
-    "plan": [*TOP, "shards", "join"],
-    "transform": [*TOP, "shards"],
-    "loader": [*TOP, "shards", "join", "plan", "transform"],
+    "images": TOP,
+    "tars": [*TOP, "images"],
+    "text": INDEX,
+    "storage": [*TOP, "tars"],
+    "index": [*TOP, "images", "tars", "storage"],
+    "repair": INDEX,
+    "tables": INDEX,
+    "plan": [*INDEX, "tables"],
+    "loader": [*INDEX, "tables", "plan"],
     "samplers": [*TOP, "plan"],
-    "streaming": [*TOP, "shards", "plan", "transform", "loader"],
-    "compositional": [*TOP, "shards", "plan", "transform", "loader"],
-    "convert": [*TOP, "shards", "transform"],
-    "duplicates": [*TOP, "shards", "transform"],
-    "push": [*TOP, "shards"],
+    "streaming": [*INDEX, "plan", "loader"],
+    "compositional": [*INDEX, "plan", "loader"],
+    "convert": INDEX,
+    "duplicates": INDEX,
+    "push": INDEX,
     "train": ["atomic", "batch", "config", "encoded_images", "errors", "launcher", "recognize", "renamed"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
@@ -66,7 +71,7 @@ MAY_IMPORT: dict[str, list[str]] = {
 
 BANNED: dict[str, list[str]] = {
     **{part: ["torch.distributed"] for part in DATA_HALF},
-    "shards": ["torch", "torchvision", "transformers"],
+    **{part: ["torch", "torchvision", "transformers"] for part in ("tars", "storage", "index")},
     "plan": ["torch", "torchvision", "transformers", "PIL"],
     "train": ["pyarrow", "webdataset", "simplejpeg", "tokenizers", "PIL"],
 }
@@ -141,16 +146,16 @@ def test_layers_facade_imports_nothing_of_the_library_when_loaded():
 @pytest.mark.parametrize(
     ("file", "line", "message"),
     [
-        ("shards/tar.py", "import mmdata.plan", "mmdata.shards imports mmdata.plan"),
+        ("tars/tar.py", "import mmdata.plan", "mmdata.tars imports mmdata.plan"),
         ("plan/plan.py", "def f():\n    from torch import Tensor", "mmdata.plan imports torch.Tensor"),
         ("plan/rows.py", "from mmdata import loader", "mmdata.plan imports mmdata.loader"),
-        ("transform/text.py", "from ..convert import convert", "mmdata.transform imports mmdata.convert"),
+        ("text/tokenizer.py", "from ..convert import convert", "mmdata.text imports mmdata.convert"),
         ("loader/batch_maker.py", "from mmdata.train import losses", "mmdata.loader imports mmdata.train"),
         ("loader/loader.py", "import torch.distributed as d", "mmdata.loader imports torch.distributed"),
         ("convert/rows.py", "from torch import distributed", "mmdata.convert imports torch.distributed"),
         ("train/run/trainer.py", "from mmdata.loader import Loader", "mmdata.train imports mmdata.loader"),
         ("train/run/trainer.py", "if True:\n    from PIL import Image", "mmdata.train imports PIL.Image"),
-        ("config/config.py", "import mmdata.shards.tar", "mmdata.config imports mmdata.shards"),
+        ("config/config.py", "import mmdata.tars.tar", "mmdata.config imports mmdata.tars"),
         ("batch.py", "from datasets import scenes", "the library imports datasets.scenes"),
         ("compositional.py", "import mmdata.inspect", "mmdata.compositional imports mmdata.inspect"),
         ("handlers.py", "import os", "mmdata.handlers belongs to no layer"),
@@ -203,7 +208,7 @@ def test_layers_train_imports_without_the_libraries_of_the_data_half():
         "from mmdata.train import DualEncoder, losses, miners\n"
         "from mmdata.config import ModelConfig\n"
         "DualEncoder.from_config(ModelConfig(name='tiny', vocab_size=300))\n"
-        "data_half = ('shards', 'plan', 'transform', 'loader', 'stream', 'convert')\n"
+        "data_half = ('images', 'tars', 'text', 'storage', 'index', 'tables', 'plan', 'loader', 'stream')\n"
         "print([name for name in sys.modules if name.startswith(tuple(f'mmdata.{part}' for part in data_half))])\n"
     )
     done = run_python(code)
@@ -221,7 +226,7 @@ def test_layers_library_loads_names_when_asked_and_its_index_without_torch():
     code = """
     import sys, mmdata
     assert not {'torch', 'numpy', 'pyarrow', 'PIL'} & set(sys.modules)
-    assert mmdata.Index.__module__ == 'mmdata.shards.index'
+    assert mmdata.Index.__module__ == 'mmdata.index.index'
     assert 'torch' not in sys.modules
     try:
         mmdata.Lodaer

@@ -13,7 +13,7 @@ import pytest
 
 from mmdata.atomic import explain, lock, naming, sync_folder, write_whole
 from mmdata.errors import DataError
-from mmdata.shards import build_index
+from mmdata.index import build_index
 from tests.programs import PATIENCE_S, run_program
 
 ROOT = Path(__file__).parents[1]

@@ -18,10 +18,10 @@ from transformers import AutoTokenizer
 from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
-from mmdata.transform.image import Box, decode, resize_crop
-from mmdata.transform.pixels import EncodedImage, PixelTransform
-from mmdata.transform.text import train_tokenizer
-from tests.transform.placed import patches
+from mmdata.images.image import Box, decode, resize_crop
+from mmdata.images.pixels import EncodedImage, PixelTransform
+from mmdata.text.tokenizer import train_tokenizer
+from tests.images.placed import patches
 
 
 @pytest.fixture(scope="module")

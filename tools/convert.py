@@ -33,10 +33,10 @@ from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, co
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
+from mmdata.index import Manifest
 from mmdata.progress import duration, progress_in_rows
-from mmdata.shards import Manifest
-from mmdata.shards.folder import INNER, QUARANTINE_NAME, find_ledger
-from mmdata.shards.remote.urls import is_url
+from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
+from mmdata.storage.urls import is_url
 
 SETTINGS = {
     "table": "table in SOURCE, or a pattern for several",

@@ -31,8 +31,8 @@ from mmdata.cli import Parser, run
 from mmdata.commands.paths import check_folder
 from mmdata.cores import usable_cores
 from mmdata.errors import ConfigError, counted, printable
-from mmdata.shards import ShardCache
-from mmdata.shards.remote.cache import GB
+from mmdata.storage import ShardCache
+from mmdata.storage.cache import GB
 
 if TYPE_CHECKING:
     from mmdata.duplicates.table import Advance, Duplicates

@@ -32,14 +32,15 @@ from pathlib import Path
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.next_commands import next_commands
 from mmdata.errors import Reason, counted, printable
-from mmdata.shards import IndexReport, ShardCache, build_index
-from mmdata.shards.build import MakeTokenizer
-from mmdata.shards.caption_lengths import counts_of
-from mmdata.shards.columns.encode import CountTokens
-from mmdata.shards.joined_captions import parse_captions
-from mmdata.shards.keys_index import build_keys_index
-from mmdata.shards.members import Members
-from mmdata.shards.remote.cache import GB
+from mmdata.index import IndexReport, build_index
+from mmdata.index.build import MakeTokenizer
+from mmdata.index.caption_lengths import counts_of
+from mmdata.index.encode import CountTokens
+from mmdata.index.joined_captions import parse_captions
+from mmdata.index.keys_index import build_keys_index
+from mmdata.storage import ShardCache
+from mmdata.storage.cache import GB
+from mmdata.tars.members import Members
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def main() -> int:
         return index_members(options)
     count_tokens, tokenizer = None, None
     if options.tokenizer:
-        from mmdata.transform.text import Tokenizer  # imports torch, which only the tokenizer needs
+        from mmdata.text.tokenizer import Tokenizer  # imports torch, which only the tokenizer needs
 
         loaded = Tokenizer.load(options.tokenizer)
         counts = counts_of(loaded, options.caption_template)
@@ -236,7 +237,7 @@ def _trainer(vocab_size: int) -> MakeTokenizer:
     """What trains the tokenizer of the index."""
 
     def train(captions: Iterable[str], folder: Path) -> tuple[CountTokens, str]:
-        from mmdata.transform.text import Tokenizer, train_tokenizer
+        from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
         train_tokenizer(captions, folder, vocab_size=vocab_size)
         tokenizer = Tokenizer.load(folder)

@@ -17,8 +17,8 @@ import shlex
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.repair import CHECKS, image_check
 from mmdata.errors import counted, printable
-from mmdata.shards.repair import repair_tars
-from mmdata.shards.repair.accounts import account_lines
+from mmdata.repair import repair_tars
+from mmdata.repair.accounts import account_lines
 
 
 def main() -> int:

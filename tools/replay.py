@@ -40,7 +40,7 @@ def main() -> int:
     from mmdata.commands.replay import data_of
     from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
     from mmdata.loader import Loader
-    from mmdata.plan.select.rows import excluded_by
+    from mmdata.tables.select import excluded_by
 
     data = data_of(given.config, overrides)
     loader = Loader.from_config(data, rank=0, world_size=1)

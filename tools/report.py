@@ -17,7 +17,7 @@ from mmdata.config.data import sources
 from mmdata.config.wrong_run import check_run_folder
 from mmdata.errors import ConfigError, printable
 from mmdata.recognize import Kind, recognize
-from mmdata.shards.folder import local_folder
+from mmdata.storage.folder import local_folder
 
 QUERY_ROWS = 1000
 """Images that the queries of a report are asked among, unless --query-rows says otherwise."""

@@ -15,11 +15,11 @@ from collections.abc import Collection, Sequence
 
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.errors import counted, printable
-from mmdata.shards import Manifest, Problem, verify
-from mmdata.shards.folder import local_folder, manifest_prefix
-from mmdata.shards.verify_given import sort_given
-from mmdata.shards.verify_members import has_members_index, verify_members
-from mmdata.shards.verify_tars import verify_tars
+from mmdata.index import Manifest, Problem, verify
+from mmdata.index.verify_given import sort_given
+from mmdata.index.verify_members import has_members_index, verify_members
+from mmdata.index.verify_tars import verify_tars
+from mmdata.storage.folder import local_folder, manifest_prefix
 
 
 def main() -> int:

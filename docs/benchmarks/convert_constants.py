@@ -30,8 +30,8 @@ from mmdata.convert.engines import threads
 from mmdata.convert.group import Merges, image_key
 from mmdata.convert.repeats import KEY_BYTES, Repeats
 from mmdata.convert.sources import open_source
-from mmdata.shards import Manifest
-from tests.shards.servers import serve_s3
+from mmdata.index import Manifest
+from tests.storage.servers import serve_s3
 
 UNIT_ROWS = 10_000
 

@@ -29,14 +29,16 @@ from mmdata import Loader
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.data import ValConfig, evaluation_data
 from mmdata.config.loading import LoadingConfig
-from mmdata.shards import Sample, ShardWriter, clean_caption, probe
-from mmdata.shards.folder import manifest_prefix
+from mmdata.images import probe
+from mmdata.images.pixels import EncodedImage, PixelTransform
+from mmdata.index import Sample, ShardWriter
 from mmdata.shipped import shipped
+from mmdata.storage.folder import manifest_prefix
+from mmdata.tars import clean_caption
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.run.trainer import Trainer
-from mmdata.transform.pixels import EncodedImage, PixelTransform
-from mmdata.transform.text import Tokenizer, train_tokenizer
 
 HOME = Path(os.environ.get("MMDATA_BENCH_DIR", "/tmp/mmdata-fidelity"))
 LARGER, VAL, SIDE = 2, 500, 32

@@ -46,8 +46,8 @@ IMPORTS = {
 
 def make() -> None:
     """Hard links to tars, copies of their index files, which are all read, and a manifest that names them."""
-    from mmdata.shards import Manifest
-    from mmdata.shards.manifest.writer import write_manifest
+    from mmdata.index import Manifest
+    from mmdata.index.manifest_writer import write_manifest
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     (source := FOLDER / "source").mkdir(parents=True)

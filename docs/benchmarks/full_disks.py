@@ -20,7 +20,7 @@ from killed_conversions import SETTINGS, content, make_corpus
 from mmdata.convert import convert
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
-from mmdata.shards.verify import verify
+from mmdata.index.verify import verify
 
 ENOUGH_KIB = 64 * 1024
 

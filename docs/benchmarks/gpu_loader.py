@@ -33,11 +33,12 @@ from torchvision.io import ImageReadMode, decode_jpeg
 import mmdata
 from mmdata.cores import usable_cores
 from mmdata.encoded_images import with_pixels
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train.compiler import compiles
 from mmdata.train.precision import choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher
-from mmdata.transform.text import Tokenizer, train_tokenizer
 
 WORDS = ["a", "the", "of", "on", "two", "red", "blue", "small", "large", "old", "dog", "cat", "man", "street", "house"]
 

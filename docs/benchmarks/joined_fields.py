@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import mmdata
-from mmdata.shards.keys_index import build_keys_index
+from mmdata.index.keys_index import build_keys_index
 
 HOME = Path(os.environ.get("MMDATA_BENCH_DIR", "/tmp/mmdata-loading"))
 DIMENSIONS = 768

@@ -27,7 +27,7 @@ from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.processes import processes
-from mmdata.shards.verify import verify
+from mmdata.index.verify import verify
 
 SETTINGS = ConvertConfig(shard_rows=20, val_share=0.2, max_bad_share=0.2)
 

@@ -40,7 +40,7 @@ def make(source: Path) -> None:
     """Corpora of one set of photos: as they are, with a shorter side of 256, and of 12 megapixels."""
     from PIL import Image
 
-    from mmdata.transform.text import train_tokenizer
+    from mmdata.text.tokenizer import train_tokenizer
 
     photos = [path.read_bytes() for path in sorted(source.glob("*.jpg"))]
     captions = [path.with_suffix(".txt").read_text().strip() for path in sorted(source.glob("*.jpg"))]

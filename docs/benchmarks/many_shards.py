@@ -18,7 +18,7 @@ from typing import Any
 from index_tars import write_tars
 
 from mmdata import Loader
-from mmdata.shards import build_index
+from mmdata.index import build_index
 
 SHARD_ROWS, BATCH = 200, 256
 

@@ -7,7 +7,7 @@ PYTHONPATH=. python docs/benchmarks/plan_scale.py mask /tmp/billion --share 0.1 
 PYTHONPATH=. python docs/benchmarks/plan_scale.py run /tmp/billion --mask /tmp/billion/mask-0.1.npy
 PYTHONPATH=. python docs/benchmarks/plan_scale.py window              # 10^7 rows in one window
 
-Shards, their index files and their rows are made up (tests/shards/synthetic.py); the manifest is real.
+Shards, their index files and their rows are made up (tests/index/synthetic.py); the manifest is real.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.index import Manifest
 from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets
 from mmdata.plan.rows import count_cells
-from mmdata.plan.select.files import NpyFile
-from mmdata.plan.selection import Selection
-from mmdata.shards import Manifest
-from tests.shards.synthetic import synthetic_rows, write_synthetic_manifest
+from mmdata.tables.row_files import NpyFile
+from mmdata.tables.selection import Selection
+from tests.index.synthetic import synthetic_rows, write_synthetic_manifest
 
 SHARD_ROWS, SEED, BATCH = 10_000, 0, 4096
 CHUNK_ROWS = 10**7

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.convert.resize import Resize
-from mmdata.transform.image import decode, eval_crop, resize_crop
+from mmdata.images.image import decode, eval_crop, resize_crop
 
 SIDE, CROP, ROUNDS = 256, 224, 5
 

@@ -23,7 +23,8 @@ import pyarrow.parquet
 from PIL import Image
 
 from mmdata import Loader
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
 
 WORDS = np.array(["a", "red", "dog", "near", "the", "old", "house", "with", "trees", "under", "grey", "sky"])
 

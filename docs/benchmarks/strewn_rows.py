@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 import mmdata
-from mmdata.shards import ShardCache, ShardStore, build_index
+from mmdata.index import ShardStore, build_index
+from mmdata.storage import ShardCache
 
 
 class Files(ThreadingHTTPServer):

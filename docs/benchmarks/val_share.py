@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from mmdata.config import DataConfig
+from mmdata.images.probe import ImageInfo
+from mmdata.index import Index
+from mmdata.index.encode import encode
+from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.plan.from_config import build_plan
-from mmdata.shards import Index
-from mmdata.shards.columns.encode import Place, Row, encode
-from mmdata.shards.images.probe import ImageInfo
-from mmdata.shards.manifest.writer import ManifestWriter
+from mmdata.tars.row import Place, Row
 
 SHARD_ROWS, TEMPLATES = 10_000, 16
 

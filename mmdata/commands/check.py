@@ -16,14 +16,15 @@ from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data, sources
 from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
+from mmdata.index import Index
 from mmdata.loader.meaning import Meaning, hashes_by
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
-from mmdata.shards import Index, ShardCache
-from mmdata.shards.remote.cache import GB
+from mmdata.storage import ShardCache
+from mmdata.storage.cache import GB
+from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
 from mmdata.train.objective import check_loss
-from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
 

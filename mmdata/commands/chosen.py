@@ -12,7 +12,7 @@ from mmdata.config.data import DataConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.convert.chosen import ChosenRows
 from mmdata.loader.corpus import open_index
-from mmdata.plan.select.rows import select_rows
+from mmdata.tables.select import select_rows
 
 
 def chosen_rows(shards: str, select: str, tables: Sequence[str] = ()) -> ChosenRows:

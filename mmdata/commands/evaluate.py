@@ -19,9 +19,9 @@ from mmdata.config import Config
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
+from mmdata.index import Index, Manifest
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
-from mmdata.shards import Index, Manifest
 from mmdata.train.evaluation.embedding import Features
 from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts

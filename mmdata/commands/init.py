@@ -23,13 +23,13 @@ from mmdata.convert.accounts import CannotPublish
 from mmdata.convert.opening import PARTS
 from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError, DataError, counted
+from mmdata.index import Index, build_index
+from mmdata.index.encode import CountTokens
 from mmdata.plan.from_config import build_plan
-from mmdata.plan.select.rows import below_share
 from mmdata.progress import SILENT, Track
-from mmdata.shards import Index, build_index
-from mmdata.shards.columns.encode import CountTokens
-from mmdata.shards.folder import find_ledger
-from mmdata.transform.text import Tokenizer, load_tokenizer, train_tokenizer
+from mmdata.storage.folder import find_ledger
+from mmdata.tables.select import below_share
+from mmdata.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 TEMPLATE = "a photo of a {}."
 """Makes the captions of a corpus of class names."""

@@ -14,17 +14,17 @@ from mmdata.commands.parts import find_part
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError
-from mmdata.join.captions import TableCaptions
-from mmdata.join.joined import JOINED, Joined
+from mmdata.index.caption_lengths import counts_of
 from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
 from mmdata.plan.caption_sources import caption_sources
 from mmdata.plan.rows import starts_of
-from mmdata.plan.select.rows import select_rows
-from mmdata.plan.selection import row_chunks
 from mmdata.recognize import Kind, recognize
-from mmdata.shards.caption_lengths import counts_of
-from mmdata.transform.text import load_tokenizer
+from mmdata.tables.captions import TableCaptions
+from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.select import select_rows
+from mmdata.tables.selection import row_chunks
+from mmdata.text.tokenizer import load_tokenizer
 
 _SETTING = re.compile(r"(data|model|train)\.[\w.]+=")
 

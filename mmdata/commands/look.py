@@ -26,13 +26,13 @@ from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted
+from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
-from mmdata.shards import Index, Manifest, ShardStore
-from mmdata.shards.captions import captions_of
-from mmdata.shards.folder import local_folder, manifest_prefix
-from mmdata.shards.remote.fetch import display_name
-from mmdata.shards.remote.urls import is_url
-from mmdata.transform.text import Tokenizer
+from mmdata.storage.fetch import display_name
+from mmdata.storage.folder import local_folder, manifest_prefix
+from mmdata.storage.urls import is_url
+from mmdata.tars.captions import captions_of
+from mmdata.text.tokenizer import Tokenizer
 
 LOOKED_ROWS = 256
 """Rows of a raw source that are examined before anything is written; and rows of an index whose captions are read."""

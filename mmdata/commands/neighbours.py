@@ -18,15 +18,15 @@ from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.data import once_in_order
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import DataError
-from mmdata.join.joined import Joined
+from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.plan.rows import starts_of
-from mmdata.plan.select.rows import select_rows
-from mmdata.plan.selection import row_chunks
 from mmdata.recognize import Kind, recognize
-from mmdata.shards import Index
+from mmdata.tables.joined import Joined
+from mmdata.tables.select import select_rows
+from mmdata.tables.selection import row_chunks
 from mmdata.train.memory.neighbours import FeatureSide, embed_rows
 from mmdata.trained import TrainedRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from mmdata.shards import Manifest
+from mmdata.index import Manifest
 
 
 def next_commands(folder: Path | str, manifest: Manifest) -> list[str]:

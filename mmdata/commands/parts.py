@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.convert.opening import PARTS
+from mmdata.index import Index
 from mmdata.recognize import Kind, recognize
-from mmdata.shards import Index
 
 TRAIN, VAL = PARTS
 

@@ -13,18 +13,18 @@ from mmdata.commands.parts import find_part
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError
+from mmdata.images.pixels import PixelTransform
+from mmdata.index import Index
+from mmdata.index.caption_lengths import CountsTokens
 from mmdata.loader.corpus import Corpus, open_corpus
 from mmdata.loader.fields import parse_fields
 from mmdata.loader.meaning import Meaning
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
-from mmdata.shards import Index
-from mmdata.shards.caption_lengths import CountsTokens
+from mmdata.text.transform import TextTransform
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.models.limits import limits_of, shape_problems
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text_transform import TextTransform
 
 BATCH_ROWS = 256
 """`data.global_batch_size` of a folder's plan; all rows where the folder has fewer."""

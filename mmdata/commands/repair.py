@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.images.probe import NO_LIMITS, probe
-from mmdata.shards.repair.payloads import CheckImage, check_header
+from mmdata.images.probe import NO_LIMITS, probe
+from mmdata.repair.payloads import CheckImage, check_header
 
 CHECKS = ("decode", "header", "none")
 
@@ -20,7 +20,7 @@ def check_decode(data: bytes) -> None:
     Raises:
         BadSample: its header or its pixels are damaged, or the format cannot be decoded here.
     """
-    from mmdata.transform.image import decode  # imports torch, which takes seconds
+    from mmdata.images.image import decode  # imports torch, which takes seconds
 
     info = probe(data, limits=NO_LIMITS)
     pixels = decode(data, format=info.format, checked=True)

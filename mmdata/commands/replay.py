@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse, with_overrides
-from mmdata.shards import Index
+from mmdata.index import Index
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 
 

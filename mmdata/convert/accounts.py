@@ -16,7 +16,7 @@ from mmdata.convert.missing import where_looked
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import Source
 from mmdata.errors import DataError, Reason
-from mmdata.shards.texts import Losses
+from mmdata.tars.texts import Losses
 
 EXAMPLES = 3
 """Reasons that the error of a failed conversion explains."""

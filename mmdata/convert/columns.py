@@ -15,7 +15,7 @@ from mmdata.convert.cells import as_list
 from mmdata.convert.recipe import ALL, RESERVED, ConvertConfig
 from mmdata.convert.tables import Table, shown
 from mmdata.errors import BadSample, ConfigError, excerpt
-from mmdata.shards.texts import parse_label
+from mmdata.tars.texts import parse_label
 
 logger = logging.getLogger("mmdata")
 

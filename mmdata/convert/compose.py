@@ -20,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.atomic import naming
-from mmdata.shards import ImageInfo, Sample
-from mmdata.shards.columns.columns import Columns
-from mmdata.shards.columns.encode import Encoded, encode, rearranged
-from mmdata.shards.folder import INNER
-from mmdata.shards.images.probe import FORMATS
-from mmdata.shards.manifest.pages import ShardEntry
-from mmdata.shards.open_shard import OpenShard, members_of
-from mmdata.shards.tar import BLOCK, END, read_members, split_name
+from mmdata.images import ImageInfo
+from mmdata.images.probe import FORMATS
+from mmdata.index import Sample
+from mmdata.index.columns import Columns
+from mmdata.index.encode import Encoded, encode, rearranged
+from mmdata.index.open_shard import OpenShard, members_of
+from mmdata.index.pages import ShardEntry
+from mmdata.storage.folder import INNER
+from mmdata.tars.tar import BLOCK, END, read_members, split_name
 
 COPIED_BYTES = 2**23
 """Bytes that are copied at once."""

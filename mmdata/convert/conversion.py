@@ -38,8 +38,8 @@ from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.hashing import least_share
 from mmdata.progress import Track
-from mmdata.shards.folder import INNER, QUARANTINE_NAME
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.storage.folder import INNER, QUARANTINE_NAME
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("mmdata")

@@ -18,8 +18,8 @@ from mmdata.convert.output import are_complete
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.retry import Retry
 from mmdata.errors import ConfigError
+from mmdata.index import Manifest
 from mmdata.progress import SILENT, Track
-from mmdata.shards import Manifest
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from mmdata.convert.rows import Row, Source, images_of
 from mmdata.convert.table_source import TableSource
 from mmdata.convert.unit import Unit
 from mmdata.errors import BadSample
-from mmdata.shards.columns.labels import Labels
-from mmdata.shards.texts import parse_label
+from mmdata.index.labels import Labels
+from mmdata.tars.texts import parse_label
 
 
 class Units:

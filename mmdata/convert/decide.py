@@ -19,8 +19,8 @@ from mmdata.convert.records import Records, Status
 from mmdata.convert.repeats import Repeats
 from mmdata.convert.staging import LABELS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.columns.labels import Labels
-from mmdata.shards.texts import Loss
+from mmdata.index.labels import Labels
+from mmdata.tars.texts import Loss
 
 if TYPE_CHECKING:  # it reads lists of rows, which are written of what is decided here
     from mmdata.convert.retried import RetriedRows

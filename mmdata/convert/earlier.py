@@ -16,8 +16,8 @@ from mmdata.convert.accounts import add_up
 from mmdata.convert.input_rows import ROWS_FOLDER
 from mmdata.convert.output import Run
 from mmdata.errors import DataError
-from mmdata.shards.folder import INNER, manifest_prefix
-from mmdata.shards.manifest.manifest import Manifest
+from mmdata.index.manifest import Manifest
+from mmdata.storage.folder import INNER, manifest_prefix
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.convert.rows import Row, Source, files_of, numbered_key
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.shards import ImageInfo, Limits, Sample, probe
-from mmdata.shards.images.decoder_warnings import name_warnings
-from mmdata.shards.images.opened import upright
-from mmdata.shards.images.probe import sniff
-from mmdata.shards.texts import Loss
-from mmdata.transform.decode import check_decodes, check_size, decode_pixels
-from mmdata.transform.jpeg import oriented_size
+from mmdata.images import ImageInfo, Limits, probe
+from mmdata.images.decode import check_decodes, check_size, decode_pixels
+from mmdata.images.decoder_warnings import name_warnings
+from mmdata.images.jpeg import oriented_size
+from mmdata.images.opened import upright
+from mmdata.images.probe import sniff
+from mmdata.index import Sample
+from mmdata.tars.texts import Loss
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""

@@ -16,8 +16,8 @@ from mmdata.convert.recipe import RESERVED
 from mmdata.convert.rows import Row
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.shards.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
-from mmdata.shards.texts import Loss, TextKind, Texts, parse_label, read_texts
+from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
+from mmdata.tars.texts import Loss, TextKind, Texts, parse_label, read_texts
 
 JSON_BYTES_ASIDE = 256
 """Bytes of a sample's JSON member reserved for its label, the sizes of a shrunk image, names and brackets."""

@@ -19,7 +19,7 @@ from mmdata.convert.rows import Row, numbered_key
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.hashing import hash64
-from mmdata.shards.tar import header, split_name
+from mmdata.tars.tar import header, split_name
 
 KEY = "key"
 """Name of the cell with the key of a row's sample."""

@@ -24,8 +24,8 @@ from mmdata.convert.repeats import KEY_BYTES, Repeats
 from mmdata.convert.rows import Row, Source
 from mmdata.convert.spill import Spill
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.shards.captions import MAX_CAPTION_BYTES
-from mmdata.shards.texts import Loss
+from mmdata.tars.captions import MAX_CAPTION_BYTES
+from mmdata.tars.texts import Loss
 
 MAX_MERGED_BYTES = MAX_CAPTION_BYTES // 2
 """Most bytes of captions of a merged sample: a path such as "none.jpg" may come in any number of rows."""

@@ -15,7 +15,7 @@ from mmdata.convert.files import size_and_time
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.tables import Table, TableRow, TextLines, open_text, shown
 from mmdata.errors import DataError, excerpt
-from mmdata.shards.captions import unique_keys
+from mmdata.tars.captions import unique_keys
 
 ROWS_SEEN = 100
 """Rows of a table whose keys are its columns."""

@@ -20,10 +20,10 @@ from mmdata.convert.s3_output import open_s3_outputs
 from mmdata.convert.sources import open_source
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
-from mmdata.shards.folder import local_folder
-from mmdata.shards.remote.fetch import display_name
-from mmdata.shards.remote.urls import is_url
-from mmdata.transform.text import Tokenizer
+from mmdata.storage.fetch import display_name
+from mmdata.storage.folder import local_folder
+from mmdata.storage.urls import is_url
+from mmdata.text.tokenizer import Tokenizer
 
 LIMITS = ("max_bad_share", "max_unfetched_share")
 HOW_TO_ASK = ("contact", "connections", "connections_per_host")

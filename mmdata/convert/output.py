@@ -24,10 +24,10 @@ from mmdata.convert.input_rows import ROWS_FOLDER, TIMINGS_NAME
 from mmdata.convert.part import Compose
 from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
+from mmdata.index.manifest import Manifest
+from mmdata.index.writer import published_names
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.shards.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
-from mmdata.shards.manifest.manifest import Manifest
-from mmdata.shards.writer import published_names
+from mmdata.storage.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
 
 OLD_NAME = "old"
 SOURCE_NAME = ".source-"

@@ -23,12 +23,12 @@ from mmdata.convert.rows import PackedFiles, Row
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
-from mmdata.shards import Manifest
-from mmdata.shards.folder import manifest_prefix
-from mmdata.shards.foreign import find_shards, guess_members
-from mmdata.shards.members import USUAL, Members
-from mmdata.shards.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
-from mmdata.shards.tar import header, read_members
+from mmdata.index import Manifest
+from mmdata.storage.folder import manifest_prefix
+from mmdata.tars.foreign import find_shards, guess_members
+from mmdata.tars.members import USUAL, Members
+from mmdata.tars.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
+from mmdata.tars.tar import header, read_members
 
 LONGEST_EXTENSION = ".json"
 

@@ -22,11 +22,11 @@ from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
-from mmdata.shards.folder import INNER, QUARANTINE_NAME
-from mmdata.shards.manifest.pages import ShardEntry
-from mmdata.shards.manifest.writer import ManifestWriter
-from mmdata.shards.tar import END
-from mmdata.shards.writer import shard_names
+from mmdata.index.manifest_writer import ManifestWriter
+from mmdata.index.pages import ShardEntry
+from mmdata.index.writer import shard_names
+from mmdata.storage.folder import INNER, QUARANTINE_NAME
+from mmdata.tars.tar import END
 
 logger = logging.getLogger("mmdata")
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmdata.convert.examine import DIGEST_BYTES, Examined
 from mmdata.errors import Reason
 from mmdata.hashing import hash64
-from mmdata.shards.texts import Loss
+from mmdata.tars.texts import Loss
 
 
 class Status(IntEnum):

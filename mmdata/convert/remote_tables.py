@@ -23,8 +23,8 @@ from mmdata.convert.output import SOURCE_NAME
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards.remote.cache import ShardCache
-from mmdata.shards.remote.fetch import (
+from mmdata.storage.cache import ShardCache
+from mmdata.storage.fetch import (
     CHUNK_BYTES,
     GIVE_CREDENTIALS,
     RemoteFolder,
@@ -36,9 +36,9 @@ from mmdata.shards.remote.fetch import (
     read_range,
     repeat_requests,
 )
-from mmdata.shards.remote.http import WrongAnswer
-from mmdata.shards.remote.resumed_http import ResumedHttpFile
-from mmdata.shards.remote.urls import PROTOCOLS, is_followed
+from mmdata.storage.http import WrongAnswer
+from mmdata.storage.resumed_http import ResumedHttpFile
+from mmdata.storage.urls import PROTOCOLS, is_followed
 
 logger = logging.getLogger("mmdata.fetch")
 

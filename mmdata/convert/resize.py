@@ -13,8 +13,8 @@ from typing import Any
 
 from PIL import Image, ImageCms
 
-from mmdata.shards import ImageInfo
-from mmdata.shards.images.probe import open_image
+from mmdata.images import ImageInfo
+from mmdata.images.probe import open_image
 
 
 @dataclass(frozen=True)

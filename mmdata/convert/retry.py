@@ -27,7 +27,7 @@ from mmdata.convert.rows import Source
 from mmdata.errors import ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.nearest import did_you_mean
-from mmdata.shards.folder import local_folder
+from mmdata.storage.folder import local_folder
 
 compute: Any = pyarrow.compute  # pyarrow's functions have no types
 

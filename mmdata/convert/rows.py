@@ -12,10 +12,10 @@ from mmdata.convert.recipe import Grouping
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
-from mmdata.shards.members import USUAL, Members
-from mmdata.shards.samples import Group, image_member, texts_of
-from mmdata.shards.tar import Member
-from mmdata.shards.texts import Loss, Texts
+from mmdata.tars.members import USUAL, Members
+from mmdata.tars.samples import Group, image_member, texts_of
+from mmdata.tars.tar import Member
+from mmdata.tars.texts import Loss, Texts
 
 
 @dataclass(frozen=True)

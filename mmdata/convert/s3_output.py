@@ -24,12 +24,12 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.s3_staging import THREADS, S3Staging, remove_units, units_are_gone
 from mmdata.convert.staging import RUN_NAME, UNITS_NAME, Staging
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
-from mmdata.shards.manifest.manifest import Manifest
-from mmdata.shards.manifest.pages import ShardEntry
-from mmdata.shards.remote.bucket import CONNECTIONS, MOST_BYTES, Bucket
-from mmdata.shards.remote.concurrently import map_concurrently
-from mmdata.shards.tars import file_sha256
+from mmdata.index.manifest import Manifest
+from mmdata.index.pages import ShardEntry
+from mmdata.index.tars import file_sha256
+from mmdata.storage.bucket import CONNECTIONS, MOST_BYTES, Bucket
+from mmdata.storage.concurrently import map_concurrently
+from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
 
 MANIFEST = INNER + MANIFEST_NAME
 MADE = "made/"

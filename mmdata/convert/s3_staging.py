@@ -19,10 +19,10 @@ from uuid import uuid4
 
 from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
-from mmdata.shards.folder import INNER
-from mmdata.shards.remote.bucket import CONNECTIONS, Bucket
-from mmdata.shards.remote.concurrently import map_concurrently
-from mmdata.shards.tars import file_sha256
+from mmdata.index.tars import file_sha256
+from mmdata.storage.bucket import CONNECTIONS, Bucket
+from mmdata.storage.concurrently import map_concurrently
+from mmdata.storage.folder import INNER
 
 THREADS = 8
 """Files that one process sends or fetches at once."""

@@ -24,12 +24,12 @@ from mmdata.convert.rows import ImageSource, Row
 from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import in_share
-from mmdata.shards import Sample
-from mmdata.shards.columns.encode import encode
-from mmdata.shards.columns.labels import Labels
-from mmdata.shards.open_shard import OpenShard, members_of, size_in_tar
-from mmdata.shards.tar import END
-from mmdata.transform.text import Tokenizer
+from mmdata.index import Sample
+from mmdata.index.encode import encode
+from mmdata.index.labels import Labels
+from mmdata.index.open_shard import OpenShard, members_of, size_in_tar
+from mmdata.tars.tar import END
+from mmdata.text.tokenizer import Tokenizer
 
 WIDEST = 999_999_999
 """The class number that takes most bytes."""

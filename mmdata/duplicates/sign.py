@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from mmdata.duplicates.signature import THUMBNAIL_BYTES, Bytes, perceptual_hashes, thumbnail
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import fast_hash
-from mmdata.shards import FORMATS, Index, ShardStore
+from mmdata.images import FORMATS
+from mmdata.index import Index, ShardStore
 
 Ints = NDArray[np.int64]
 

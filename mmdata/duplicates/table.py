@@ -18,7 +18,8 @@ from mmdata.duplicates.groups import NearPairs, components, leaders, near_others
 from mmdata.duplicates.sign import Signed, sign
 from mmdata.errors import ConfigError
 from mmdata.hashing import share_bound
-from mmdata.shards import Index, ShardCache
+from mmdata.index import Index
+from mmdata.storage import ShardCache
 
 Ints = NDArray[np.int64]
 Advance = Callable[[int], object]

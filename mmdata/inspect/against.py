@@ -14,9 +14,9 @@ from mmdata.config import DataConfig
 from mmdata.config.callables import name_of
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, Problems
+from mmdata.index import Index
 from mmdata.loader.corpus import open_index
 from mmdata.nearest import did_you_mean
-from mmdata.shards import Index
 
 PEERS = ("webdataset", "torch")
 WHAT = {

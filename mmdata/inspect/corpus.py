@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from mmdata.atomic import read_json_lines
 from mmdata.config import DataConfig
+from mmdata.index import Index
 from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.gallery import class_name
 from mmdata.inspect.page import Chart, Section, Table
 from mmdata.plan import Plan, PlanSummary
 from mmdata.plan.rows import selection_of
-from mmdata.shards import Index
-from mmdata.shards.folder import QUARANTINE_NAME, find_ledger
+from mmdata.storage.folder import QUARANTINE_NAME, find_ledger
 
 LEDGER_ROWS = 20
 CLASSES = 20

@@ -104,8 +104,8 @@ def _decoders() -> Check:
     try:
         from PIL import Image, features
 
-        from mmdata.shards.images.plugins import PACKAGES, decoder
-        from mmdata.transform.image import decode
+        from mmdata.images.image import decode
+        from mmdata.images.plugins import PACKAGES, decoder
 
         buffer = io.BytesIO()
         Image.new("RGB", (16, 16)).save(buffer, "JPEG")

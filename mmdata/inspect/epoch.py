@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmdata.config import DataConfig
-from mmdata.join.joined import JOINED
+from mmdata.index import Index, ShardStore
 from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
 from mmdata.plan.rows import selection_of
-from mmdata.shards import Index, ShardStore
+from mmdata.tables.joined import JOINED
 
 
 def epoch_in_words(

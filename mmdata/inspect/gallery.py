@@ -11,9 +11,11 @@ from PIL import Image
 
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import hash64
+from mmdata.images import FORMATS
+from mmdata.images.image import decode
+from mmdata.index import Index, Manifest, ShardStore
 from mmdata.inspect.page import Card, Section
-from mmdata.shards import FORMATS, Index, Manifest, ShardStore, captions_of
-from mmdata.transform.image import decode
+from mmdata.tars import captions_of
 
 GALLERY = 24
 THUMBNAIL = (200, 150)

@@ -123,7 +123,7 @@ def cache(folder: Path | None = None) -> Check:
     """Whether the folder for shards behind URLs (default: the loader's) can be written, and its free space."""
     if folder is None:
         try:
-            from mmdata.shards.remote.cache import default_folder
+            from mmdata.storage.cache import default_folder
         except Exception as error:
             return Check("shard cache", "fail", in_one_line(error), "see the packages above")
         folder = default_folder()

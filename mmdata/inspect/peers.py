@@ -21,14 +21,14 @@ from torchvision.transforms import InterpolationMode, v2
 
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
+from mmdata.index import Index, ShardStore
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.samples import IndexSamples
 from mmdata.plan.rows import starts_of
-from mmdata.plan.select.rows import select_rows
-from mmdata.plan.selection import row_chunks
-from mmdata.shards import Index, ShardStore
-from mmdata.transform.tokenizer_names import locate_tokenizer
+from mmdata.tables.select import select_rows
+from mmdata.tables.selection import row_chunks
+from mmdata.text.tokenizer_names import locate_tokenizer
 
 WARM_UP = 3
 """Batches that are not timed: workers start, and hand over the batches that they made in that time."""

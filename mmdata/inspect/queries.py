@@ -15,12 +15,12 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data, val_in_words
 from mmdata.errors import BadSample, DataError
+from mmdata.index import Index, ShardStore
 from mmdata.inspect.gallery import row_thumbnail
 from mmdata.inspect.page import Found, Query, Section
 from mmdata.loader import Loader
 from mmdata.loader.samples import IndexSamples
 from mmdata.plan.from_config import num_rows
-from mmdata.shards import Index, ShardStore
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.retrieval import TIE
 

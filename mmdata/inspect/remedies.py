@@ -17,6 +17,10 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.cores import most_workers, num_cores
 from mmdata.errors import BadSample
+from mmdata.images import ImageInfo
+from mmdata.images.decode import decode_pixels
+from mmdata.images.opened import upright
+from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
 from mmdata.loader.buffer_pool import BufferPool
@@ -24,11 +28,7 @@ from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.samples import IndexSamples
 from mmdata.loader.stats import NOTICEABLE
 from mmdata.plan import Bucket
-from mmdata.shards import ImageInfo
-from mmdata.shards.images.opened import upright
-from mmdata.transform.decode import decode_pixels
-from mmdata.transform.pixels import EncodedImage, PixelTransform
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 
 SAMPLE_ROWS = 64
 """Largest number of rows in a trial."""

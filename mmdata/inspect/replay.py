@@ -16,15 +16,15 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.encoded_images import with_pixels
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
+from mmdata.images.jpeg import oriented_size
+from mmdata.images.pixels import Decoded, EncodedImage
+from mmdata.index import Index
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
 from mmdata.plan.weighted_plan import WeightedPlan
-from mmdata.shards import Index
-from mmdata.transform.jpeg import oriented_size
-from mmdata.transform.pixels import Decoded, EncodedImage
 
 MAX_NUMBERS = 16
 """Numbers of an entry that are listed."""

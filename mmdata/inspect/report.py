@@ -15,6 +15,7 @@ from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.config.data import SourceConfig, evaluation_data, sources, val_in_words
 from mmdata.errors import ConfigError, DataError
+from mmdata.index import Index
 from mmdata.inspect import corpus, run_sections
 from mmdata.inspect.curves import curves
 from mmdata.inspect.gallery import samples
@@ -22,9 +23,8 @@ from mmdata.inspect.page import Fact, Page, Section, render
 from mmdata.inspect.runs import Run, read_runs
 from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.plan.from_config import build_plan, num_rows
-from mmdata.shards import Index
-from mmdata.shards.folder import local_folder
-from mmdata.transform.text import load_tokenizer
+from mmdata.storage.folder import local_folder
+from mmdata.text.tokenizer import load_tokenizer
 
 NO_CONFIG = "Give the report a --config to see its buckets, and what its plan pads."
 NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its curves and scores, and what its model finds."

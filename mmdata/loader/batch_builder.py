@@ -19,6 +19,8 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
+from mmdata.images.decoder_warnings import name_warnings, sample_name
+from mmdata.images.pixels import PixelTransform
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_images
 from mmdata.loader.ledger import LedgerEntry, Stage
@@ -28,10 +30,8 @@ from mmdata.loader.samples import Samples
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.work import LoadedBatch, Work
 from mmdata.plan import Step
-from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import Tokenizer
-from mmdata.transform.text_transform import TextTransform
+from mmdata.text.tokenizer import Tokenizer
+from mmdata.text.transform import TextTransform
 
 UNIT_ROWS = 16
 """Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""

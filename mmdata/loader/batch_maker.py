@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
+from mmdata.images.pixels import PixelTransform
+from mmdata.index import Index, ShardStore
 from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import Corpus, needs_hashes
@@ -20,10 +22,8 @@ from mmdata.loader.workers.open_files import most_shards
 from mmdata.plan import CaptionSources, Plan, Step
 from mmdata.plan.rows import first_rows, selection_of
 from mmdata.renamed import renamed_arguments
-from mmdata.shards import Index, ShardStore
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import Tokenizer
-from mmdata.transform.text_transform import TextTransform
+from mmdata.text.tokenizer import Tokenizer
+from mmdata.text.transform import TextTransform
 
 
 class BatchMaker:

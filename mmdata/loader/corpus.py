@@ -9,16 +9,17 @@ from pathlib import Path
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, excerpt
-from mmdata.join.joined import Joined
+from mmdata.index import Index
+from mmdata.index.columns import OLDEST_VERSION
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
 from mmdata.plan import CaptionSources
 from mmdata.plan.caption_sources import caption_sources
-from mmdata.shards import Index, ShardCache
-from mmdata.shards.columns.columns import OLDEST_VERSION
-from mmdata.shards.remote.cache import GB
-from mmdata.transform.text import Tokenizer, load_tokenizer
+from mmdata.storage import ShardCache
+from mmdata.storage.cache import GB
+from mmdata.tables.joined import Joined
+from mmdata.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger("mmdata")
 

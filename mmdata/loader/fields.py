@@ -17,12 +17,12 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
-from mmdata.join.joined import JOINED, Joined
-from mmdata.join.values import Values
 from mmdata.loader.meaning import Meaning
 from mmdata.nearest import meant
-from mmdata.shards.member_values import KINDS, KNOWN, kind_of
-from mmdata.shards.members import Selector
+from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.values import Values
+from mmdata.tars.member_values import KINDS, KNOWN, kind_of
+from mmdata.tars.members import Selector
 
 
 class ColumnSource(NamedTuple):

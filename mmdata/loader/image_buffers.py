@@ -10,9 +10,9 @@ from torch import Tensor
 from typing_extensions import NotRequired
 
 from mmdata.encoded_images import PIXELS, Place
+from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.plan import Bucket
-from mmdata.transform.pixels import Decoded, EncodedImage, PixelTransform
 
 GROWTH = 2**22
 """Memory for files is lent in multiples of this many bytes, so that batches use each other's."""

@@ -14,13 +14,13 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH, fast_hash, hash64
-from mmdata.join.joined import Joined
+from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan import CaptionSources, Groups, IndexRows
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.plan.select.index_columns import KINDS, column_of, kinds_of, types_of, warn_of_hidden
-from mmdata.plan.selection import row_chunks
-from mmdata.shards import Index
+from mmdata.tables.index_columns import KINDS, column_of, kinds_of, types_of, warn_of_hidden
+from mmdata.tables.joined import Joined
+from mmdata.tables.selection import row_chunks
 
 logger = logging.getLogger("mmdata")
 

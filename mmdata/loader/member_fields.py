@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
-from mmdata.join.shards import JoinedShards
+from mmdata.index import Index, ShardStore
+from mmdata.index.sample_members import OwnSamples
 from mmdata.loader.fields import MemberSource
-from mmdata.shards import Index, ShardStore
-from mmdata.shards.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
-from mmdata.shards.sample_members import OwnSamples
-from mmdata.shards.tar import Member
+from mmdata.tables.shards import JoinedShards
+from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
+from mmdata.tars.tar import Member
 
 PROBED_VALUES = 64
 """Values that decide the type of an entry: numbers are whole if these are."""

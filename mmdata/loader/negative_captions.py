@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.hashing import hash64
+from mmdata.index import Index
+from mmdata.index.caption_lengths import counts_of, filled
 from mmdata.plan import choose_captions
 from mmdata.safe_read import read_regular
-from mmdata.shards import Index, clean_caption
-from mmdata.shards.caption_lengths import counts_of, filled
-from mmdata.transform.text import Tokenizer
+from mmdata.tars import clean_caption
+from mmdata.text.tokenizer import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"
 CHUNK = 4096

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.join.captions import TableCaptions
+from mmdata.images import FORMATS
+from mmdata.images.pixels import EncodedImage
+from mmdata.index import Index, ShardStore
 from mmdata.plan import CaptionSources, choose_captions
-from mmdata.shards import FORMATS, Index, ShardStore, captions_of
-from mmdata.transform.pixels import EncodedImage
+from mmdata.tables.captions import TableCaptions
+from mmdata.tars import captions_of
 
 
 class Samples(Protocol):

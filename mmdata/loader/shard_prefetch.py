@@ -10,10 +10,10 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from mmdata.index import Index, ShardStore
 from mmdata.loader.workers.interrupt_safe import Stop
 from mmdata.plan import Step
-from mmdata.shards import Index, ShardStore
-from mmdata.shards.remote.cache import GB
+from mmdata.storage.cache import GB
 
 logger = logging.getLogger("mmdata")
 

@@ -7,6 +7,7 @@
 - `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
 """
 
+from mmdata.index.caption_lengths import CaptionTokens
 from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import (
     Bucket,
@@ -25,7 +26,6 @@ from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
 from mmdata.renamed import renamed_names
-from mmdata.shards.caption_lengths import CaptionTokens
 
 __all__ = [
     "BatchShare",

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, aspect_ratio
+from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio
 
 
 class Bucket(NamedTuple):
@@ -53,7 +53,7 @@ class Shapes(NamedTuple):
 class BucketPolicy(Protocol):
     """Lists the buckets, and gives each row a bucket.
 
-    A policy that looks at nothing but the text length and `mmdata.shards.manifest.histogram.aspect_bin` can declare
+    A policy that looks at nothing but the text length and `mmdata.index.histogram.aspect_bin` can declare
     `uses_cells = True`: its buckets are then counted from the manifest, and no row is looked at.
 
     A policy can have `batch_sizes: Sequence[int]`, the rows of a global batch of each bucket (`TokenBudgetPolicy`).

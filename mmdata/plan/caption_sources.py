@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.join.captions import TableCaptions
-from mmdata.join.joined import JOINED, Joined
+from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan.captions import CaptionSources, ShardCaptions
-from mmdata.plan.selection import Selection, row_chunks
-from mmdata.shards import Index
+from mmdata.tables.captions import TableCaptions
+from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.selection import Selection, row_chunks
 
 logger = logging.getLogger("mmdata")
 

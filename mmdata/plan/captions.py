@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config.data import Probability, begin_and_end
-from mmdata.join.captions import TableCaptions
+from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
+from mmdata.index.index import Index
+from mmdata.index.ragged import spans
 from mmdata.seeding import mix
-from mmdata.shards.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
-from mmdata.shards.columns.ragged import spans
-from mmdata.shards.index import Index
+from mmdata.tables.captions import TableCaptions
 
 Ints = NDArray[np.int64]
 

@@ -10,8 +10,8 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.index.histogram import ASPECT_BINS, aspect_ratio
 from mmdata.length_bounds import best_bounds
-from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio
 
 
 def with_margin(counts: NDArray[np.int64], margin: int) -> NDArray[np.int64]:
@@ -71,7 +71,7 @@ def choose_image_shapes(
     An image of aspect ratio a, in a shape of aspect ratio s, keeps min(a / s, s / a) of its area.
 
     Args:
-        aspects: int64 (256,), images of each aspect bin (`mmdata.shards.manifest.histogram.aspect_bin`).
+        aspects: int64 (256,), images of each aspect bin (`mmdata.index.histogram.aspect_bin`).
         count: largest number of shapes; fewer are chosen if more would not crop less.
         image_size: side of a square in pixels; no shape has more patches than the square.
         patch_size: side of a patch, in pixels; divides the sides of all shapes.

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.config.data import GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
-from mmdata.join.joined import Joined
+from mmdata.index import Index
+from mmdata.index.caption_lengths import CountsTokens, caption_lengths, counts_of
+from mmdata.index.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 from mmdata.plan import (
     BatchShare,
     BucketPolicy,
@@ -39,15 +41,13 @@ from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.caption_sources import caption_sources, check_rows
 from mmdata.plan.choose_shapes import with_margin
 from mmdata.plan.groups import read_groups
+from mmdata.plan.row_weights import OF, row_weights
 from mmdata.plan.rows import starts_of
-from mmdata.plan.select.row_weights import OF, row_weights
-from mmdata.plan.select.rows import select_rows
-from mmdata.plan.selection import Selection, row_chunks
 from mmdata.plan.weighted_plan import WeightedPlan
 from mmdata.plan.weights import RowWeights
-from mmdata.shards import Index
-from mmdata.shards.caption_lengths import CountsTokens, caption_lengths, counts_of
-from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
+from mmdata.tables.joined import Joined
+from mmdata.tables.select import select_rows
+from mmdata.tables.selection import Selection, row_chunks
 
 logger = logging.getLogger("mmdata")
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError, counted
+from mmdata.index import Index
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.row_ranges import mix_evenly
 from mmdata.safe_read import check_regular
-from mmdata.shards import Index
 
 logger = logging.getLogger("mmdata")
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan.selection import Selection
 from mmdata.seeding import Purpose, permutation
+from mmdata.tables.selection import Selection
 
 Ints = NDArray[np.int64]
 

@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.index.caption_lengths import CaptionTokens
+from mmdata.index.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
+from mmdata.index.index import Index
+from mmdata.index.pages import Histograms
+from mmdata.index.ragged import offsets_of, spans
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, choose_captions
-from mmdata.plan.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
-from mmdata.shards.caption_lengths import CaptionTokens
-from mmdata.shards.columns.ragged import offsets_of, spans
-from mmdata.shards.index import Index
-from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
-from mmdata.shards.manifest.pages import Histograms
+from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 
 PROBED_ROWS = 4096
 """`fingerprint_policy` asks a policy for the buckets of this many first rows."""
@@ -28,7 +28,7 @@ PROBED_TOKENS = 1024
 class Rows(Protocol):
     """The rows of a corpus, as a plan sees them.
 
-    Rows can have a `selection` (`mmdata.plan.selection.Selection`): only the selected rows are planned, and
+    Rows can have a `selection` (`mmdata.tables.selection.Selection`): only the selected rows are planned, and
     `bucket_counts` counts only these. Row numbers stay those of the corpus.
     """
 

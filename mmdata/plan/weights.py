@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from mmdata.hashing import fast_hash
 from mmdata.plan.position import MAX_EPOCH
-from mmdata.plan.selection import Selection
 from mmdata.seeding import mix
+from mmdata.tables.selection import Selection
 
 Ints = NDArray[np.int64]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmdata.images.probe import EXTENSIONS
 from mmdata.push.files import Part
 from mmdata.push.store import Store
-from mmdata.shards.images.probe import EXTENSIONS
-from mmdata.shards.members import Selector
+from mmdata.tars.members import Selector
 
 CROISSANT_NAME = "croissant.json"
 MAX_LISTED = 10_000

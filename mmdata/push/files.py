@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmdata.errors import DataError, counted
+from mmdata.index.manifest import Manifest
+from mmdata.index.staging import TOKENIZER_NAME
+from mmdata.index.tars import file_sha256
+from mmdata.index.verify import verify
 from mmdata.safe_read import read_regular
-from mmdata.shards.folder import INNER_NAME, MANIFEST_NAME, QUARANTINE_NAME, Location, local_folder, manifest_prefix
-from mmdata.shards.manifest.manifest import Manifest
-from mmdata.shards.staging import TOKENIZER_NAME
-from mmdata.shards.tars import file_sha256
-from mmdata.shards.verify import verify
+from mmdata.storage.folder import INNER_NAME, MANIFEST_NAME, QUARANTINE_NAME, Location, local_folder, manifest_prefix
 
 SHOWN = 3
 """Faults that a message names; the others are counted."""

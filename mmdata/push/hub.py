@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from mmdata.errors import ConfigError, DataError
 from mmdata.push.files import PushedFile
 from mmdata.push.store import Sent, Stored
-from mmdata.shards.remote.fetch import GIVE_CREDENTIALS, cause_of, is_denied, repeat_requests
+from mmdata.storage.fetch import GIVE_CREDENTIALS, cause_of, is_denied, repeat_requests
 
 COMMIT_FILES = 200
 """Files of a commit: the hub takes long for more. A push of no more files is one commit."""

@@ -13,8 +13,8 @@ from mmdata.push.croissant import CROISSANT_NAME, croissant
 from mmdata.push.files import SHOWN, Part, PushedFile, belongs_to, read_parts
 from mmdata.push.store import COMPARERS, Store, Stored
 from mmdata.safe_read import read_regular
-from mmdata.shards.folder import Location
-from mmdata.shards.remote.concurrently import map_concurrently
+from mmdata.storage.concurrently import map_concurrently
+from mmdata.storage.folder import Location
 
 
 @dataclass(frozen=True, kw_only=True)

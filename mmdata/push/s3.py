@@ -18,9 +18,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.push.files import PushedFile
 from mmdata.push.s3_parts import PART_BYTES, upload_in_parts
 from mmdata.push.store import COMPARERS, Sent, Stored
-from mmdata.shards.folder import INNER
-from mmdata.shards.remote.concurrently import map_concurrently
-from mmdata.shards.remote.s3_client import code_of, encoded, explained, new_client, status_of
+from mmdata.storage.concurrently import map_concurrently
+from mmdata.storage.folder import INNER
+from mmdata.storage.s3_client import code_of, encoded, explained, new_client, status_of
 
 _KEPT = "what was sent is not sent again"
 

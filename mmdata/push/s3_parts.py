@@ -11,7 +11,7 @@ from typing import Any
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.push.files import PushedFile
-from mmdata.shards.remote.s3_client import encoded
+from mmdata.storage.s3_client import encoded
 
 PART_BYTES = 64 * 2**20
 """Size of a part; a larger file has larger parts, as there are at most MAX_PARTS."""

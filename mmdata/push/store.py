@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mmdata.errors import ConfigError
 from mmdata.push.files import PushedFile
-from mmdata.shards.remote.fetch import display_name
+from mmdata.storage.fetch import display_name
 
 _S3 = re.compile(r"s3://([^/?#]+)/?([^?#]*)")
 _HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")

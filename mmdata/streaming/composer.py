@@ -15,6 +15,8 @@ import numpy as np
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError
+from mmdata.images.jpeg import oriented_size
+from mmdata.index.caption_lengths import counts_of
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.plan import (
     Bucket,
@@ -29,12 +31,10 @@ from mmdata.plan import (
 from mmdata.plan.bucket_queues import fill_up
 from mmdata.plan.buckets import merge_groups
 from mmdata.seeding import Purpose, permutation, random_raw
-from mmdata.shards.caption_lengths import counts_of
-from mmdata.shards.members import USUAL, Members
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import BatchSamples, BufferedSample, Dropped, StreamSample
-from mmdata.transform.jpeg import oriented_size
-from mmdata.transform.text import Tokenizer
+from mmdata.tars.members import USUAL, Members
+from mmdata.text.tokenizer import Tokenizer
 
 BUFFER_ROWS = 4096
 BUFFER_BYTES = 2**29

@@ -16,10 +16,10 @@ from fsspec.compression import compr
 
 from mmdata.errors import DataError
 from mmdata.safe_read import open_regular
-from mmdata.shards.forward_file import ForwardFile
-from mmdata.shards.remote.fetch import GIVE_CREDENTIALS, cause_of, display_name, is_denied, is_http, is_missing
-from mmdata.shards.remote.http import WrongAnswer
-from mmdata.shards.remote.resumed_http import ResumedHttpFile
+from mmdata.storage.fetch import GIVE_CREDENTIALS, cause_of, display_name, is_denied, is_http, is_missing
+from mmdata.storage.http import WrongAnswer
+from mmdata.storage.resumed_http import ResumedHttpFile
+from mmdata.tars.forward_file import ForwardFile
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _CHUNK = 2**20  # bytes

@@ -15,7 +15,7 @@ from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.seeding import Purpose, permutation
-from mmdata.shards.remote.fetch import display_name
+from mmdata.storage.fetch import display_name
 from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DamagedShard, excerpt
 from mmdata.hashing import hash64
-from mmdata.shards import ImageInfo, Member, read_members
-from mmdata.shards.forward_file import ForwardFile
-from mmdata.shards.images.decoder_warnings import name_warnings, sample_name
-from mmdata.shards.images.probe import DEFAULT_LIMITS
-from mmdata.shards.members import USUAL, Members
-from mmdata.shards.remote.fetch import display_name
-from mmdata.shards.samples import MAX_IMAGE_BYTES, Group, SampleReader, describe
-from mmdata.shards.tar import split_name
-from mmdata.shards.texts import Loss
+from mmdata.images import ImageInfo
+from mmdata.images.decoder_warnings import name_warnings, sample_name
+from mmdata.images.pixels import EncodedImage
+from mmdata.images.probe import DEFAULT_LIMITS
+from mmdata.storage.fetch import display_name
 from mmdata.streaming.forward_file import open_shard
-from mmdata.transform.pixels import EncodedImage
+from mmdata.tars import Member, read_members
+from mmdata.tars.forward_file import ForwardFile
+from mmdata.tars.members import USUAL, Members
+from mmdata.tars.samples import MAX_IMAGE_BYTES, Group, SampleReader, describe
+from mmdata.tars.tar import split_name
+from mmdata.tars.texts import Loss
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mmdata.hashing import hash64
 from mmdata.loader.batch_builder import BatchSpec
 from mmdata.loader.state import differences
 from mmdata.plan.position import MAX_EPOCH
-from mmdata.shards.remote.fetch import display_name
+from mmdata.storage.fetch import display_name
 from mmdata.streaming.position import PassPosition
 
 logger = logging.getLogger("mmdata")

@@ -19,6 +19,7 @@ from mmdata.batch import Batch, shown
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import DataError, Reason, counted
+from mmdata.images.pixels import PixelTransform
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
 from mmdata.loader.frameworks import Interoperable, Iteration
@@ -29,16 +30,15 @@ from mmdata.loader.work import LoadedBatch, Work
 from mmdata.loader.workers.interrupt_safe import SharedGenerator
 from mmdata.plan import rank_slice
 from mmdata.plan.position import check_count, check_epoch, check_state
-from mmdata.shards.texts import Loss, Losses
 from mmdata.streaming.composer import Composer, StreamStep
 from mmdata.streaming.passes import Passes
 from mmdata.streaming.position import PassPosition, StreamPosition, check_steps
 from mmdata.streaming.prefetch import make_ahead
 from mmdata.streaming.shard_names import ShardNames, assign_shards, find_shards, single_dataset, with_shards
 from mmdata.streaming.state import RankState, check_identity, identity, rank_state
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import load_tokenizer
-from mmdata.transform.text_transform import TextTransform
+from mmdata.tars.texts import Loss, Losses
+from mmdata.text.tokenizer import load_tokenizer
+from mmdata.text.transform import TextTransform
 
 logger = logging.getLogger("mmdata")
 

@@ -14,9 +14,9 @@ from mmdata.atomic import write_whole
 from mmdata.config import DataConfig, ModelConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import CHECKPOINTS
+from mmdata.text.tokenizer import Tokenizer, save_tokenizer
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.models.dual_encoder import DualEncoder
-from mmdata.transform.text import Tokenizer, save_tokenizer
 
 logger = logging.getLogger("mmdata")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from mmdata.errors import ConfigError
-from mmdata.transform.text import CLEANING, Tokenizer
+from mmdata.text.tokenizer import CLEANING, Tokenizer
 
 LEGACY_EOS = 2
 """CLIPModel with this eos_token_id reads a text at its highest token number, not at this token."""

@@ -16,6 +16,11 @@ from typing_extensions import Self
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
+from mmdata.images import probe
+from mmdata.images.jpeg import oriented_size
+from mmdata.images.opened import file_of
+from mmdata.images.pillow import pixels_of
+from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
@@ -23,12 +28,7 @@ from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
 from mmdata.plan.from_config import image_shapes
 from mmdata.safe_read import check_regular, read_regular
-from mmdata.shards import probe
-from mmdata.shards.images.opened import file_of
-from mmdata.shards.samples import MAX_IMAGE_BYTES
-from mmdata.transform.jpeg import oriented_size
-from mmdata.transform.pillow import pixels_of
-from mmdata.transform.pixels import EncodedImage, PixelTransform
+from mmdata.tars.samples import MAX_IMAGE_BYTES
 
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Tensor
 """A path, the bytes of an image file, an image of Pillow, or uint8 (3, H, W) in RGB."""

@@ -23,8 +23,10 @@ from mmdata.config.settings import without_removed
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, ConfigError, DataError
+from mmdata.index import Index
 from mmdata.loader.image_buffers import PixelEntries
-from mmdata.shards import Index, clean_caption
+from mmdata.tars import clean_caption
+from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
@@ -32,7 +34,6 @@ from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
-from mmdata.transform.text import Tokenizer, need_tokenizer
 
 logger = logging.getLogger("mmdata")
 

@@ -23,7 +23,7 @@ from typing import Any
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
-from mmdata.shards.verify import verify
+from mmdata.index.verify import verify
 
 OPERATIONS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 

@@ -17,7 +17,7 @@ import botocore.client
 
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
-from mmdata.shards.remote.bucket import Bucket
+from mmdata.storage.bucket import Bucket
 
 STEP = int(os.environ.get("STEP", "11"))
 """Requests between two kills. STEP=1 kills before each, which takes minutes."""

@@ -24,7 +24,7 @@ from mmdata.convert.blur import MAX_BOXES, Box, blur, parse_boxes
 from mmdata.convert.engines import threads
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
-from mmdata.shards import Index
+from mmdata.index import Index
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.test_resize import members
 

@@ -18,7 +18,7 @@ from mmdata.convert import ConvertConfig, conversion, convert, convert_part, eng
 from mmdata.convert.engines import Engine, threads
 from mmdata.convert.processes import processes
 from mmdata.errors import DataError
-from mmdata.shards import Index
+from mmdata.index import Index
 from tests.convert.conftest import content, jsonl
 from tests.convert.test_interrupted import Killed, killing
 from tests.programs import PATIENCE_S

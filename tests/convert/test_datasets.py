@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.shards import Index, ShardStore
+from mmdata.index import Index, ShardStore
 from tests.programs import run_program
 
 READ = """

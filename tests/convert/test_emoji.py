@@ -12,7 +12,7 @@ import pytest
 import webdataset
 
 from mmdata.convert import convert, load_recipe
-from mmdata.shards import Index
+from mmdata.index import Index
 
 ROOT = Path(__file__).parents[2]
 EMOJI = Path(os.environ.get("MMDATA_TEST_DATA", ROOT.parent / "shared/data")) / "emoji"

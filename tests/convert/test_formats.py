@@ -16,10 +16,11 @@ from PIL import Image, features
 from mmdata import Loader
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
-from mmdata.shards import FORMATS, Index, build_index
-from mmdata.shards.folder import find_ledger
-from mmdata.shards.images.opened import upright
-from mmdata.transform.image import decode
+from mmdata.images import FORMATS
+from mmdata.images.image import decode
+from mmdata.images.opened import upright
+from mmdata.index import Index, build_index
+from mmdata.storage.folder import find_ledger
 from tests.convert.test_resize import profile
 from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
 

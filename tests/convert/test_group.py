@@ -17,7 +17,7 @@ from mmdata.convert import convert, convert_part, repeats
 from mmdata.convert.engines import local, threads
 from mmdata.convert.examine import Examiner
 from mmdata.convert.rows import Row
-from mmdata.shards import Index
+from mmdata.index import Index
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.test_tables import captions
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdata.shards import FORMATS, Index
+from mmdata.images import FORMATS
+from mmdata.index import Index
 from tests.pictures import stored
 
 

@@ -22,7 +22,7 @@ from mmdata.convert.engines import Engine, Progress, threads
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import DataError
-from mmdata.shards.verify import verify
+from mmdata.index.verify import verify
 from tests.convert.conftest import content
 
 ROWS = 11

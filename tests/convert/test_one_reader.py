@@ -15,10 +15,11 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
 from mmdata.convert.examine import Examiner
 from mmdata.convert.folder import FolderSource
-from mmdata.shards import Index, ShardStore, build_index, captions_of, verify
-from mmdata.shards.folder import find_ledger
-from mmdata.shards.texts import Loss
+from mmdata.index import Index, ShardStore, build_index, verify
+from mmdata.storage.folder import find_ledger
 from mmdata.streaming.samples import StreamSample, read_shard
+from mmdata.tars import captions_of
+from mmdata.tars.texts import Loss
 from tests.conftest import make_photo
 from tests.convert.test_packed import pack
 

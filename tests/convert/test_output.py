@@ -20,9 +20,9 @@ from mmdata.commands.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
-from mmdata.shards import Index, Manifest, build_index
-from mmdata.shards.manifest.writer import write_manifest
-from mmdata.shards.verify import verify
+from mmdata.index import Index, Manifest, build_index
+from mmdata.index.manifest_writer import write_manifest
+from mmdata.index.verify import verify
 from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, run_program
 

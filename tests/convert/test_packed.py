@@ -17,7 +17,7 @@ from mmdata.convert.engines import threads
 from mmdata.convert.examine import Examiner
 from mmdata.convert.packed import PackedSource
 from mmdata.errors import DataError
-from mmdata.shards import Index, build_index
+from mmdata.index import Index, build_index
 from tests.convert.conftest import left_out, tolerant
 
 

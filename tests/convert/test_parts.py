@@ -24,7 +24,7 @@ from mmdata.convert.staging import Receipt
 from mmdata.convert.tables import TableRow
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Manifest
+from mmdata.index import Manifest
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program

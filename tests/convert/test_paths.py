@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdata import safe_read
-from mmdata.shards import Index
+from mmdata.index import Index
 
 
 @pytest.mark.parametrize(

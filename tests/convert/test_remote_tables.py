@@ -19,13 +19,13 @@ import pytest
 
 import datasets
 import mmdata.convert.remote_tables as remote_tables
-import mmdata.shards.remote.fetch as fetch_module
+import mmdata.storage.fetch as fetch_module
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError, DataError
 from tests.convert.conftest import content
 from tests.programs import run_program
-from tests.shards.servers import serve, serve_s3
+from tests.storage.servers import serve, serve_s3
 
 PARTS = {"train-00000-of-00002": [0, 1], "train-00001-of-00002": [2], "test-00000-of-00001": [3]}
 """Files of a dataset and the numbers of their rows."""
@@ -35,7 +35,7 @@ PARTS = {"train-00000-of-00002": [0, 1], "train-00001-of-00002": [2], "test-0000
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits between requests, and small ones."""
     monkeypatch.setattr(fetch_module, "WAIT_S", 0.01)
-    monkeypatch.setattr("tests.shards.servers.SLOW_S", 0.01)
+    monkeypatch.setattr("tests.storage.servers.SLOW_S", 0.01)
     monkeypatch.setattr(remote_tables, "CHUNK_BYTES", 3000)
 
 

@@ -20,7 +20,8 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.resize import Resize
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
-from mmdata.shards import ImageInfo, Index
+from mmdata.images import ImageInfo
+from mmdata.index import Index
 from tests.convert.conftest import good_rows, jsonl, tolerant
 
 Outcome = Callable[..., tuple[str, str]]

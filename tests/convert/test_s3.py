@@ -20,21 +20,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import mmdata.shards.remote.bucket as bucket_module
-import mmdata.shards.remote.s3_client as s3_client
+import mmdata.storage.bucket as bucket_module
+import mmdata.storage.s3_client as s3_client
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.convert.processes import processes
 from mmdata.convert.unit import Job
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Index
-from mmdata.shards.remote.bucket import Bucket
-from mmdata.shards.verify import verify
+from mmdata.index import Index
+from mmdata.index.verify import verify
 from mmdata.shipped import shipped
+from mmdata.storage.bucket import Bucket
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program, run_program
-from tests.shards.servers import Server, serve_s3
+from tests.storage.servers import Server, serve_s3
 
 URL = "s3://bucket/a/photos"
 MANIFEST = "__mmdata__/manifest.json"

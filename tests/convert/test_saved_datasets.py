@@ -12,7 +12,7 @@ import datasets
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
-from mmdata.shards import Index
+from mmdata.index import Index
 from tests.convert.test_tables import captions
 
 WORDS = ["one", "two", "three", "four"]

@@ -14,7 +14,7 @@ import pytest
 from mmdata.commands.chosen import chosen_rows
 from mmdata.convert import convert
 from mmdata.errors import ConfigError
-from mmdata.shards import Index, build_index
+from mmdata.index import Index, build_index
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
 

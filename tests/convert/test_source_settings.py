@@ -16,7 +16,7 @@ from torchvision.datasets import ImageFolder
 from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.cells import as_list
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Index, Manifest
+from mmdata.index import Index, Manifest
 from tests.convert.test_sources import NAMES, Photos, folder_of, frame
 from tests.convert.test_tables import captions
 from tests.programs import run_program

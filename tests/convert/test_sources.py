@@ -24,7 +24,7 @@ import datasets
 from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError
-from mmdata.shards import Index
+from mmdata.index import Index
 from tests.convert.test_tables import captions
 
 ONE = [["a red cat, asleep"], ["a dog; it runs"], ["two birds | one tree"]]

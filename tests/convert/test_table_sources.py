@@ -17,7 +17,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Index
+from mmdata.index import Index
 from tests.convert.conftest import left_out
 
 TABLE = "image,caption\na.jpg,photo a\n"

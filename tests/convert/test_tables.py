@@ -16,7 +16,8 @@ from mmdata.commands.look import look
 from mmdata.convert import preview
 from mmdata.convert.arrow import ArrowFile
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Index, ShardStore, captions_of
+from mmdata.index import Index, ShardStore
+from mmdata.tars import captions_of
 from tests.convert.conftest import jsonl
 
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
-from mmdata.shards import Index
-from mmdata.shards.verify import verify
+from mmdata.index import Index
+from mmdata.index.verify import verify
 
 IMAGES = ["a.jpg", "b.jpg", "c.jpg", "copy-of-a.jpg", "gone.jpg"]
 LABELS = [None, "cat", "dog", "emu", 0, 3]

@@ -16,7 +16,7 @@ from mmdata.convert.engines import threads
 from mmdata.convert.output import PRIVATE_NAME, Output
 from mmdata.errors import DataError
 from mmdata.hashing import in_share
-from mmdata.shards import Index, Manifest, verify
+from mmdata.index import Index, Manifest, verify
 from tests.convert.conftest import jsonl, tolerant
 from tests.convert.test_group import content
 

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from mmdata.length_bounds import choose_lengths
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 SCENES = Path(__file__).parents[2] / "datasets" / "scenes"
 sys.path.insert(0, str(SCENES))  # as `python datasets/scenes/render.py` does; spawned workers need it too

@@ -21,7 +21,8 @@ from scene import COLOURS, INVERSE, SHAPES, SWAPS, Scene, Thing, all_scenes, swa
 
 from mmdata import Index  # noqa: E402
 from mmdata.convert import ConvertConfig, convert  # noqa: E402
-from mmdata.shards import ShardStore, captions_of  # noqa: E402
+from mmdata.index import ShardStore  # noqa: E402
+from mmdata.tars import captions_of  # noqa: E402
 from tests.programs import run_program  # noqa: E402
 
 SETTINGS = render.Settings(seed=0, train=300, val=5, pairs=1)

@@ -22,7 +22,7 @@ from webdataset import TarWriter  # pyright: ignore
 
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageFeature
-from tests.shards.servers import serve
+from tests.storage.servers import serve
 
 BALLS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (40, 70, 210), "yellow": (230, 200, 40)}
 WALLS = {"white": 230, "black": 30}

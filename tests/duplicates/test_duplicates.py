@@ -21,7 +21,8 @@ from mmdata.duplicates import find_duplicates
 from mmdata.duplicates.table import Duplicates
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
 from tests.programs import run_program
 
 ORIENTATION = 0x0112

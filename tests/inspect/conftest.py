@@ -15,9 +15,10 @@ import torch
 
 from mmdata.commands.train import train
 from mmdata.config import Config
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
 from mmdata.shipped import shipped
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 ROWS = 22
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & 'quotes'"

@@ -17,12 +17,13 @@ import yaml
 
 from mmdata import Index
 from mmdata.errors import ConfigError
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
 from mmdata.inspect import against, peers
 from mmdata.loader.loader import data_config
-from mmdata.shards import Sample, ShardWriter, probe
 from tests.flat_settings import grouped
 from tests.programs import run_program
-from tests.shards.servers import serve
+from tests.storage.servers import serve
 
 
 @pytest.fixture(scope="session")

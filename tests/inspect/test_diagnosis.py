@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import mmdata
+from mmdata.images import probe
+from mmdata.images.pixels import PixelTransform
+from mmdata.index import Sample, ShardWriter
 from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import Remedy, cores_in_words, remedies, storage_in_words
@@ -23,11 +26,9 @@ from mmdata.loader import BatchMaker, Loader, Stats
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
 from mmdata.plan.from_config import build_plan
-from mmdata.shards import Sample, ShardWriter, probe
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
-from tests.shards.servers import Answer, Server, running
+from tests.storage.servers import Answer, Server, running
 
 ROWS = 32
 CAPTION = "a small red dog and a large blue cat sit under the green tree near the street on a sunny day "

@@ -16,10 +16,11 @@ import yaml
 
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
+from mmdata.images import probe
+from mmdata.index import Index, Sample, ShardWriter
 from mmdata.inspect.gallery import samples
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import read_evaluation, read_metrics
-from mmdata.shards import Index, Sample, ShardWriter, probe
 from tests.programs import PATIENCE_S, run_program
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmdata.commands.report import found_by
+from mmdata.index import Index
 from mmdata.inspect import queries
 from mmdata.inspect.queries import retrieve, sections
-from mmdata.shards import Index
 from mmdata.train.evaluation.retrieval import retrieval
 from tests.inspect.conftest import HOSTILE, ROWS
 

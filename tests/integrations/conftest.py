@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmdata.shards import ImageInfo, Sample, ShardWriter
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.images import ImageInfo
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 ROWS = 22  # with batches of 8: two full steps and one with two masked rows
 

@@ -22,7 +22,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
 from tests.programs import PATIENCE_S, run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -16,8 +16,9 @@ from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
+from mmdata.images import ImageInfo
+from mmdata.index import Sample, ShardWriter
 from mmdata.loader import Loader
-from mmdata.shards import ImageInfo, Sample, ShardWriter
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 

@@ -20,8 +20,8 @@ import mmdata
 from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
+from mmdata.index import Index
 from mmdata.loader import Loader
-from mmdata.shards import Index
 from tests.programs import PATIENCE_S, run_program
 
 pytest.importorskip("lightning", reason="lightning is not installed: pip install 'mmdata[lightning]'")

@@ -18,8 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata import Batch, Index, Loader
-from mmdata.shards import Sample, ShardWriter, probe
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
 
 WORDS = ["a", "red", "blue", "green", "small", "large", "dog", "cat", "tree", "on", "under", "near", "the", "street"]

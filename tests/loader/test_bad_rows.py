@@ -16,17 +16,17 @@ from torchvision.transforms import v2
 from mmdata import Batch, Index
 from mmdata.batch import valid_inputs
 from mmdata.errors import ConfigError, DataError
+from mmdata.images.image import orient
+from mmdata.images.pixels import PixelTransform
+from mmdata.index import ShardStore, verify
 from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader import corpus as corpus_of_config
 from mmdata.loader.ledger import Ledger, LedgerEntry
-from mmdata.shards import ShardStore, verify
-from mmdata.transform.image import orient
-from mmdata.transform.pixels import PixelTransform
-from mmdata.transform.text import train_tokenizer
+from mmdata.text.tokenizer import train_tokenizer
+from tests.images.placed import pixels, png
+from tests.index.earlier import version_2
 from tests.programs import PATIENCE_S
-from tests.shards.earlier import version_2
-from tests.transform.placed import pixels, png
 
 from .conftest import Corpus
 

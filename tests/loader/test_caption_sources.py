@@ -16,10 +16,10 @@ from mmdata.commands.plan import plan_of
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import JoinConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
-from mmdata.join.captions import TableCaptions
-from mmdata.join.joined import Joined
 from mmdata.plan.from_config import build_plan
-from mmdata.transform.text import Tokenizer
+from mmdata.tables.captions import TableCaptions
+from mmdata.tables.joined import Joined
+from mmdata.text.tokenizer import Tokenizer
 
 from .conftest import WORDS, Corpus
 

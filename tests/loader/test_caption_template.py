@@ -25,8 +25,8 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
-from mmdata.transform.text import Tokenizer
-from mmdata.transform.text_transform import TextTransform
+from mmdata.text.tokenizer import Tokenizer
+from mmdata.text.transform import TextTransform
 
 from .conftest import Corpus
 from .test_caption_sources import recaption, write_table

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from mmdata.errors import DataError
-from mmdata.shards import Sample, probe
+from mmdata.images import probe
+from mmdata.index import Sample
 
 from .conftest import FORMATS, SHAPES, Corpus
 

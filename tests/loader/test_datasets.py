@@ -11,8 +11,9 @@ import pytest
 
 from mmdata import Index
 from mmdata.errors import DataError
-from mmdata.shards import Sample, ShardWriter, probe
-from mmdata.transform.text import Tokenizer
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdata.shards import Sample, probe
-from mmdata.shards.images import decoder_warnings
+from mmdata.images import decoder_warnings, probe
+from mmdata.index import Sample
+from tests.images.by_hand import png_chunk
+from tests.index.earlier import version_2
 from tests.loader.conftest import Corpus
-from tests.shards.earlier import version_2
-from tests.transform.by_hand import png_chunk
 
 
 def test_loader_turns_by_raw_profile_and_names_the_image_of_a_warning(

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from mmdata import Batch, Index, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
+from mmdata.images import probe
+from mmdata.index import Sample, ShardStore, ShardWriter, build_index
 from mmdata.inspect.epoch import epoch_in_words
 from mmdata.loader.corpus import open_index
 from mmdata.plan import summarize
 from mmdata.plan.from_config import build_plan
-from mmdata.shards import Sample, ShardCache, ShardStore, ShardWriter, build_index, probe
-from mmdata.shards.remote.extract import GAP, Extract
+from mmdata.storage import ShardCache
+from mmdata.storage.extract import GAP, Extract
 from tests.loader.member_tars import npy, write_tar
-from tests.shards.servers import Server, serve, serve_s3
+from tests.storage.servers import Server, serve, serve_s3
 
 ROWS, SHARD_ROWS, IMAGE_BYTES = 60, 20, 3 * GAP // 2
 """Members of rows that are no neighbours lie further apart than GAP."""

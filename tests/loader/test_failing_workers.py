@@ -72,7 +72,7 @@ def test_error_in_a_worker_names_the_row(
 
 def test_error_in_the_tokenizer_names_the_rows_of_the_batch(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     loader = corpus.loader(shuffle=False, text_buckets=[32], image_buckets=None, image_size=32)
-    monkeypatch.setattr("mmdata.transform.text.Tokenizer.encode", lambda *arguments: 1 // 0)
+    monkeypatch.setattr("mmdata.text.tokenizer.Tokenizer.encode", lambda *arguments: 1 // 0)
     found = outcome(loader)
     assert str(found) == "epoch 0, step 0, 8 rows, the first [0]: ZeroDivisionError: integer division or modulo by zero"
 

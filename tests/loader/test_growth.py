@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mmdata.index import ShardWriter, store
 from mmdata.loader import buffer_pool
-from mmdata.shards import ShardWriter, store
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S, run_program
 

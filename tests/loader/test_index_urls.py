@@ -12,10 +12,11 @@ import pytest
 from mmdata import Index, Loader
 from mmdata.batch import Batch
 from mmdata.errors import DataError
-from mmdata.shards import ShardCache, build_index
-from mmdata.transform.text import Tokenizer
+from mmdata.index import build_index
+from mmdata.storage import ShardCache
+from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
-from tests.shards.servers import Server, serve, serve_s3
+from tests.storage.servers import Server, serve, serve_s3
 
 SHARDS = ("/000000.tar", "/000001.tar", "/000002.tar")
 

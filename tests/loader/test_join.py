@@ -21,7 +21,7 @@ from mmdata import Loader
 from mmdata.config import DataConfig
 from mmdata.config.data import JoinConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
-from mmdata.join.joined import Joined
+from mmdata.tables.joined import Joined
 
 from .conftest import Corpus
 from .test_select import selected

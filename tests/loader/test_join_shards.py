@@ -17,10 +17,10 @@ import torch
 
 from mmdata import Loader
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import build_index
-from mmdata.shards.joined_captions import parse_captions
-from mmdata.shards.keys_index import build_keys_index
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.index import build_index
+from mmdata.index.joined_captions import parse_captions
+from mmdata.index.keys_index import build_keys_index
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.loader.member_tars import json_of, npz, write_tar
 
 ROWS = 40

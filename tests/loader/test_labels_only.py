@@ -23,14 +23,15 @@ from mmdata.config.data import ValConfig, evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
+from mmdata.images import probe
+from mmdata.index import Index, Sample, ShardWriter, build_index, verify
 from mmdata.loader import Loader
-from mmdata.shards import Index, Sample, ShardWriter, build_index, probe, verify
+from mmdata.text.tokenizer import Tokenizer, need_tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
 from mmdata.trained import TrainedRun
-from mmdata.transform.text import Tokenizer, need_tokenizer, train_tokenizer
+from tests.made_shards import make_tar
 from tests.programs import run_program
-from tests.shards.conftest import make_tar
 
 CLASSES = ["dog", "cat", "tree"]
 NUM_IMAGES = 20
@@ -62,7 +63,7 @@ def settings(folder: Path, **changes: object) -> dict[str, object]:
 
 def pixels_of(image: bytes) -> torch.Tensor:
     """The image as `transform: eval` makes it, by Pillow's decoder."""
-    from mmdata.transform.pixels import EncodedImage, PixelTransform
+    from mmdata.images.pixels import EncodedImage, PixelTransform
 
     transform = PixelTransform.from_config(parse(Config, {"data": settings(Path("x"))}, origin="test").data)
     made = torch.zeros(3, 16, 16, dtype=torch.uint8)

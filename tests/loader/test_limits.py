@@ -16,11 +16,11 @@ import pytest
 
 from mmdata.config import DataConfig
 from mmdata.config.strict_yaml import parse
+from mmdata.index import ShardWriter
 from mmdata.loader.workers.open_files import files_needed, most_shards
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.selection import Selection
-from mmdata.shards import ShardWriter
-from mmdata.transform.text import Tokenizer
+from mmdata.tables.selection import Selection
+from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.plan.conftest import FakeRows
 from tests.programs import PATIENCE_S, run_program

@@ -21,10 +21,10 @@ from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
+from mmdata.images.pixels import EncodedImage, PixelTransform
+from mmdata.index import ShardWriter
 from mmdata.plan import Bucket, choose_captions
-from mmdata.shards import ShardWriter
-from mmdata.transform.pixels import EncodedImage, PixelTransform
-from tests.transform.placed import pixels
+from tests.images.placed import pixels
 
 from .conftest import Corpus
 

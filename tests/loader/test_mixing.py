@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.images import probe
+from mmdata.index import Sample
 from mmdata.plan.groups import read_groups, write_groups
-from mmdata.shards import Sample, probe
 
 REMEDIES = {
     ".arrow": "make it anew with `mmdata neighbours`",

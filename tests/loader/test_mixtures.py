@@ -15,7 +15,8 @@ import torch
 
 from mmdata import Batch
 from mmdata.errors import ConfigError
-from mmdata.shards import Sample, probe
+from mmdata.images import probe
+from mmdata.index import Sample
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mmdata import Batch, Loader, model_inputs
+from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.plan import Bucket
-from mmdata.transform.pixels import EncodedImage, PixelTransform
-from tests.transform.placed import patches
+from tests.images.placed import patches
 
 from .conftest import Corpus
 

@@ -16,7 +16,7 @@ from mmdata.hashing import hash64
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
 from mmdata.plan import choose_captions
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"
 

@@ -18,8 +18,8 @@ import yaml
 
 from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
+from mmdata.index import ShardWriter
 from mmdata.plan.groups import write_groups
-from mmdata.shards import ShardWriter
 from tests.programs import run_program
 
 from .test_join import write_table

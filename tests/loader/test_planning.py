@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from mmdata.config import DataConfig
+from mmdata.index.caption_lengths import caption_lengths
+from mmdata.index.histogram import ASPECT_BINS, aspect_bin
 from mmdata.plan import (
     Bucket,
     IndexRows,
@@ -19,9 +21,7 @@ from mmdata.plan import (
 )
 from mmdata.plan.buckets import nearest_shapes
 from mmdata.plan.from_config import bucket_policy, build_plan, caption_histogram, text_lengths
-from mmdata.shards.caption_lengths import caption_lengths
-from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_caption_histogram_counts_every_caption_by_length_and_displayed_aspect(c
 
 
 def test_caption_histogram_of_lengths_counted_anew_is_the_same(corpus, monkeypatch):
-    monkeypatch.setattr("mmdata.shards.caption_lengths.CHUNK_ROWS", 7)  # chunks that end within shards
+    monkeypatch.setattr("mmdata.index.caption_lengths.CHUNK_ROWS", 7)  # chunks that end within shards
     counted = corpus.index.lists("caption_tokens")
     assert np.array_equal(caption_histogram(corpus.index, counted, max_length=30), histogram_of(corpus, 30))
 

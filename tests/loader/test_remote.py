@@ -18,14 +18,14 @@ import torch
 
 from mmdata import Index, Loader
 from mmdata.errors import DataError
+from mmdata.index import ShardWriter
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
 from mmdata.loader.shard_prefetch import ShardPrefetcher
-from mmdata.shards import ShardWriter
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S, Program
-from tests.shards.servers import Server, running, serve, serve_s3
+from tests.storage.servers import Server, running, serve, serve_s3
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
 
 
 def test_what_cannot_be_fetched_ends_the_loop(config, far: Path, monkeypatch):
-    monkeypatch.setattr("mmdata.shards.remote.fetch.WAIT_S", 0.01)
+    monkeypatch.setattr("mmdata.storage.fetch.WAIT_S", 0.01)
     with serve(far) as server:
         server.answers["/000030.tar"] = 500
         with pytest.raises(DataError, match=rf"'{server.url}/000030\.tar': cannot be fetched, 8 attempts from byte 0"):

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from mmdata import Index
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.join.joined import Joined
-from mmdata.plan.select.rows import select_rows
+from mmdata.tables.joined import Joined
+from mmdata.tables.select import select_rows
 
 from .conftest import Corpus
 

@@ -13,7 +13,7 @@ import torch
 from mmdata import Loader
 from mmdata.errors import ConfigError
 from mmdata.loader.state import SINCE
-from mmdata.transform.text import train_tokenizer
+from mmdata.text.tokenizer import train_tokenizer
 
 from .conftest import Corpus
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-import mmdata.join.joined_table
+import mmdata.tables.joined_table
 from mmdata import Index, Loader
 from mmdata.config.data import JoinConfig
 from mmdata.errors import ConfigError, DataError
-from mmdata.join.joined import Joined
-from mmdata.transform.text import Tokenizer
+from mmdata.tables.joined import Joined
+from mmdata.text.tokenizer import Tokenizer
 from tests.programs import Program
 
 from .conftest import Corpus
@@ -56,7 +56,7 @@ def no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     def match(*_: object, **__: object) -> None:
         raise AssertionError("a join was made that exists")
 
-    monkeypatch.setattr(mmdata.join.joined_table, "match", match)
+    monkeypatch.setattr(mmdata.tables.joined_table, "match", match)
 
 
 def joins_of(corpus: Corpus) -> list[str]:
@@ -269,7 +269,7 @@ RANK = """
 import sys
 from mmdata import Index
 from mmdata.config.data import JoinConfig
-from mmdata.join.joined import Joined
+from mmdata.tables.joined import Joined
 
 (table,) = Joined([JoinConfig(table=sys.argv[2])], Index.open(sys.argv[1])).tables
 print(table.table_rows.tolist(), table.captions("recap", of="x").fingerprint)

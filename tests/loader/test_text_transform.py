@@ -21,7 +21,7 @@ from mmdata.inspect.replay import find_step, replay
 from mmdata.loader.workers import choose
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.seeding import Purpose, random_raw
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 
 from .conftest import Corpus
 from .test_caption_sources import recaption, write_table

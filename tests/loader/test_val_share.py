@@ -15,10 +15,10 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
+from mmdata.index import build_index
 from mmdata.integrations.adapt import SameEpoch
 from mmdata.plan.from_config import bucket_policy, caption_histogram
-from mmdata.plan.select.rows import select_rows
-from mmdata.shards import build_index
+from mmdata.tables.select import select_rows
 
 from .conftest import Corpus
 

@@ -16,7 +16,7 @@ import pytest
 
 from mmdata import Batch, stream
 from mmdata.errors import ConfigError, DataError, LoadError
-from mmdata.transform.user import CHECKED_ROWS
+from mmdata.images.user import CHECKED_ROWS
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S
 

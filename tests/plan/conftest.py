@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mmdata.plan import BucketPolicy, Shapes
 from mmdata.plan.rows import Hashes, count_buckets
-from mmdata.plan.selection import Selection
+from mmdata.tables.selection import Selection
 
 
 class FakeRows:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mmdata.config.data import Probability
 from mmdata.hashing import hash64
-from mmdata.join.captions import TableCaptions
 from mmdata.plan import CaptionSources
+from mmdata.tables.captions import TableCaptions
 
 PROBABILITIES = [0.5, 0.3, 0.2, 0.0]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmdata.index.histogram import ASPECT_BINS, aspect_bin
 from mmdata.plan import choose_image_shapes, choose_lengths, choose_lengths_by_shape
-from mmdata.shards.manifest.histogram import ASPECT_BINS, aspect_bin
 
 
 def padded_tokens(histogram: list[int], bounds: list[int]) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmdata.images import probe
+from mmdata.index import Index, Sample, ShardWriter
 from mmdata.plan import IndexRows, LengthAspectPolicy, choose_captions
 from mmdata.plan.rows import count_buckets
-from mmdata.shards import Index, Sample, ShardWriter, probe
 
 
 def test_choose_captions_goes_through_all_of_them():

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.selection import Selection
 from mmdata.plan.weighted_plan import WeightedPlan
 from mmdata.plan.weights import RowWeights
+from mmdata.tables.selection import Selection
 
 POLICY = LengthAspectPolicy([4, 12, 77], [(64, 64), (32, 96)])
 

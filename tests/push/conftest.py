@@ -8,8 +8,9 @@ from pathlib import Path
 import boto3
 import pytest
 
-from mmdata.shards import Sample, ShardWriter, probe
-from tests.shards.servers import Server, serve_s3
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from tests.storage.servers import Server, serve_s3
 
 
 def length_in_characters(captions: list[str]) -> list[int]:

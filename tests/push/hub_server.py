@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.programs import PATIENCE_S
-from tests.shards.servers import running
+from tests.storage.servers import running
 
 NAME = "me/photos"
 TOKEN = "hf_testing"

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import mmdata.push.croissant as croissant_module
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter, build_index
 from mmdata.push.croissant import croissant, dataset_name
 from mmdata.push.files import read_parts
 from mmdata.push.store import open_store
-from mmdata.shards import Sample, ShardWriter, build_index, probe
-from tests.shards.conftest import make_tar
+from tests.made_shards import make_tar
 
 
 def described(folder: Path, url: str = "s3://bucket/photos", license: str = "mit") -> dict[str, Any]:

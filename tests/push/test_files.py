@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.index import build_index
 from mmdata.push.files import PushedFile, belongs_to, read_parts
 from mmdata.push.store import open_store
-from mmdata.shards import build_index
 
 
 def test_a_folder_is_its_shards_index_pages_and_what_lies_in_the_inner_folder(shards):

@@ -16,13 +16,14 @@ import pytest
 
 import mmdata.push.s3
 import mmdata.push.s3_parts
-import mmdata.shards.remote.s3_client
+import mmdata.storage.s3_client
 from mmdata.errors import ConfigError, DataError
+from mmdata.index import Index, Manifest, ShardStore
 from mmdata.push import PushConfig, open_store, plan_push, push
-from mmdata.shards import Index, Manifest, ShardCache, ShardStore
+from mmdata.storage import ShardCache
+from tests.index.earlier import beside, version_2
 from tests.programs import PATIENCE_S, Program, run_program
-from tests.shards.earlier import beside, version_2
-from tests.shards.servers import Server
+from tests.storage.servers import Server
 
 URL = "s3://bucket/a/photos"
 
@@ -334,7 +335,7 @@ def test_missing_credentials_and_denied_writes_are_one_line(s3, shards, monkeypa
 
 
 def test_a_server_that_stays_away_is_named_with_the_remedy(s3, shards, monkeypatch):
-    monkeypatch.setattr(mmdata.shards.remote.s3_client, "ATTEMPTS", 1)
+    monkeypatch.setattr(mmdata.storage.s3_client, "ATTEMPTS", 1)
     s3.answers["/bucket/a/photos/000000.tar"] = lambda handler: None  # the connection is closed without an answer
     with pytest.raises(
         DataError, match=r"'s3://bucket/a/photos/000000\.tar': failed, the last attempt: Conn.*run this"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mmdata.shards import Sample, ShardWriter, probe
-from mmdata.shards.remote import fetch
-from mmdata.transform.text import Tokenizer, train_tokenizer
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from mmdata.storage import fetch
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
 
 NUM_SAMPLES = 38

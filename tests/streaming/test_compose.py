@@ -11,11 +11,11 @@ import pytest
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.shards import ImageInfo
+from mmdata.images import ImageInfo
 from mmdata.streaming import composer
 from mmdata.streaming.composer import Composer, Pass, StreamStep
 from mmdata.streaming.samples import StreamSample
-from mmdata.transform.text import Tokenizer
+from mmdata.text.tokenizer import Tokenizer
 
 BATCH = 8
 

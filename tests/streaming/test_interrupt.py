@@ -16,7 +16,7 @@ import pytest
 
 import mmdata
 from tests.programs import PATIENCE_S
-from tests.shards.servers import serve
+from tests.storage.servers import serve
 
 
 def interrupt_at_thread(name: str, ready: threading.Event) -> Any:

@@ -12,9 +12,9 @@ from aiohttp import ClientPayloadError
 
 import mmdata
 from mmdata.errors import DataError
-from mmdata.shards.remote import fetch, http, resumed_http
-from tests.shards.servers import Answer, Server, running
-from tests.shards.servers import serve as serve_with_faults
+from mmdata.storage import fetch, http, resumed_http
+from tests.storage.servers import Answer, Server, running
+from tests.storage.servers import serve as serve_with_faults
 
 
 class Ranges(Server):
@@ -34,7 +34,7 @@ class Ranges(Server):
 
 @pytest.fixture(autouse=True)
 def _no_slow_starts(monkeypatch):
-    monkeypatch.setattr("tests.shards.servers.SLOW_S", 0.01)
+    monkeypatch.setattr("tests.storage.servers.SLOW_S", 0.01)
 
 
 def keys_of(stream) -> list[str]:

@@ -12,7 +12,7 @@ import s3fs
 
 from mmdata.errors import DataError
 from mmdata.streaming.forward_file import open_shard
-from tests.shards.servers import Server, serve_s3
+from tests.storage.servers import Server, serve_s3
 
 CONTENT = bytes(range(256)) * 5_000
 GO_ON = "data.skip_damaged goes on with the next shard, and counts the loss"

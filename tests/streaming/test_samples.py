@@ -13,8 +13,8 @@ import webdataset
 
 import mmdata
 from mmdata.errors import DataError, Reason
-from mmdata.shards import Index
-from mmdata.shards.remote.fetch import display_name
+from mmdata.index import Index
+from mmdata.storage.fetch import display_name
 from mmdata.streaming.samples import Dropped, StreamSample, read_shard
 
 

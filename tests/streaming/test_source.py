@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import mmdata
 from mmdata.convert import convert
 from mmdata.errors import ConfigError, DataError
-from mmdata.shards import Index, ShardCache, build_index, verify
-from mmdata.shards.braces import MAX_SHARDS, count_shards
+from mmdata.index import Index, build_index, verify
+from mmdata.storage import ShardCache
 from mmdata.streaming.shard_names import find_shards
+from mmdata.tars.braces import MAX_SHARDS, count_shards
 
 
 @pytest.mark.parametrize("form", ["file:{path}", "file://{path}", "file://localhost{path}", "FILE:{path}"])

@@ -15,10 +15,11 @@ from mmdata.commands.check import check_lengths, check_run, warn_of_false_negati
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, Problems
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.models.limits import Limits, limits_of, shape_problems
-from mmdata.transform.text import train_tokenizer
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 CLIP = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from mmdata.shards import build_index
+from mmdata.index import build_index
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
 

@@ -16,12 +16,13 @@ from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImagePro
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.data import evaluation_data
-from mmdata.shards import Sample, ShardWriter, probe
+from mmdata.images import probe
+from mmdata.index import Sample, ShardWriter
+from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train import DualEncoder, train_step
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
-from mmdata.transform.text import Tokenizer, train_tokenizer
 from tests.rounding import rounding
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from mmdata import Batch, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
+from mmdata.text.tokenizer import Tokenizer
 from mmdata.train.evaluation.evaluate import Features, Texts, embed, evaluate_retrieval, retrieval, score_retrieval
-from mmdata.transform.text import Tokenizer
 
 IMAGES, CAPTIONS = 24, 4
 

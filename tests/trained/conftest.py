@@ -15,9 +15,9 @@ from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.recognize import CHECKPOINTS
+from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.run.checkpoint import save_checkpoint
-from mmdata.transform.text import Tokenizer
 from tests.conftest import make_photo
 
 MakeRun = Callable[..., Path]

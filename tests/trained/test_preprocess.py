@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from mmdata.errors import DataError
+from mmdata.images.opened import file_of, turned
 from mmdata.plan import LengthAspectPolicy
-from mmdata.shards.images.opened import file_of, turned
 from mmdata.trained.preprocess import Preprocess
 from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mmdata.errors import Reason, excerpt
-from mmdata.shards.texts import Loss
+from mmdata.tars.texts import Loss
 
 KEY = "boxes"
 """Key of a sample's JSON that holds its boxes."""

@@ -14,7 +14,7 @@ from mmdata.convert.annotations.json_stream import Entry, stream_entries
 from mmdata.convert.annotations.records import Records
 from mmdata.convert.json_tables import hashable
 from mmdata.errors import BadSample, DataError, Reason, excerpt
-from mmdata.shards.captions import clean_caption
+from mmdata.tars.captions import clean_caption
 
 BOX_VALUES = ("id", "area", "iscrowd", "keypoints", "num_keypoints")
 """What is kept of an annotation beside its box and category, if it is there."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 from mmdata.convert.files import check_file
 from mmdata.convert.tables import open_text
 from mmdata.errors import DataError, excerpt
-from mmdata.shards.captions import unique_keys
+from mmdata.tars.captions import unique_keys
 
 CHUNK = 2**18
 """Characters that are read at once."""

@@ -21,7 +21,7 @@ from mmdata.convert.open_table import fingerprint
 from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import Row
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
-from mmdata.shards.captions import clean_caption
+from mmdata.tars.captions import clean_caption
 
 REGIONS, IMAGE_DATA = "region_descriptions.json", "image_data.json"
 FOLDERS = ("VG_100K", "VG_100K_2")

@@ -11,7 +11,7 @@ from xml.parsers import expat
 
 from mmdata.convert.annotations.boxes import Boxes
 from mmdata.errors import BadSample, Reason
-from mmdata.shards.captions import clean_caption
+from mmdata.tars.captions import clean_caption
 
 MAX_BYTES = 2**20
 """Largest XML file of an image."""

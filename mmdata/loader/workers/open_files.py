@@ -10,9 +10,9 @@ import numpy as np
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError
+from mmdata.index.store import MAX_OPEN
 from mmdata.plan import Plan
 from mmdata.plan.rows import selection_of
-from mmdata.shards.store import MAX_OPEN
 
 OTHERS = 32
 """Files that are open for a moment: columns being read, shards being fetched, sockets, logs."""

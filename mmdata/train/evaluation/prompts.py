@@ -65,7 +65,7 @@ def embed_prompts(model: DualEncoder, classes: Classes, tokenizer: Any) -> Tenso
     Args:
         model: in eval mode.
         classes: C names and T templates.
-        tokenizer: a `mmdata.transform.text.Tokenizer`.
+        tokenizer: a `mmdata.text.tokenizer.Tokenizer`.
     """
     prompts = [template.replace("{}", name) for name in classes.classes for template in classes.templates]
     length = min(max(tokenizer.count(prompts)), tokenizer.max_length)

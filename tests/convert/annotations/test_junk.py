@@ -20,7 +20,7 @@ from mmdata.convert.examine import Examiner
 from mmdata.convert.fields import Fields
 from mmdata.convert.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
-from mmdata.shards.texts import Loss
+from mmdata.tars.texts import Loss
 from tests.convert.annotations.corpora import make_coco, make_visual_genome, voc_object, voc_xml
 
 INSTANCES, REGIONS = "coco/annotations/instances_val2017.json", "vg/region_descriptions.json"

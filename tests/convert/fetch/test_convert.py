@@ -25,7 +25,7 @@ from aiohttp import web
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError
-from mmdata.shards import Manifest
+from mmdata.index import Manifest
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect

@@ -1,0 +1,12 @@
+"""Bytes to pixels. What an image becomes depends on its bytes and on (row, epoch, seed) alone.
+
+- `probe` reads the header of an image; no pixel is decoded.
+- `pixels` takes a row's encoded image to its place in a batch: `PixelTransform` decodes, crops, resizes and augments.
+- `image` decodes and crops; JPEG goes through libjpeg-turbo, other formats through `pillow`.
+- `augment` changes flip and colours; `patches` cuts images into patches at their own aspect ratio (NaFlex).
+- `user` runs a user's transform in the place of crop and augmentation, under the row's own random numbers.
+"""
+
+from mmdata.images.probe import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
+
+__all__ = ["EXTENSIONS", "FORMATS", "ImageInfo", "Limits", "probe"]

@@ -1,0 +1,248 @@
+"""From a row's encoded image to its pixels in a batch, under the row's own random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmdata.config import DataConfig
+from mmdata.config.callables import name_of
+from mmdata.config.data import AugmentConfig
+from mmdata.encoded_images import Place
+from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
+from mmdata.images.image import Box, decode, eval_crop, resize_crop, train_crop, whole_pixels
+from mmdata.images.jpeg import decodes_on_device, jpeg_size
+from mmdata.images.patches import native_size, write_patches
+from mmdata.images.user import UserTransform
+from mmdata.seeding import Purpose, random_raw, uniforms
+
+
+class EncodedImage(NamedTuple):
+    """An image as it is in its shard.
+
+    Attributes:
+        data: the whole file.
+        format: as `mmdata.images.probe` names it.
+        orientation: EXIF orientation, 1 to 8.
+        number: keys its random numbers, 0 or more; equal numbers give equal crops in an epoch.
+        checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
+    """
+
+    data: bytes | memoryview
+    format: str
+    orientation: int
+    number: int
+    checked: bool = False
+
+
+class Decoded(NamedTuple):
+    """A decoded image and the part of it to write into the batch.
+
+    Attributes:
+        image: uint8 (3, h, w), at full size or scaled down.
+        box: the part, in pixels of `image`.
+        size: (height, width) to resize the box to, in pixels.
+    """
+
+    image: Tensor
+    box: Box
+    size: tuple[int, int]
+
+
+class PixelTransform:
+    """Crops an image to the shape of its bucket, or cuts it into patches at its own aspect ratio.
+
+    A JPEG is decoded at a fraction of its size if the crop stays large enough: libjpeg-turbo scales down while it
+    decodes, in a half to a fifth of the time. Pixels then differ a little (docs/benchmarks.md).
+
+    Args:
+        kind: "train" (random resized crop), "eval" (largest centred crop), or a callable or "module:callable" (a
+            `UserTransform`).
+        crop_scale: share of the area that a training crop keeps (min, max); see `train_crop`.
+        augment: flip and colour changes of training crops.
+        seed: of the run.
+        patch_size: side of a patch, in pixels.
+        exact: decode every image at full size.
+        on_device: JPEGs are handed on as they are, to be decoded at full size on the device.
+        typical_size: (height, width) with which a user's function of the size is tried; None: not before the first row.
+
+    Raises:
+        ConfigError: the user's transform cannot be imported or takes other arguments.
+    """
+
+    def __init__(
+        self,
+        kind: str | Callable[..., Any],
+        *,
+        crop_scale: tuple[float, float] = (0.9, 1.0),
+        augment: AugmentConfig | None = None,
+        seed: int = 0,
+        patch_size: int = 16,
+        exact: bool = False,
+        on_device: bool = False,
+        typical_size: tuple[int, int] | None = None,
+    ) -> None:
+        self.patch_size = patch_size
+        self.seed = seed
+        self._kind = name_of(kind)
+        self.on_device = on_device
+        self._exact = exact or on_device
+        self._crop_scale = crop_scale
+        self._random_crop = kind == "train"
+        self._augment = augment if self._random_crop else None
+        self._user = None if kind in ("train", "eval") else UserTransform(kind, size=typical_size)
+
+    @classmethod
+    def from_config(cls, data: DataConfig) -> PixelTransform:
+        """The transform that a section `data` describes."""
+        return cls(
+            data.transform,
+            crop_scale=data.crop_scale,
+            augment=data.augment,
+            seed=data.seed,
+            patch_size=data.patch_size,
+            exact=data.decode == "exact",
+            on_device=data.decode == "device",
+            typical_size=_typical_size(data),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What a row's pixels depend on besides the row, its epoch, its shape and the seed, as JSON.
+
+        Settings that make no difference for this transform are None. A user's transform is identified by its name and
+        the content of its file.
+        """
+        return {
+            "transform": self._kind,
+            "crop_scale": list(self._crop_scale) if self._random_crop else None,
+            "decode": None if self._user else "device" if self.on_device else "exact" if self._exact else "fast",
+            "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
+            "transform_source": self._user and self._user.source,
+        }
+
+    def decode(self, encoded: EncodedImage, *, shape: tuple[int, int] | None, patches: int, epoch: int) -> Decoded:
+        """Decode an image and choose the part of it to write.
+
+        Args:
+            encoded: the image.
+            shape: (height, width) of the bucket; None if the image keeps its aspect ratio, in patches.
+            patches: largest number of patches, if there is no shape.
+            epoch: from 0.
+
+        Raises:
+            BadSample: the image does not decode.
+        """
+        data, format, orientation, number, checked = encoded
+        # A JPEG's header gives its size, so the crop is chosen before decoding, and only as many pixels as the crop
+        # needs are decoded. A user's transform gets the image at full size.
+        if format != "JPEG" or self._exact or self._user is not None:
+            image = decode(data, format=format, orientation=orientation, checked=checked)
+            return self.choose_part(image, shape=shape, patches=patches, number=number, epoch=epoch)
+        height, width = jpeg_size(data, orientation)
+        box, target = self._part((height, width), shape, patches, number, epoch)
+        at_least = _decoded_size((height, width), box, target)
+        image = decode(data, format=format, orientation=orientation, at_least=at_least)
+        scaled = _size(image)
+        return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target)
+
+    def place(self, encoded: EncodedImage, *, shape: tuple[int, int], epoch: int) -> Place | None:
+        """The part of a JPEG that a batch shows, for a decoder on the device; None if the device does not decode it.
+
+        Args:
+            encoded: the image; its bytes are not placed yet (`begin` and `end` are 0 and their number).
+            shape: (height, width) of the bucket.
+            epoch: from 0.
+
+        Raises:
+            BadSample: the header does not parse, or the file's end is missing.
+        """
+        data, format, orientation, number, _ = encoded
+        if format != "JPEG" or not decodes_on_device(data):
+            return None
+        size = jpeg_size(data, orientation)
+        box, _ = self._part(size, shape, 0, number, epoch)
+        return Place(0, len(data), orientation, *size, *whole_pixels(box, size), *shape)
+
+    def choose_part(
+        self, image: Tensor, *, shape: tuple[int, int] | None, patches: int, number: int = 0, epoch: int = 0
+    ) -> Decoded:
+        """As `decode`, of an image that is decoded already: uint8 (3, h, w), RGB."""
+        return Decoded(image, *self._part(_size(image), shape, patches, number, epoch))
+
+    def write(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> None:
+        """Write the chosen part of an image.
+
+        Args:
+            decoded: from `decode`.
+            out: uint8 (3, H, W), (H, W) = `decoded.size`; overwritten.
+            number: `EncodedImage.number`.
+            epoch: from 0.
+
+        Raises:
+            BadSample: the user's transform raised, or returned another shape or dtype.
+            ConfigError: the user's transform does not give equal pixels for equal rows.
+        """
+        if self._user is not None:
+            raw = random_raw(1, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+            self._user(decoded.image, out, seed=int(raw[0] >> 1))
+            return
+        resize_crop(decoded.image, decoded.box, out)
+        if self._augment is not None:
+            draws = uniforms(NUM_DRAWS, seed=self.seed, epoch=epoch, purpose=Purpose.AUGMENTATION, position=number)
+            apply_changes(draw_changes(self._augment, draws), out)
+
+    def write_patches(self, decoded: Decoded, out: Tensor, *, number: int, epoch: int) -> tuple[int, int]:
+        """Write the chosen part of an image as patches; see `write`.
+
+        Args:
+            decoded: from `decode`.
+            out: uint8 (N, patch_size² · 3), overwritten; zeros after the last patch.
+            number: `EncodedImage.number`.
+            epoch: from 0.
+
+        Returns:
+            (height, width) of the image, in patches.
+        """
+        resized = torch.empty(3, *decoded.size, dtype=torch.uint8)
+        self.write(decoded, resized, number=number, epoch=epoch)
+        write_patches(resized, out, patch_size=self.patch_size)
+        return decoded.size[0] // self.patch_size, decoded.size[1] // self.patch_size
+
+    def _part(
+        self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int
+    ) -> tuple[Box, tuple[int, int]]:
+        """The part of an image of `size` to write, and the size to resize it to."""
+        if self._random_crop:
+            draws = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
+            box = train_crop(size, shape or size, draws, scale=self._crop_scale)
+        else:
+            box = eval_crop(size, shape or size)
+        if shape is not None:
+            return box, shape
+        return box, native_size(round(box.height), round(box.width), patch_size=self.patch_size, patches=patches)
+
+
+def _decoded_size(size: tuple[int, int], box: Box, target: tuple[int, int]) -> tuple[int, int] | None:
+    """The smallest size to decode an image at, so that its box is no smaller than the target; None for full size."""
+    # Scales above 1/2 are not worth it: libjpeg-turbo takes as long for them as for full size.
+    if box.height < 2 * target[0] or box.width < 2 * target[1]:
+        return None
+    return math.ceil(size[0] * target[0] / box.height), math.ceil(size[1] * target[1] / box.width)
+
+
+def _size(image: Tensor) -> tuple[int, int]:
+    return int(image.shape[1]), int(image.shape[2])
+
+
+def _typical_size(data: DataConfig) -> tuple[int, int]:
+    """(height, width) of some image of a batch, known before there is a plan."""
+    if data.image_patches is not None:
+        side = data.patch_size * max(1, math.isqrt(data.image_patches[0]))
+        return side, side
+    if isinstance(data.image_buckets, list):
+        return data.image_buckets[0]
+    return data.image_size, data.image_size

@@ -1,0 +1,240 @@
+"""Indexes foreign tars, which are only read. Samples in the tars = indexed + quarantined."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmdata.atomic import lock
+from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import hash64
+from mmdata.images.probe import DEFAULT_LIMITS, Limits
+from mmdata.index.builder import IndexBuilder
+from mmdata.index.columns import SCHEMA_VERSION
+from mmdata.index.encode import CountTokens
+from mmdata.index.manifest import Manifest
+from mmdata.index.recount import add_lengths, lacks_lengths_only
+from mmdata.index.staging import TOKENIZER_NAME, Staging
+from mmdata.index.tars import LocalTars, Tars
+from mmdata.index.url_tars import UrlTars
+from mmdata.storage.cache import ShardCache
+from mmdata.storage.fetch import display_name
+from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, local_folder, manifest_prefix
+from mmdata.storage.urls import TarUrls, find_urls, is_url
+from mmdata.tars.members import USUAL, Members
+from mmdata.tars.scan import Progress
+from mmdata.tars.texts import Loss
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """Result of `build_index`.
+
+    Attributes:
+        folder: its sub-folder `__mmdata__` holds index, manifest and quarantine list.
+        manifest: as written.
+        accounts: samples = indexed + quarantined, each counted independently; ignored_members (without an extension,
+            `__meta__`) belong to no sample. "lost", if present, counts indexed samples with an unusable text member;
+            "classes", if labels are names, lists the names by class number.
+        lost: place and detail of the first loss of each kind.
+        quarantined: an entry for each sample left out: shard, key, offset, reason, detail.
+        guessed: whether the members of captions were guessed (`manifest.members`).
+        only_counted: whether the index existed, and only got the lengths of its captions.
+        unchanged: whether the index of these URLs existed, and no tar was read.
+        cached: tars that are in the cache; None if it was not to be filled.
+    """
+
+    folder: Path
+    manifest: Manifest
+    accounts: dict[str, Any]
+    lost: dict[Loss, str]
+    quarantined: list[dict[str, Any]]
+    guessed: bool = False
+    only_counted: bool = False
+    unchanged: bool = False
+    cached: int | None = None
+
+
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A folder of tars, a tar, a URL or brace pattern of tars, or several of the last two."""
+MakeTokenizer = Callable[[Iterable[str], Path], tuple[CountTokens, str]]
+"""Trains a tokenizer on captions, saves it in a folder, and gives its `count_tokens` and fingerprint."""
+
+
+def build_index(
+    source: Source,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    count_tokens: CountTokens | None = None,
+    tokenizer: str | None = None,
+    make_tokenizer: MakeTokenizer | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    members: Members | None = None,
+    max_bad_share: float = 0.05,
+    skip_damaged: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    cache: ShardCache | None = None,
+    fill_cache: bool = False,
+    num_workers: int | None = None,
+) -> IndexReport:
+    """Write index, manifest and quarantine list for a folder of tars, or for one tar.
+
+    Memory holds the rows of one shard at a time, in each process. What is read of each tar is kept until the index is
+    published, so a run that failed or was killed is continued by the next one. An existing index is left alone if it
+    equals the new one, and is an error if it differs; of tars behind URLs only the sizes are compared, and none is read
+    again. An existing index without caption lengths gets those of the tokenizer, for which only captions are read.
+
+    Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
+
+    Args:
+        source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, each of which is read
+            once, as a stream, and not kept; or the folder of an index of URLs.
+        out: folder in whose `__mmdata__` the files are written; default: the folder of the tars. Needed for URLs.
+        count_tokens, tokenizer: as for `ShardWriter`.
+        make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
+        limits: images outside them are quarantined.
+        members: which members are image, caption and label; None: the usual ones, or, where the first samples have no
+            caption in them, the only one of the names that known corpora use (see `guess_captions`). The manifest keeps
+            them.
+        max_bad_share: largest share of quarantined samples.
+        skip_damaged: index the samples before the damage of a damaged tar. They are counted, and the manifest names
+            each damaged tar; without it all damaged tars are listed in one error.
+        overwrite: replace an existing index that differs.
+        progress: called with (bytes done, bytes in all).
+        cache: for tars behind URLs; default: that of the loader.
+        fill_cache: keep the tars behind URLs in the cache, as many as it holds.
+        num_workers: processes that read the tars of a folder; None takes one for each core from 256 MB of tars on. The
+            index is the same.
+
+    Raises:
+        DataError: no tar, damaged ones, a sample split over two, another manifest in `out`, or too many samples
+            quarantined; nothing is published then.
+        ConfigError: URLs that are not those of tars, or no `out` for them; or a tokenizer, and a corpus of labels only.
+        OSError: `out` cannot be written; raised before any shard is read.
+    """
+    given = source if isinstance(source, (str, os.PathLike)) and not is_url(source) else None
+    tars, folder = _find_tars(source, out, cache or ShardCache(), fill_cache=fill_cache)
+    location = tars.location(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        _refuse_a_conversions_ledger(folder, overwrite=overwrite)
+        staging = Staging(folder)
+        staging.finish_killed_run()
+        known = None
+        if isinstance(tars, UrlTars) and not overwrite and manifest_prefix(folder) is not None:
+            known = tars.known(folder, members, "a new one" if make_tokenizer is not None else tokenizer)
+        if known is not None and tokenizer in (None, known.tokenizer) and make_tokenizer is None:
+            manifest = known if known.location == location else known.moved(location)
+            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], unchanged=True)
+        elif not overwrite and lacks_lengths_only(folder, tars, tokenizer, make_tokenizer, members):
+            counting = (count_tokens, tokenizer, make_tokenizer)
+            manifest = add_lengths(folder, staging, *counting, location=location, progress=progress, cache=cache)
+            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
+        else:
+            before = _index_before(given, folder)
+            found = members or (before.members if before is not None else _guess(tars, staging))
+            classes = (before.accounts or {}).get("classes") if before is not None else None
+            build = IndexBuilder(
+                folder,
+                tars,
+                limits,
+                found,
+                staging,
+                version=_version(folder, overwrite=overwrite),
+                classes=classes,
+                skip_damaged=skip_damaged,
+                num_workers=num_workers,
+            )
+            build.read(progress)
+            build.check(max_bad_share)
+            new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
+            if make_tokenizer is not None:
+                count_tokens, tokenizer = make_tokenizer(build.captions(), new / INNER / TOKENIZER_NAME)
+            manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
+            guessed = members is None and found != USUAL
+            counts = (build.accounts, build.losses.first, build.quarantined)
+            report = IndexReport(folder, manifest, *counts, guessed=guessed)
+    if isinstance(tars, UrlTars) and fill_cache:
+        report = replace(report, cached=tars.fill_cache(Manifest.read(folder, cache)))
+    return report
+
+
+def _find_tars(
+    source: Source, out: str | os.PathLike[str] | None, cache: ShardCache, *, fill_cache: bool
+) -> tuple[Tars, Path]:
+    """The tars, and the folder for their index."""
+    given = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    if not any(map(is_url, given)):
+        if len(given) != 1:
+            raise ConfigError(f"{len(given)} paths given, such as '{given[0]}': give the folder that holds the tars")
+        if (urls := _urls_of_index(local_folder(given[0]))) is not None:
+            return UrlTars(urls, cache, keep=fill_cache), Path(out or local_folder(given[0]))
+        if fill_cache:
+            raise ConfigError(f"'{given[0]}': --fill-cache is for the tars of URLs; these lie on this machine already")
+        tars = LocalTars(given[0])
+        return tars, Path(out or str(tars))
+    urls = find_urls([os.fspath(url) for url in given])
+    if out is None:
+        first = display_name(os.fspath(given[0]))
+        raise ConfigError(f"'{first}': the index of a URL lies on this machine: name its folder with --out")
+    return UrlTars(urls, cache, keep=fill_cache), Path(out)
+
+
+def _urls_of_index(folder: Path) -> TarUrls | None:
+    """The tars of an index of URLs; None for any other folder or file, and for a folder that holds tars by now."""
+    if manifest_prefix(folder) is None or next(folder.glob("*.tar"), None) is not None:
+        return None
+    manifest = Manifest.read(folder)
+    return TarUrls(manifest.location, [entry.name for entry in manifest]) if "://" in manifest.location else None
+
+
+def _index_before(source: str | os.PathLike[str] | None, folder: Path) -> Manifest | None:
+    """The index that is made anew, or of whose tars another one is made; None if there is none.
+
+    It says which members its captions are and what its classes are called, which nobody should have to repeat.
+    """
+    for place in (folder, *([] if source is None else [local_folder(source)])):
+        if place.is_dir() and manifest_prefix(place) is not None:
+            return Manifest.read(place)
+    return None
+
+
+def _guess(tars: Tars, staging: Staging) -> Members:
+    """The members by the first samples, which an earlier run may have read: they are not asked for again."""
+    if not tars.are_remote:
+        return tars.guess_members()
+    of = {"tars": str(tars), "names": hash64("\n".join(tars.names).encode())}
+    if (content := staging.load_guess(of)) is None:
+        content = tars.guess_members().content()
+        staging.save_guess(of, content)
+    return Members.from_content(content)
+
+
+def _version(folder: Path, *, overwrite: bool) -> int:
+    """An existing index is compared with one of the same version, so that old indexes stay valid."""
+    return SCHEMA_VERSION if overwrite or manifest_prefix(folder) is None else Manifest.read(folder).schema
+
+
+def _refuse_a_conversions_ledger(folder: Path, *, overwrite: bool) -> None:
+    """Raise DataError where an index would overwrite a conversion, or the ledger of one without a manifest."""
+    ledger = find_ledger(folder)
+    if manifest_prefix(folder) is not None:
+        if overwrite and "run" in (Manifest.read(folder).accounts or {}):
+            raise DataError(
+                f"folder '{folder}': holds a conversion with its accounts, which an index does not replace; convert "
+                "again with `mmdata convert --overwrite`, or give another folder with --out"
+            )
+        return
+    if not ledger.is_file():
+        return
+    with ledger.open("rb") as lines:
+        first = lines.readline()
+    if b'"shard"' not in first and b'"row"' in first:
+        raise DataError(
+            f"'{ledger}': lists the rows that a conversion left out, and its {MANIFEST_NAME} is gone; an index would "
+            "write over the list. Convert again into an empty folder, or move the list away and index"
+        )

@@ -1,0 +1,248 @@
+"""Pages of the manifest: entries of up to 1,024 shards in one Arrow IPC file. Equal entries give equal bytes.
+
+Pages are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+from pydantic import ConfigDict, NonNegativeInt
+
+from mmdata.errors import DataError
+from mmdata.index.arrow_view import view
+from mmdata.index.ragged import offsets_of
+from mmdata.safe_read import read_regular
+from mmdata.storage.listed import ListedShard, check_plain_name
+
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+PAGE_SHARDS = 1024
+PAGE_PATTERN = re.compile(r"manifest-\d{5,}\.arrow")
+REMAKE = "remove manifest.json and run `mmdata index`, or fetch the folder again"
+
+_NUMBERS = ("bytes", "rows", "captions", "labels", "index_xxh3")
+_TEXTS = ("name", "sha256", "index", "index_sha256")
+_CELLS = ("cells", "counts")
+
+
+def _schema(numbers: Sequence[str]) -> Any:
+    item = pa.field("item", pa.int32(), nullable=False)
+    return pa.schema(
+        [
+            *(pa.field(name, pa.string(), nullable=False) for name in _TEXTS),
+            *(pa.field(name, pa.int64(), nullable=False) for name in numbers),
+            *(pa.field(name, pa.list_(item), nullable=False) for name in _CELLS),
+        ]
+    )
+
+
+_SCHEMA = _schema(_NUMBERS)
+_SCHEMA_2 = _schema([name for name in _NUMBERS if name != "index_xxh3"])
+"""The schema in version 2 of the manifest."""
+
+
+@dataclass(frozen=True)
+class ShardEntry(ListedShard):
+    """The manifest's entry of one shard.
+
+    Comparison leaves out histogram and fast hash, because `index_sha256` decides both.
+
+    Attributes:
+        cells: int32 (n,), the cells (`mmdata.index.histogram`) in which this shard has captions, ascending.
+        counts: int32 (n,), captions in each cell; they add up to `captions`. Of a corpus of labels only, rows in each
+            cell; they add up to `rows`.
+    """
+
+    cells: npt.NDArray[np.int32] = field(compare=False, repr=False)
+    counts: npt.NDArray[np.int32] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What manifest.json says of a page: file name, hash, and the number of shards and rows that the page lists."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    file: str
+    sha256: str
+    shards: NonNegativeInt
+    rows: NonNegativeInt
+
+
+def page_name(number: int) -> str:
+    """File name of a page: 3 -> "manifest-00003.arrow"."""
+    return f"manifest-{number:05d}.arrow"
+
+
+def encode_page(entries: Sequence[ShardEntry]) -> bytes:
+    """The bytes of a page."""
+    assert len(entries) <= PAGE_SHARDS, len(entries)
+    arrays: list[Any] = [pa.array([getattr(entry, name) for entry in entries], pa.string()) for name in _TEXTS]
+    arrays += [pa.array([getattr(entry, name) for entry in entries], pa.int64()) for name in _NUMBERS]
+    offsets = offsets_of(np.array([len(entry.cells) for entry in entries], np.int64)).astype(np.int32)
+    for name in _CELLS:
+        values = np.concatenate([np.empty(0, np.int32), *(getattr(entry, name) for entry in entries)])
+        arrays.append(pa.ListArray.from_arrays(offsets, values, type=_SCHEMA.field(name).type))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+    return sink.getvalue().to_pybytes()
+
+
+class Histograms(NamedTuple):
+    """The histograms of n shards.
+
+    Attributes:
+        offsets: int32 (n + 1,); shard i has cells[offsets[i]:offsets[i + 1]], and counts likewise.
+        cells, counts: int32.
+    """
+
+    offsets: Int32s
+    cells: Int32s
+    counts: Int32s
+
+
+@dataclass(frozen=True)
+class PageColumns:
+    """The entries of n shards.
+
+    Attributes:
+        numbers: name -> int64 (n,): bytes, rows, captions, labels, index_xxh3.
+        histograms: None if they are not kept in memory; `read_histograms` reads them again.
+        path: of the page, for messages.
+        checksum: XXH3 of the file.
+    """
+
+    numbers: dict[str, Ints]
+    histograms: Histograms | None
+    path: Path
+    checksum: int
+    _texts: dict[str, pa.StringArray]
+
+    def __len__(self) -> int:
+        return len(self.numbers["rows"])
+
+    @classmethod
+    def open(cls, path: Path, page: Page) -> PageColumns:
+        """Read a page and check it against manifest.json, hash included.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DataError: not the file that manifest.json names.
+        """
+        data = read_regular(path, "manifest page")
+        if hashlib.sha256(data).hexdigest() != page.sha256:
+            raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
+        batch = _parse(data, path)
+        of = f"manifest page '{path}'"
+        offsets, cells, counts = histograms = _histograms(batch, of=of)
+        columns = cls(
+            numbers={name: _numbers(batch, name, of=of) for name in _NUMBERS},
+            histograms=histograms,
+            path=path,
+            checksum=xxhash.xxh3_64_intdigest(data),
+            _texts={name: batch.column(name) for name in _TEXTS},
+        )
+        numbers = columns.numbers
+        counted = np.where(numbers["captions"] > 0, numbers["captions"], numbers["rows"])
+        without_captions = (numbers["captions"] == 0) & (numbers["rows"] > 0)
+        whole = (
+            (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
+            and all((values >= 0).all() for name, values in numbers.items() if name != "index_xxh3")
+            and (cells >= 0).all()
+            and (counts > 0).all()
+            and np.array_equal(offsets, view(batch.column("counts").offsets, np.int32, of=of))
+            and np.array_equal(_sums(counts, offsets), counted)
+            and (not without_captions.any() or not numbers["captions"].any())
+        )
+        if not whole:
+            raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")
+        return columns
+
+    def without_histograms(self) -> PageColumns:
+        """A copy without the histograms, in a tenth of the memory."""
+        # The columns are views that keep the whole file in memory, so all that remains is copied.
+        rows = pa.array(np.arange(len(self)))
+        numbers = {name: values.copy() for name, values in self.numbers.items()}
+        texts = {name: values.take(rows) for name, values in self._texts.items()}
+        return replace(self, numbers=numbers, histograms=None, _texts=texts)
+
+    def read_histograms(self, path: Path) -> Histograms:
+        """The histograms, read from the page's file again.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DataError: the file changed since it was opened.
+        """
+        data = read_regular(path, "manifest page")
+        if xxhash.xxh3_64_intdigest(data) != self.checksum:
+            raise DataError(f"manifest page '{path}': changed since it was opened; {REMAKE}")
+        return _histograms(_parse(data, path), of=f"manifest page '{path}'")
+
+    @property
+    def tar_hashes(self) -> Any:
+        """SHA-256 of each tar, Arrow strings (n,)."""
+        return self._texts["sha256"]
+
+    def listed(self, i: int) -> ListedShard:
+        """Shard i of this page.
+
+        Raises:
+            DataError: a name in it is not a plain file name.
+        """
+        values: dict[str, Any] = {name: texts[i].as_py() for name, texts in self._texts.items()}
+        values |= {name: int(numbers[i]) for name, numbers in self.numbers.items()}
+        for name in ("name", "index"):
+            check_plain_name(values[name], f"manifest page '{self.path}'")
+        return ListedShard(**values)
+
+    def entry(self, i: int, histograms: Histograms) -> ShardEntry:
+        """The entry of shard i of this page, with its histogram."""
+        span = slice(int(histograms.offsets[i]), int(histograms.offsets[i + 1]))
+        return ShardEntry(**vars(self.listed(i)), cells=histograms.cells[span], counts=histograms.counts[span])
+
+
+def _parse(data: bytes, path: Path) -> Any:
+    """The Arrow record batch of a page."""
+    try:
+        batch = pa.ipc.open_file(pa.py_buffer(data)).get_batch(0)
+        batch.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
+    if batch.schema not in (_SCHEMA, _SCHEMA_2):
+        raise DataError(
+            f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; {REMAKE}"
+        )
+    return batch
+
+
+def _numbers(batch: Any, name: str, *, of: str) -> Ints:
+    if name == "index_xxh3" and batch.schema == _SCHEMA_2:
+        return np.zeros(batch.num_rows, np.int64)
+    return view(batch.column(name), np.int64, of=of)
+
+
+def _histograms(batch: Any, *, of: str) -> Histograms:
+    cells, counts = (batch.column(name) for name in _CELLS)
+    return Histograms(*(view(numbers, np.int32, of=of) for numbers in (cells.offsets, cells.values, counts.values)))
+
+
+def _sums(values: Int32s, offsets: Int32s) -> Ints:
+    """Sum of each list in a flat array of lists: ([2, 1, 5], [0, 2, 2, 3]) -> [3, 0, 5]."""
+    # reduceat gives an empty list its next value, not 0: only the others are asked for.
+    sums = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(offsets))
+    if len(filled):
+        sums[filled] = np.add.reduceat(values, offsets[filled], dtype=np.int64)
+    return sums

@@ -1,0 +1,260 @@
+"""Where shards lie: a folder on a disk or behind a URL, with the same methods, so that callers need not know which.
+
+A folder holds the tars, and its sub-folder `__mmdata__` holds manifest, index and ledger. Hugging Face's `datasets`
+ignores names that begin with two underscores, so it takes only the tars for data. Earlier versions of mmdata wrote
+manifest, index and ledger next to the tars; such folders are still read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import ClassVar, TypeVar
+
+from mmdata.errors import ConfigError, DataError
+from mmdata.recognize import Kind, recognize, refuse_unfinished
+from mmdata.safe_read import open_regular, path_of_url, read_regular
+from mmdata.storage.cache import ShardCache
+from mmdata.storage.extract import Extract
+from mmdata.storage.fetch import RemoteFolder, display_name
+from mmdata.storage.listed import ListedShard
+from mmdata.storage.urls import PROTOCOLS, is_followed
+
+MANIFEST_NAME = "manifest.json"
+QUARANTINE_NAME = "quarantine.jsonl"
+INNER_NAME = "__mmdata__"
+"""The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
+INNER = f"{INNER_NAME}/"
+MEMBERS_HEAD_NAME = "members.json"
+"""Of the index of tars without images, see `keys_index`."""
+JOINS_NAME = "joins"
+"""The sub-folder of `__mmdata__` that says which rows of tables belong to the rows of the index."""
+BESIDE = ""
+"""Prefix of the file names in a folder that an earlier version wrote."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on this machine's disks. Its methods are those of `RemoteFolder`; its text is for messages."""
+
+    path: Path
+    cache: ClassVar[None] = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def identity(self) -> str:
+        """Equal for two names of the same folder."""
+        return os.path.realpath(self.path)
+
+    @property
+    def joins(self) -> Path | None:
+        """The folder for joins with the index; None where a folder cannot be written at all."""
+        return self.path / INNER_NAME / JOINS_NAME
+
+    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
+        """Prefix and content of the first file that exists among prefix + name.
+
+        Raises:
+            DataError: none exists; or the folder is the `__mmdata__` of another.
+        """
+        for prefix in prefixes:
+            try:
+                content = read_regular(self.path / prefix / name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if prefix == BESIDE and self.path.name == INNER_NAME:
+                raise DataError(
+                    f"'{self}': what mmdata keeps about the shards in '{self.path.parent}': give that folder"
+                )
+            return prefix, content
+        refuse_unfinished(self.path)
+        raise DataError(self._what_is_here(name))
+
+    def _what_is_here(self, name: str) -> str:
+        """A message for a folder without the file that makes it one of shards."""
+        kind = recognize(self.path)
+        if kind is Kind.ABSENT:
+            return f"folder '{self}': no such folder"
+        if kind is Kind.TAR or self.path.suffix == ".tar":
+            return (
+                f"'{self}': a file, and a folder with a {name} is needed; `mmdata index {self}` makes one "
+                f"beside a WebDataset tar: then give its folder, '{self.path.parent}'"
+            )
+        if not self.path.is_dir() or kind is Kind.RUN:
+            own = f"; its config '{self.path / 'config.yaml'}' names them" if kind is Kind.RUN else ""
+            return f"'{self}' is {kind.value}; a folder of shards (with a {name}) is needed{own}"
+        if (self.path / INNER / MEMBERS_HEAD_NAME).is_file():
+            return (
+                f"folder '{self}': no {name}: these are tars without images, indexed by `mmdata index --members-only`, "
+                f"whose members come to the rows of others: data.join: [{{shards: {self}, name: NAME}}] beside a "
+                "data.shards with images"
+            )
+        parts = sorted(path.parent.parent.name for path in self.path.glob(f"*/{INNER_NAME}/{name}"))
+        if parts:
+            return f"folder '{self}': no {name}; it holds folders of shards: give '{self.path / parts[0]}'" + (
+                f" ({', '.join(parts)})" if len(parts) > 1 else ""
+            )
+        made = f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
+        return made if kind is Kind.TARS else f"{made}, `mmdata convert {self} OUT` shards of images and captions"
+
+    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
+        """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.
+
+        Raises:
+            FileNotFoundError: there is none; and what `use` raises.
+        """
+        return use(self.path / name)
+
+    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+        """A descriptor of a tar, which the caller closes.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DataError: it is not a regular file.
+        """
+        return open_regular(self.shard_path(location, shard), "shard")
+
+    def has_shard(self, shard: ListedShard) -> bool:
+        """Whether `open_shard` returns without fetching anything."""
+        return True
+
+    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
+        """Never called: nothing is fetched of a tar on this machine."""
+        raise NotImplementedError(f"'{shard.name}' lies in '{self.path}'")
+
+    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
+        """Never True: as `open_extract`."""
+        return False
+
+    def shard_path(self, location: str, shard: ListedShard) -> Path:
+        """Path of a tar."""
+        return self.path / location / shard.name
+
+    def place(self, location: str, name: str) -> str:
+        """Path of a file, for messages."""
+        return str(self.path / location / name)
+
+
+@dataclass(frozen=True)
+class IndexFolder(LocalFolder):
+    """A folder on this machine's disks with the index of tars that lie behind a URL, which is the manifest's location.
+
+    Attributes:
+        tars: their folder.
+    """
+
+    tars: RemoteFolder = field(kw_only=True)
+
+    @property
+    def cache(self) -> ShardCache:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Where the tars are kept."""
+        return self.tars.cache
+
+    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+        """See `RemoteFolder.open_shard`."""
+        return self.tars.open_shard(".", shard, stop)
+
+    def has_shard(self, shard: ListedShard) -> bool:
+        """See `RemoteFolder.has_shard`."""
+        return self.tars.has_shard(shard)
+
+    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
+        """See `RemoteFolder.open_extract`."""
+        return self.tars.open_extract(".", shard, extract, stop)
+
+    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
+        """See `RemoteFolder.has_extract`."""
+        return self.tars.has_extract(shard, extract)
+
+    def shard_path(self, location: str, shard: ListedShard) -> Path:
+        """See `RemoteFolder.shard_path`."""
+        return self.tars.shard_path(".", shard)
+
+    def place(self, location: str, name: str) -> str:
+        """URL of a tar, or path of a file of the index, for messages."""
+        return self.tars.place(".", name) if "://" in location else super().place(location, name)
+
+
+Folder = LocalFolder | RemoteFolder
+Location = str | os.PathLike[str]
+"""A path or a URL."""
+
+
+def find_folder(location: Location, cache: ShardCache | None = None) -> Folder:
+    """The folder at a path or a URL. Nothing else decides whether a folder is local.
+
+    A `file:` URL is a RemoteFolder: this is how the files of a slow disk get into the cache.
+
+    Args:
+        location: a path or a URL.
+        cache: for the files behind a URL; default: `ShardCache()`.
+
+    Raises:
+        ConfigError: a command, or a URL of a protocol that is not known.
+    """
+    name = os.fspath(location)
+    if name.startswith("pipe:"):
+        raise ConfigError(f"'{name}': pipe: would run a command, and nothing in data may; give a folder or a URL")
+    if (path := path_of_url(name)) is not None:
+        name = f"file://{os.path.abspath(path)}"
+    return RemoteFolder(name, cache or ShardCache()) if "://" in name else LocalFolder(Path(name))
+
+
+def folder_of_index(folder: Folder, tars: str, cache: ShardCache | None = None) -> Folder:
+    """The folder of an index, whose manifest names the place of the tars.
+
+    Args:
+        folder: with the manifest.
+        tars: the manifest's location: a folder relative to `folder`, or a URL.
+        cache: see `find_folder`.
+
+    Raises:
+        DataError: a command; or a URL that is of a strange protocol, or in a manifest that lies behind a URL itself.
+    """
+    if "://" not in tars and not tars.startswith("pipe:"):
+        return folder
+    if isinstance(folder, RemoteFolder) or not is_followed(tars):
+        raise DataError(
+            f"'{folder}': location '{display_name(tars)}' is not a folder; commands and URLs are never followed, "
+            f"except those of {', '.join(PROTOCOLS)} in an index on this machine (`mmdata index URL --out FOLDER`)"
+        )
+    return IndexFolder(folder.path, tars=RemoteFolder(tars, cache or ShardCache()))
+
+
+def local_folder(location: Location) -> Path:
+    """The path of a folder on this machine's disks, for programs that cannot work on a URL. A `file:` URL is a path.
+
+    Raises:
+        ConfigError: another URL, or a command.
+    """
+    name = os.fspath(location)
+    if (path := path_of_url(name)) is not None:
+        return Path(path)
+    if "://" in name or name.startswith("pipe:"):
+        raise ConfigError(f"'{name}': a folder on this disk is needed here, no URL and no command; copy it first")
+    return Path(name)
+
+
+def manifest_prefix(folder: Path) -> str | None:
+    """Prefix of the names of manifest and index in a folder on this disk; None where the folder has no manifest.
+
+    Returns:
+        "__mmdata__/", or "" for a folder that an earlier version wrote.
+    """
+    return next((prefix for prefix in (INNER, BESIDE) if (folder / prefix / MANIFEST_NAME).is_file()), None)
+
+
+def find_ledger(folder: Path) -> Path:
+    """Path of the list of rows left out of a folder's shards, whether or not the file exists."""
+    prefix = manifest_prefix(folder)
+    return folder / (INNER if prefix is None else prefix) / QUARANTINE_NAME

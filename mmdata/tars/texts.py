@@ -1,0 +1,250 @@
+"""Reads the text files of a foreign sample: captions, label, metadata, and what could not be used.
+
+`mmdata index`, `mmdata convert` and `mmdata.stream` all use `read_texts`, so equal files give equal captions and
+labels, or the same error. A sample with a usable caption may lose other parts; each loss is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from mmdata.errors import BadSample, Reason, excerpt
+from mmdata.tars.captions import TXT, captions_of, clean_captions, decode_text, parse_json
+from mmdata.tars.members import USUAL, Members, Selector
+
+TextKind = str
+"""Extension of a text file of a sample: json, txt, cls, in folders caption, or one that `Members` names."""
+
+ReadText = Callable[[TextKind], bytes]
+"""Reads a text file of the sample; raises BadSample if it cannot be read or is too large."""
+
+MAX_LABEL_NAME = 1000
+"""Longest name of a class in characters."""
+
+
+class Loss(str, Enum):
+    """What a usable sample has lost. The list is closed: accounts rely on it."""
+
+    JSON_UNREADABLE = "json_unreadable"  # not UTF-8, not JSON, a list, a duplicate key
+    JSON_TOO_LARGE = "json_too_large"
+    CAPTION_UNUSABLE = "caption_unusable"  # the preferred source of captions; the next one was taken
+    EMPTY_CAPTION = "empty_caption"  # the preferred source, or an entry of a list, is empty
+    LABEL_UNUSABLE = "label_unusable"  # neither a class number nor a name
+    LABEL_NAME = "label_name"  # a name in a stream, or after labels that are numbers
+    SECOND_IMAGE = "second_image"  # further images of the sample: the first is used
+    METADATA_UNUSABLE = "metadata_unusable"  # a value that strict JSON cannot hold
+    OTHER_LABEL = "other_label"  # rows of one image have several labels; the first one was taken
+    BOX_UNUSABLE = "box_unusable"  # it has no area, no number, or a category that is not listed
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The content of a sample's text files.
+
+    Attributes:
+        captions: each as `clean_caption` returns it; none of a sample of which only the label is known.
+        source: the file that they come from; None without a caption.
+        label: class number, class name, or None.
+        metadata: the whole JSON object; empty without a readable one.
+        losses: what could not be used, each with one line of detail.
+    """
+
+    captions: list[str]
+    source: TextKind | None
+    label: int | str | None
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
+
+
+def read_texts(
+    kinds: Collection[TextKind], read: ReadText, *, needs_caption: bool = True, members: Members = USUAL
+) -> Texts:
+    """Captions and label of a sample.
+
+    Captions come from the first usable source: the JSON's "captions", the .txt, the .caption, the JSON's "caption".
+    The label comes from the .cls, else from the JSON's "label". Selectors in `members` take the place of these.
+
+    Args:
+        kinds: the text files that the sample has.
+        read: gives the bytes of one.
+        needs_caption: False accepts a sample with a label that says nothing of a caption.
+        members: where captions and label are, if not where they usually are.
+
+    Raises:
+        BadSample: no usable caption; the reason is that of the first source that is not empty.
+
+    Example:
+        .txt "a dog" and .json `{"captions": null, "label": "x", "label": 1}` give ["a dog"], no label, and the loss
+        json_unreadable, for the duplicate key.
+    """
+    losses: dict[Loss, str] = {}
+    faults: list[BadSample] = []
+    metadata: dict[str, Any] = {}
+    if "json" in kinds:
+        try:
+            metadata = parse_json(decode_text(read("json")), strict=True)
+        except BadSample as bad:
+            faults.append(bad)
+            losses[Loss.JSON_TOO_LARGE if _is_too_large(bad) else Loss.JSON_UNREADABLE] = bad.detail
+    contents: dict[str, dict[str, Any]] = {"json": metadata}  # JSON by extension
+    sources = members.caption or USUAL_CAPTIONS
+    found = _first_usable(sources, kinds, read, contents, losses, faults)
+    label = _label(members.label or USUAL_LABELS, kinds, read, contents, losses)
+    if found is not None:
+        return Texts(*found, label, metadata, losses)
+    if faults:
+        raise faults[0]
+    if label is None or needs_caption:
+        raise missing_caption(members)
+    return Texts([], None, label, metadata, losses)
+
+
+def missing_caption(members: Members = USUAL) -> BadSample:
+    """The error for a sample without any caption."""
+    if members.caption:
+        listed = " and no ".join(selector.words for selector in members.caption)
+        return BadSample(Reason.MISSING_CAPTION, f"no {listed} with text in it")
+    return BadSample(Reason.MISSING_CAPTION, 'no .txt and no JSON "captions" or "caption" with text in it')
+
+
+USUAL_CAPTIONS = (
+    Selector("json", "captions"),
+    Selector("txt"),
+    Selector("caption"),
+    Selector("json", "caption"),
+)
+USUAL_LABELS = (Selector("cls"), Selector("json", "label"))
+
+
+def _first_usable(
+    sources: Sequence[Selector],
+    kinds: Collection[TextKind],
+    read: ReadText,
+    contents: dict[str, dict[str, Any]],
+    losses: dict[Loss, str],
+    faults: list[BadSample],
+) -> tuple[list[str], TextKind] | None:
+    """Captions and their source; None if no source is usable."""
+    for source in sources:
+        try:
+            if not source.key:
+                if source.extension in kinds:
+                    return captions_of(read(source.extension), TXT), source.extension
+                continue
+            value = _json(source.extension, kinds, read, contents).get(source.key)
+            if value in (None, []):  # as if the key were missing
+                continue
+            captions, left_out = clean_captions(value)
+            if left_out:
+                losses.setdefault(Loss.EMPTY_CAPTION, f"{left_out} empty or null in {_words(source)}")
+            return captions, source.extension
+        except BadSample as bad:
+            faults.append(bad)
+            empty = bad.reason is Reason.EMPTY_CAPTION
+            losses.setdefault(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{_words(source)}: {bad.detail}")
+    return None
+
+
+def _label(
+    sources: Sequence[Selector],
+    kinds: Collection[TextKind],
+    read: ReadText,
+    contents: dict[str, dict[str, Any]],
+    losses: dict[Loss, str],
+) -> int | str | None:
+    """The label of the first source that exists and is usable; a .cls of "-1" says that there is none."""
+    for source in sources:
+        try:
+            if not source.key:
+                if source.extension in kinds:
+                    return parse_label(decode_text(read(source.extension)))
+                continue
+            value = _json(source.extension, kinds, read, contents).get(source.key)
+            if isinstance(value, bool):
+                raise BadSample(Reason.BROKEN_ROW, f"label {value} is neither a class number from 0 nor a name")
+            if (label := parse_label(value)) is not None:
+                return label
+        except BadSample as bad:
+            losses.setdefault(Loss.LABEL_UNUSABLE, f"{_words(source)}: {bad.detail}")
+    return None
+
+
+def _json(
+    extension: str, kinds: Collection[TextKind], read: ReadText, contents: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The JSON of a member, parsed once; empty without the member."""
+    if extension not in contents:
+        contents[extension] = {}
+        if extension in kinds:
+            contents[extension] = parse_json(decode_text(read(extension)), strict=True)
+    return contents[extension]
+
+
+def _words(source: Selector) -> str:
+    """A source for messages."""
+    return f'the JSON\'s "{source.key}"' if source.extension == "json" else source.words
+
+
+def parse_label(value: object) -> int | str | None:
+    """A class number from 0, a class name, or None; an empty string, NaN and -1 give None.
+
+    Raises:
+        BadSample: broken_row, for anything else.
+
+    Example:
+        " 007\\n" and "7.0" give 7, "cat" gives "cat", "-1" gives None.
+    """
+    if isinstance(value, str):
+        value = re.sub(r"^(-?[0-9]+)\.0+$", r"\1", value.strip())  # as pandas writes 7 where another row has none
+        if re.fullmatch(r"-?[0-9]+", value):
+            digits = value.lstrip("-0") or "0"  # Python refuses to parse thousands of digits
+            value = (-int(digits) if value.startswith("-") else int(digits)) if len(digits) <= 19 else value
+    if isinstance(value, float):
+        value = None if math.isnan(value) else int(value) if value.is_integer() else value
+    if value is None or value == "" or value == -1:
+        return None
+    if isinstance(value, int) and 0 <= value < 2**63:
+        return int(value)
+    is_name = isinstance(value, str) and value.isprintable() and len(value) <= MAX_LABEL_NAME
+    if isinstance(value, str) and is_name and not re.fullmatch(r"-?[0-9]+", value):
+        return value
+    raise BadSample(Reason.BROKEN_ROW, f"label {excerpt(value)} is neither a class number from 0 nor a name")
+
+
+def _is_too_large(bad: BadSample) -> bool:
+    return bad.reason is Reason.CAPTION_TOO_LONG
+
+
+class Losses:
+    """Counts the losses of a corpus.
+
+    Attributes:
+        counts: number of samples for each kind of loss.
+        first: place and detail of the first loss of each kind.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[Loss] = Counter()
+        self.first: dict[Loss, str] = {}
+
+    def add(self, place: str, losses: Mapping[Loss, str]) -> list[Loss]:
+        """Count the losses of a sample; returns the kinds that are new."""
+        new = [loss for loss in losses if loss not in self.first]
+        for loss in losses:
+            self.counts[loss] += 1
+        for loss in new:
+            self.first[loss] = f"{place}: {losses[loss]}"
+        return new
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts as JSON, sorted by name."""
+        return {str(loss): self.counts[loss] for loss in sorted(self.counts)}

@@ -1,0 +1,312 @@
+"""Captions to token ids, a batch at a time, with any fast Hugging Face tokenizer.
+
+Counting and encoding agree: a caption that counts n tokens is encoded into min(n, max_length) tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.text.tokenizer_names import CLIP, locate_tokenizer
+
+logger = logging.getLogger("mmdata")
+
+CLEANING, OPEN_CLIP = "text_cleaning", "open_clip"
+"""Key and value in the tokenizer_config.json of a tokenizer before which texts are cleaned as open_clip does."""
+
+
+class Tokenizer:
+    """A fast tokenizer, safe to use from many threads concurrently.
+
+    Attributes:
+        fingerprint: 16 hexadecimal digits; equal for tokenizers that give equal ids.
+        max_length: captions are truncated to this many tokens, special ones included.
+        vocab_size: ids are below this.
+        pad_id: the id that pads a row after its tokens.
+        name: the folder or name it was loaded from, for messages; "" if it was made otherwise.
+        cleaning: "open_clip": HTML entities are decoded, and letters lower-cased, before a text is tokenized; or None.
+
+    Raises:
+        ConfigError: max_length leaves no room for a caption's own tokens.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        max_length: int,
+        pad_id: int,
+        name: str = "",
+        cleaning: str | None = None,
+    ) -> None:
+        # Truncation is a state of the backend, so counting and encoding need a backend each.
+        self._counter = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._counter.no_truncation()
+        self._counter.no_padding()
+        self.cleaning = cleaning if cleaning == OPEN_CLIP else None
+        self.fingerprint = hashlib.sha256(f"{self._counter.to_str()}{self.cleaning or ''}".encode()).hexdigest()[:16]
+        special = int(self._counter.num_special_tokens_to_add(False))
+        if max_length <= special:
+            raise ConfigError(
+                f"max_length {max_length}: {special} special tokens alone are that long; set data.max_length"
+            )
+        self._encoder = tokenizers.Tokenizer.from_str(self._counter.to_str())
+        self._encoder.enable_truncation(max_length)
+        self.max_length = max_length
+        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
+        self.pad_id = pad_id
+        self.name = name
+
+    @classmethod
+    def load(cls, name: str | os.PathLike[str], *, max_length: int = 77) -> Tokenizer:
+        """Load a tokenizer as `AutoTokenizer.from_pretrained` does.
+
+        Args:
+            name: a folder; `clip`, or one of OpenAI's CLIP models, for the tokenizer that ships with mmdata; or another
+                name on the Hugging Face hub.
+            max_length: in tokens, special ones included.
+
+        Raises:
+            ConfigError: the tokenizer cannot be loaded, or has no fast (Rust) version; or the hub cannot be reached.
+        """
+        found = locate_tokenizer(name)
+        if plain := _plain_backend(Path(found)):
+            return cls(**plain, max_length=max_length, name=str(name))
+        tokenizer = _from_transformers(found, name)
+        if not tokenizer.is_fast:
+            raise ConfigError(f"tokenizer '{name}': has no fast version; mmdata needs one with a tokenizer.json")
+        pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        options: dict[str, Any] = {"name": str(name), "cleaning": tokenizer.init_kwargs.get(CLEANING)}
+        return cls(tokenizer.backend_tokenizer, max_length=max_length, pad_id=int(pad_id), **options)
+
+    @property
+    def identity(self) -> str:
+        """Equal for tokenizers that give equal ids and pad with the same id."""
+        return f"{self.fingerprint}-{self.pad_id}"
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json, without truncation, padding and `cleaning`."""
+        return self._counter.to_str()
+
+    def count(self, captions: Sequence[str]) -> list[int]:
+        """Tokens of each caption, special ones included, untruncated."""
+        return [len(encoding) for encoding in self._counter.encode_batch_fast(self._cleaned(captions))]
+
+    def encode(self, captions: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Encode captions into rows of one length.
+
+        Args:
+            captions: B strings.
+            length: L; every caption must fit after truncation to `max_length`.
+
+        Returns:
+            input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
+        """
+        encodings = self._encoder.encode_batch_fast(self._cleaned(captions))
+        return self._padded([encoding.ids for encoding in encodings], length)
+
+    def encode_cut(self, texts: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Encode texts of any length as `encode`; those of more than `length` tokens are cut to it.
+
+        Special tokens at the end, such as the one by which CLIP's text tower finds the end of the text, are kept.
+
+        Args:
+            texts: B strings.
+            length: L, at least as many as the tokenizer's special tokens.
+
+        Returns:
+            input_ids and attention_mask, int64 (B, L) each, and how many of the texts were cut.
+        """
+        encodings = self._encoder.encode_batch_fast(self._cleaned(texts))
+        num_cut = sum(len(encoding) > length for encoding in encodings)
+        return *self._padded([_cut(encoding, length) for encoding in encodings], length), num_cut
+
+    def _cleaned(self, texts: Sequence[str]) -> list[str]:
+        if self.cleaning is None:
+            return list(texts)
+        # Twice, as web pages hold "&amp;amp;". The backend lower-cases letter by letter, which misses a Greek final s.
+        return [(html.unescape(html.unescape(text)) if "&" in text else text).lower() for text in texts]
+
+    def _padded(self, listed: list[list[int]], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        input_ids = np.full((len(listed), length), self.pad_id, np.int64)
+        attention_mask = np.zeros((len(listed), length), np.int64)
+        for row, ids in enumerate(listed):
+            assert len(ids) <= length, f"{len(ids)} tokens in a bucket of {length}"
+            input_ids[row, : len(ids)] = ids
+            attention_mask[row, : len(ids)] = 1
+        return input_ids, attention_mask
+
+
+def _cut(encoding: tokenizers.Encoding, length: int) -> list[int]:
+    """The tokens of a text, at most `length`: the first ones, and the special tokens at the end."""
+    ids: list[int] = encoding.ids
+    if len(ids) <= length:
+        return ids
+    # 1 for tokens that the tokenizer adds, 0 for those of the text, also where the text spells a special token.
+    mask: list[int] = encoding.special_tokens_mask
+    begin = len(ids)  # of the special tokens at the end
+    while begin and mask[begin - 1]:
+        begin -= 1
+    return ids[: length - (len(ids) - begin)] + ids[begin:]
+
+
+def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Copy a tokenizer, and nothing else that lies with it, such as a model's weights.
+
+    Args:
+        name: as for `Tokenizer.load`.
+        folder: created if it does not exist; `Tokenizer.load` and `AutoTokenizer.from_pretrained` load it.
+
+    Raises:
+        ConfigError: see `Tokenizer.load`.
+        OSError: the disk is full or read-only.
+    """
+    found = locate_tokenizer(name)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    if _plain_backend(Path(found)):
+        for file in PLAIN_FILES:
+            shutil.copyfile(Path(found) / file, Path(folder) / file)
+        return
+    _from_transformers(found, name).save_pretrained(str(folder))
+
+
+def load_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """The tokenizer of a section `data`; None if it names none, and batches have no texts.
+
+    Raises:
+        ConfigError: see `Tokenizer.load`.
+    """
+    return None if data.tokenizer is None else Tokenizer.load(data.tokenizer, max_length=data.max_length)
+
+
+def need_tokenizer(data: DataConfig, *, to: str) -> Tokenizer:
+    """The tokenizer of a section `data`; `to` says what needs it, as in "train a dual encoder".
+
+    Raises:
+        ConfigError: the section names no tokenizer; or see `Tokenizer.load`.
+    """
+    if (tokenizer := load_tokenizer(data)) is None:
+        raise ConfigError(
+            f"data.tokenizer is not set, and to {to} captions must be tokenized: give a folder that "
+            "AutoTokenizer.from_pretrained loads, or `clip` for CLIP's tokenizer"
+        )
+    return tokenizer
+
+
+def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
+    """A tokenizer as transformers loads it; `name` is for messages."""
+    # transformers takes a second and 26 MB to import, so it is imported only if it is needed.
+    from transformers import AutoTokenizer
+
+    if not Path(found).exists():
+        logger.warning("tokenizer '%s': no such folder here; asking the Hugging Face hub", name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(found)
+    except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
+            "AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192`"
+        ) from error
+    # Of a folder that holds a model only, transformers makes a tokenizer that knows no word: all captions look alike.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ConfigError(
+            f"tokenizer '{name}': it has special tokens only, as transformers makes it of a folder with a model and no "
+            "tokenizer files; save the model's tokenizer into the folder too, or give another one, such as `clip`"
+        )
+    return tokenizer
+
+
+PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}
+PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+PLAIN_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
+PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", CLEANING, *PLAIN_TOKENS}
+
+
+def _plain_backend(folder: Path) -> dict[str, Any] | None:
+    """Arguments of `Tokenizer` for a folder whose two files alone decide what transformers would load; else None.
+
+    They do if the class is the general one and nothing else in the folder adds a token or an option: the folders
+    that `train_tokenizer` makes, and CLIP's, whose tokenizer.json transformers has written. All other folders, broken
+    ones too, are left to transformers.
+    """
+    classes = PLAIN_CLASSES | {"CLIPTokenizer"} if folder == CLIP else PLAIN_CLASSES
+    try:
+        if {path.name for path in folder.iterdir()} != PLAIN_FILES:
+            return None
+        config: Any = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        saved: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        if not config.keys() <= PLAIN_KEYS or config["tokenizer_class"] not in classes:
+            return None
+        special = {token["content"]: token["id"] for token in saved["added_tokens"] if token["special"]}
+        named = {key: config[key] for key in PLAIN_TOKENS if key in config}
+        if saved["post_processor"] is None or not special.keys() >= set(named.values()):
+            return None
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # transformers loads the folder next, and says what is wrong with it
+        return None
+    padding = named.get("pad_token", named.get("eos_token"))
+    pad_id = 0 if padding is None else int(special[padding])
+    return {"backend": backend, "pad_id": pad_id, "cleaning": config.get(CLEANING)}
+
+
+def train_tokenizer(
+    captions: Iterable[str], folder: str | os.PathLike[str], *, vocab_size: int = 8192, max_length: int = 77
+) -> None:
+    """Train a byte-level BPE on captions and save it as a folder that `AutoTokenizer.from_pretrained` loads.
+
+    Text is lower-cased and NFC-normalised, as CLIP's is; every string can be encoded.
+
+    Args:
+        captions: the corpus, read once.
+        folder: created if it does not exist.
+        vocab_size: largest number of entries, with the 256 bytes and three special tokens.
+        max_length: the model's text length in tokens, written into the folder.
+    """
+    if vocab_size < 300:
+        raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(captions, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>",
+        special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
+    )
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special)
+    try:
+        tokenizer.save_pretrained(str(folder))
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
+    except Exception as error:  # tokenizers reports a full disk as a plain Exception: "… (os error 28)"
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
+        raise

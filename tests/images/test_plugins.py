@@ -1,0 +1,192 @@
+"""Formats whose decoders are packages of their own: the pixels that Pillow gives with them, and what to install."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps, features
+
+from mmdata.errors import BadSample, Reason
+from mmdata.images import FORMATS, ImageInfo, plugins, probe
+from mmdata.images.decode import check_decodes
+from mmdata.images.image import decode
+from mmdata.images.jpeg import oriented_size
+from mmdata.images.opened import upright
+from mmdata.images.pillow import decode_pillow
+from mmdata.images.probe import DEFAULT_LIMITS
+from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
+
+
+def needs(name: str) -> Any:
+    """A file as a parameter, for tests that decode it."""
+    return pytest.param(name, marks=needs_heif if FILES[name].format == "HEIF" else needs_jxl)
+
+
+DECODED = [needs(name) for name in FILES]
+
+
+def opened(name: str) -> Image.Image:
+    """A file as Pillow opens it with the package, in its own way, and as the package's pages say to use it."""
+    if FILES[name].format == "HEIF":
+        import pillow_heif
+
+        return pillow_heif.open_heif(io.BytesIO(stored(name))).to_pillow()
+    import pillow_jxl  # noqa: F401  registers the format
+
+    return Image.open(io.BytesIO(stored(name)), formats=["JXL"])
+
+
+def shown(name: str) -> np.ndarray:
+    """Pixels of a file as the loader decodes it, (H, W, 3)."""
+    data = stored(name)
+    info = probe(data)
+    check_decodes(data, info)
+    image = decode(data, format=info.format, orientation=info.orientation)
+    assert tuple(image.shape) == (3, FILES[name].height, FILES[name].width)
+    assert image.dtype == torch.uint8
+    return image.permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_pixels_are_those_of_pillow_with_the_package(name: str):
+    expected = opened(name)
+    if name == "was_jpeg.jxl":  # the plugin gives the JPEG in it, which is not upright
+        expected = ImageOps.exif_transpose(expected)
+    assert np.array_equal(shown(name), np.asarray(expected.convert("RGB")))
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_orientation_is_applied_once(name: str):
+    expected = upright(picture(), FILES[name].orientation)
+    difference = np.asarray(expected, np.float64) - shown(name)
+    assert np.abs(difference).mean() < 20  # coded with loss; turned wrongly it is above 60
+
+
+def examined(data: bytes, info: ImageInfo) -> None:
+    """Read an image as converting does."""
+    probe(data)
+    check_decodes(data, info)
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_every_cut_is_refused(name: str):
+    data = stored(name)
+    info = probe(data)
+    for size in range(1, len(data), 7):
+        with pytest.raises(BadSample) as caught:
+            examined(data[:size], info)
+        assert caught.value.reason in (Reason.CORRUPT_IMAGE, Reason.NOT_AN_IMAGE)
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_flipped_bits_give_pixels_or_a_reason(name: str):
+    whole = stored(name)
+
+    @settings(max_examples=60)
+    @given(st.lists(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=3))
+    def flipped(bits: list[int]) -> None:
+        data = bytearray(whole)
+        for bit in bits:
+            data[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(BadSample):
+            info = probe(bytes(data))
+            check_decodes(bytes(data), info)
+
+    flipped()
+
+
+@needs_jxl
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "I;16"])
+def test_jxl_of_any_mode_becomes_rgb(mode: str):
+    import pillow_jxl  # noqa: F401
+
+    levels = np.arange(21 * 31).reshape(21, 31) * 100
+    image = Image.fromarray(levels.astype(np.uint16)) if mode == "I;16" else picture().convert(mode)
+    if "A" in mode:
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
+    buffer = io.BytesIO()
+    image.save(buffer, "JXL", lossless=True)
+    png = io.BytesIO()
+    image.save(png, "PNG")
+    pixels = decode_pillow(buffer.getvalue(), "JXL")
+    assert np.array_equal(pixels, decode_pillow(png.getvalue(), "PNG"))
+
+
+@needs_heif
+def test_heic_with_alpha_is_composited_on_white():
+    import pillow_heif
+
+    image = Image.new("RGBA", (64, 64), (255, 0, 0, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 32, 64))
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(image).save(buffer, quality=-1)
+    pixels = decode_pillow(buffer.getvalue(), "HEIF").astype(int)
+    assert np.abs(pixels[:, :28] - 255).max() <= 3
+    assert np.abs(pixels[:, 36:] - (255, 0, 0)).max() <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("upright.heic", r"HEIF needs pillow-heif: `pip install 'mmdata\[heic\]'`"),
+        ("bare.jxl", r"JXL needs pillow-jxl-plugin: `pip install 'mmdata\[jxl\]'`"),
+    ],
+)
+@pytest.mark.usefixtures("no_decoders")
+def test_missing_decoder_is_named_with_what_to_install(name: str, remedy: str):
+    data = stored(name)
+    info = probe(data)
+    with pytest.raises(BadSample, match=f"^unsupported_format: {remedy}$") as caught:
+        check_decodes(data, info)
+    assert caught.value.reason is Reason.UNSUPPORTED_FORMAT
+
+
+@pytest.mark.usefixtures("no_decoders")
+def test_missing_codec_of_avif_is_named_with_what_to_install():
+    with pytest.raises(BadSample, match=r"^unsupported_format: AVIF needs a Pillow with its codec: `pip install"):
+        decode_pillow(b"\0\0\0\x1cftypavif", "AVIF")
+
+
+def test_size_is_held_against_the_limit_before_a_decoder_sees_the_file(monkeypatch: pytest.MonkeyPatch):
+    # the height of 21 as 1 + u(9), and the width of 31 the same way, become 2^30 and a ratio of 1 to 1
+    bits = 0 | 3 << 1 | (2**30 - 1) << 3 | 1 << 33 | 1 << 36
+    bomb = b"\xff\x0a" + bits.to_bytes(20, "little")
+    monkeypatch.setattr(plugins, "_imported", lambda format: pytest.fail(f"the decoder of {format} was asked for"))
+    with pytest.raises(BadSample, match="1073741824×1073741824 pixels: more than 178956970 in all"):
+        decode_pillow(bomb, "JXL")
+    with pytest.raises(BadSample, match=f"more than {DEFAULT_LIMITS.max_pixels} in all"):
+        probe(bomb)
+
+
+def test_first_frame_of_an_animated_avif_is_taken():
+    if not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF codec")
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (31, 21), colour) for colour in ("red", "blue")]
+    frames[0].save(buffer, "AVIF", save_all=True, append_images=frames[1:], quality=90)
+    data = buffer.getvalue()
+    assert data[8:12] == b"avis"
+    assert probe(data) == ImageInfo("AVIF", 21, 31, 1)
+    assert np.abs(decode_pillow(data, "AVIF").astype(int) - (255, 0, 0)).max() <= 5
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright_gives_the_size_that_is_displayed(orientation: int):
+    image = upright(picture(), orientation)
+    assert (image.height, image.width) == oriented_size(21, 31, orientation)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = picture()
+    turned.info["exif"] = exif.tobytes()
+    assert np.array_equal(np.asarray(image), np.asarray(ImageOps.exif_transpose(turned)))
+
+
+def test_new_formats_have_the_numbers_after_those_of_earlier_versions():
+    assert FORMATS == ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF", "JXL")

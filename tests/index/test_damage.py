@@ -1,0 +1,242 @@
+"""Files of a folder that were cut, flipped or forged, before they are read or while they are open."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mmdata.errors import DataError
+from mmdata.hashing import fast_hash
+from mmdata.index import Index, Manifest, build_index, verify
+from mmdata.index import manifest as manifest_module
+from mmdata.index.columns import FIXED, LISTS
+from mmdata.index.manifest_writer import write_manifest
+from tests.index.earlier import version_2
+from tests.programs import run_program
+
+
+def told(folder: Path) -> object:
+    """All that manifest, pages and index say."""
+    index = Index.open(folder)
+    columns = {name: index.column(name).tolist() for name in FIXED}  # first: where most damage is found
+    lists = {name: [part.tolist() for part in index.lists(name)] for name in LISTS}
+    (manifest,) = index.manifests
+    entries = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in vars(e).items()} for e in manifest]
+    return manifest.content(), entries, columns, lists, index.keys(np.arange(len(index)))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest-00000.arrow", "000002.index.arrow"])
+def test_every_flipped_byte_is_an_error_or_changes_nothing(shards, name, samples):
+    accounts = {"rows": 11, "written": 10, "duplicate": 0, "filtered": 0, "quarantined": 1, "classes": ["cat", "dog"]}
+    entries = list(Manifest.read(shards))
+    (shards / "__mmdata__/manifest.json").unlink()
+    write_manifest(shards, entries, tokenizer="characters", accounts=accounts)
+    path, good = shards / "__mmdata__" / name, told(shards)
+    data, unnoticed = path.read_bytes(), []
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            if told(shards) != good:
+                unnoticed.append(place)
+        except DataError:
+            continue
+    assert unnoticed == []
+
+
+CUT = """
+import os, sys
+import numpy as np
+from mmdata.errors import DataError
+from mmdata.index import Index
+from mmdata.index import manifest as manifest_module
+
+manifest_module.HELD_PAGES = 0  # as a large corpus: histograms are read again
+folder = sys.argv[1]
+index = Index.open(folder)
+index.held_rows = 1
+rows = np.arange(len(index))
+first = index.take(rows, ["height", "image_xxh3"])
+views = [index.shard(number).fixed("height") for number in range(3)]
+kept = [view.tolist() for view in views]
+cells = [[part.tolist() for part in parts] for parts in index.cells()]
+for name in os.listdir(folder + "/__mmdata__"):
+    if name.endswith(".arrow"):
+        os.truncate(os.path.join(folder, "__mmdata__", name), 100)
+assert [view.tolist() for view in views] == kept
+(manifest,) = index.manifests
+for ask in (lambda: index.take(rows, ["height"]), lambda: list(manifest.cells()), lambda: manifest.entry(1)):
+    try:
+        ask()
+    except DataError as error:
+        print(error)
+assert index.listed(1).rows == 4
+"""
+
+
+def test_files_cut_while_they_are_open_are_an_error_and_not_the_end_of_the_process(shards):
+    done = run_program([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    index, page, again = done.stdout.splitlines()
+    assert re.search(r"00000\d\.index\.arrow': changed since it was opened; fetch the folder again", index)
+    assert page == again
+    assert "manifest-00000.arrow': changed since it was opened; remove manifest.json" in page
+
+
+def test_a_large_corpus_reads_its_histograms_again_and_the_same(shards, monkeypatch):
+    held = told(shards)
+    monkeypatch.setattr(manifest_module, "HELD_PAGES", 0)
+    assert told(shards) == held
+
+
+@pytest.mark.parametrize("name", ["manifest-00000.arrow", "000000.index.arrow"])
+def test_a_fifo_in_the_place_of_a_file_is_refused_unread(shards, name):
+    (shards / "__mmdata__" / name).unlink()
+    os.mkfifo(shards / "__mmdata__" / name)
+    with pytest.raises(DataError, match=rf"{re.escape(name)}': is a FIFO, and only regular files are read"):
+        Index.open(shards).column("height")
+
+
+def forge(folder: Path, name: str, row: int, value: int) -> int:
+    """Give a row of shard 1 a value, with hashes that agree; the size of the shard in bytes."""
+    entries = list(Manifest.read(folder))
+    path = folder / "__mmdata__" / entries[1].index
+    batch = pa.ipc.open_file(path.read_bytes()).get_batch(0)
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if name in FIXED:
+        values = arrays[name].to_numpy().copy()
+        values[row] = value
+        arrays[name] = pa.array(values)
+    else:
+        column = arrays[name]
+        values = column.values.to_numpy().copy()
+        values[column.offsets.to_numpy()[row]] = value
+        arrays[name] = pa.ListArray.from_arrays(column.offsets, pa.array(values), type=column.type)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(pa.record_batch(list(arrays.values()), schema=batch.schema))
+    data = sink.getvalue().to_pybytes()
+    path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    entries[1] = replace(entries[1], index_sha256=digest, index_xxh3=fast_hash(data))
+    (folder / "__mmdata__/manifest.json").unlink()
+    write_manifest(folder, entries, tokenizer="characters")
+    return entries[1].bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("image_offset", -1, "0 to SIZE, the shard's bytes"),
+        ("image_offset", 2**63 - 1, "0 to SIZE, the shard's bytes"),
+        ("image_bytes", -5, "bytes that lie in the shard"),
+        ("image_bytes", 2**40, "bytes that lie in the shard"),
+        ("caption_offset", -(2**63), "0 to SIZE, the shard's bytes"),
+        ("caption_bytes", 2**63 - 1, "bytes that lie in the shard"),
+        ("image_format", 9, "0 to 8, or a newer mmdata"),
+        ("caption_format", 4, "0 to 3, or a newer mmdata"),
+        ("height", 0, "1 or more pixels"),
+        ("width", -3, "1 or more pixels"),
+        ("orientation", 0, "1 to 8"),
+        ("orientation", 9, "1 to 8"),
+        ("label", -2, "-1 or a class number"),
+        ("caption_tokens", -7, "0 to 8388607 tokens"),
+        ("caption_tokens", 2**23, "0 to 8388607 tokens"),
+    ],
+)
+def test_a_forged_value_names_file_column_and_row(shards, name, value, expected):
+    size = forge(shards, name, 2, value)
+    index = Index.open(shards)
+    assert index.take(np.array([0]), ["height"])["height"].tolist() == [20]
+    message = rf"000001.index.arrow': column '{name}', row 2 \(sample '0006'\): {value}, and expected "
+    with pytest.raises(
+        DataError, match=message + re.escape(expected.replace("SIZE", str(size))) + "; fetch the folder"
+    ):
+        index.take(np.array([5]), [name]) if name in FIXED else index.take_lists(np.array([5]), name)
+    assert any(f"column '{name}', row 2" in str(problem) for problem in verify(shards))
+
+
+def test_the_largest_label_is_no_forgery(shards):
+    forge(shards, "label", 0, 2**63 - 1)
+    assert Index.open(shards).column("label")[4] == 2**63 - 1
+
+
+# Folders of the version before
+
+
+def test_an_index_of_the_version_before_is_read_and_left_alone(shards, tmp_path, count):
+    settings = {"out": tmp_path / "old", "count_tokens": count, "tokenizer": "characters"}
+    build_index(shards, **settings)
+    new = told(tmp_path / "old")
+    old = version_2(tmp_path / "old")
+    was = told(old)
+    assert was[2] == {**new[2], "image_xxh3": [0] * 10}
+    assert was[3:] == new[3:]
+    assert verify(old) == []
+    build_index(shards, **settings)
+    assert told(old) == was
+    assert Manifest.read(old).schema == 2
+    assert [entry.index_xxh3 for entry in Manifest.read(old)] == [0] * 3
+    assert b"checksum" not in (old / "__mmdata__/manifest.json").read_bytes()
+
+
+def test_a_changed_index_file_of_the_version_before_is_refused(shards):
+    path = version_2(shards) / "__mmdata__/000001.index.arrow"
+    path.write_bytes(path.read_bytes().replace(b"0005", b"0009"))
+    with pytest.raises(
+        DataError, match=r"000001\.index\.arrow': SHA-256 differs from the manifest's; fetch the folder"
+    ):
+        Index.open(shards).column("height")
+
+
+# What verify finds
+
+
+def test_an_index_of_which_only_the_fast_hash_is_right_is_found(shards):
+    entries = list(Manifest.read(shards))
+    (shards / "__mmdata__/manifest.json").unlink()
+    write_manifest(
+        shards, [entries[0], replace(entries[1], index_sha256="0" * 64), *entries[2:]], tokenizer="characters"
+    )
+    assert [str(problem) for problem in verify(shards)] == [
+        "shard '000001.tar': the SHA-256 of its index '000001.index.arrow' is not the manifest's: the content changed"
+    ]
+
+
+def test_accounts_that_do_not_balance_are_found(shards):
+    entries = list(Manifest.read(shards))
+    (shards / "__mmdata__/manifest.json").unlink()
+    accounts = {"rows": 8, "written": 7, "duplicate": 0, "filtered": 0, "quarantined": 9, "reasons": {"filtered": 2}}
+    write_manifest(shards, entries, tokenizer="characters", accounts=accounts)
+    (shards / "__mmdata__/quarantine.jsonl").write_text("{}\n")
+    ledger = shards / "__mmdata__/quarantine.jsonl"
+    assert [str(problem) for problem in verify(shards)] == [
+        "'manifest.json': its accounts do not balance: 8 rows in, and 7 written + 0 duplicate + 0 filtered + "
+        "9 quarantined",
+        "'manifest.json': its accounts say 7 written, and its shards have 10 rows",
+        "'manifest.json': its accounts give reasons for 2 rows, and 9 were left out",
+        f"'manifest.json': its ledger '{ledger}' has 1 lines, and its accounts say that 9 rows were left out",
+    ]
+
+
+def test_a_ledger_that_is_gone_and_a_tar_that_is_not_listed_are_found(shards, tmp_path, tar, photo):
+    (tmp_path / "b.tar").write_bytes(tar([("a.jpg", photo(20, 30)), ("a.txt", b"t"), ("b.txt", b"t")]))
+    build_index(tmp_path, max_bad_share=0.5)
+    assert verify(tmp_path) == []
+    (tmp_path / "a.tar").write_bytes(tar([]))
+    (ledger := tmp_path / "__mmdata__/quarantine.jsonl").unlink()
+    assert [str(problem) for problem in verify(tmp_path)] == [
+        f"'manifest.json': its ledger '{ledger}' is gone; it named 1 rows that were left out",
+        f"shard 'a.tar': lies in '{tmp_path}', and the manifest does not list it: index the folder anew, or remove the "
+        "tar",
+        "shard 'b.tar': 1 samples are neither in the index nor in quarantine.jsonl; the first is 'b'",
+    ]

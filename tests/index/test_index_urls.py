@@ -1,0 +1,625 @@
+"""An index of tars behind URLs: each is read once as a stream, and the index is that of the same tars on a disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmdata.storage.fetch as fetch_module
+from mmdata.errors import ConfigError, DataError
+from mmdata.index import Index, IndexReport, build_index, tar_stream, verify
+from mmdata.index.staging import STAGING_NAME
+from mmdata.storage import ShardCache, resumed_http
+from mmdata.tars.braces import MAX_SHARDS
+from tests.programs import PATIENCE_S, Program, run_program
+from tests.storage.servers import Server, serve, serve_s3
+
+NUM_TARS = 6
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ShardCache:
+    return ShardCache(tmp_path / "cache", max_bytes=10**7)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits between requests."""
+    monkeypatch.setattr(fetch_module, "WAIT_S", 0.01)
+    monkeypatch.setattr("tests.storage.servers.SLOW_S", 0.01)
+
+
+@pytest.fixture
+def tars(tmp_path: Path, tar, photo) -> Path:
+    """Six tars of three samples each, x-0000.tar to x-0005.tar, with captions where LAION has them."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for shard in range(NUM_TARS):
+        members = []
+        for i in range(3):
+            members.append((f"{shard}{i}.jpg", photo(20, 30 + i, seed=3 * shard + i)))
+            members.append((f"{shard}{i}.json", b'{"TEXT": "dog %d"}' % i))
+        (folder / f"x-{shard:04d}.tar").write_bytes(tar(members))
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What is published in a folder, without manifest.json, which says where the tars lie."""
+    return {path.name: path.read_bytes() for path in (folder / "__mmdata__").iterdir() if path.name != "manifest.json"}
+
+
+def pattern(server: Server) -> str:
+    return f"{server.url}/x-{{0000..{NUM_TARS - 1:04d}}}.tar"
+
+
+def of_urls(server: Server, out: Path, cache: ShardCache, **settings) -> IndexReport:
+    return build_index(pattern(server), out=out, cache=cache, **settings)
+
+
+def asked(server: Server) -> list[int]:
+    """How often each tar was asked for."""
+    paths = [path for path, _ in server.requests]
+    return [paths.count(f"/x-{shard:04d}.tar") for shard in range(NUM_TARS)]
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.tar"))
+
+
+# What is read
+
+
+def test_each_tar_is_read_once_with_one_request(tars, tmp_path, cache):
+    here = build_index(tars, out=tmp_path / "here")
+    with serve(tars) as server:
+        far = of_urls(server, tmp_path / "far", cache)
+        assert sorted(server.requests) == [(f"/x-{shard:04d}.tar", None) for shard in range(NUM_TARS)]
+        assert server.sent == size_of(tars)
+        assert far.manifest.location == server.url
+    assert files(tmp_path / "far") == files(tmp_path / "here")
+    assert (far.accounts, far.manifest.root, far.guessed) == (here.accounts, here.manifest.root, True)
+    assert not cache.folder.exists()
+    assert not (tmp_path / "far" / STAGING_NAME).exists()
+
+
+def test_samples_are_fetched_from_where_they_were_indexed(tars, tmp_path, cache):
+    build_index(tars, out=tmp_path / "here")
+    with serve(tars) as server:
+        of_urls(server, tmp_path / "far", cache)
+        far, here = Index.open(tmp_path / "far", cache=cache), Index.open(tmp_path / "here")
+        assert far.fingerprint == here.fingerprint
+        assert [sample.captions for sample in far[:]] == [sample.captions for sample in here[:]]
+        assert far.shard_path(0).read_bytes() == (tars / "x-0000.tar").read_bytes()
+        assert far.shard_place(1) == f"{server.url}/x-0001.tar"
+        assert verify(tmp_path / "far") == []
+
+
+def test_failed_requests_are_repeated_from_the_byte_where_they_ended(tmp_path, cache, tar, monkeypatch):
+    monkeypatch.setattr(resumed_http, "PIECE_BYTES", 2**16)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for shard in range(NUM_TARS):
+        samples = [(f"{i}.{end}", data) for i in range(8) for end, data in _sample(rng, i)]
+        (folder / f"x-{shard:04d}.tar").write_bytes(tar(samples))
+    build_index(folder, out=tmp_path / "here")
+    with serve(folder, fault_every=2) as server:
+        server.linger_s = 1.0  # what has arrived is read: else how much is lost is a matter of the buffers
+        of_urls(server, tmp_path / "far", cache)
+        assert {"reset", "error", "cut"} <= set(server.faults)
+        begins = [int(range_[len("bytes=") : -1]) for _, range_ in server.requests if range_ and range_.endswith("-")]
+        assert max(begins) > 0
+        assert server.sent <= 1.05 * size_of(folder)
+    assert files(tmp_path / "far") == files(tmp_path / "here")
+
+
+def _sample(rng: np.random.Generator, i: int) -> list[tuple[str, bytes]]:
+    """An image in BMP, whose size is that of its pixels, and its caption."""
+    height, width = 300, 400
+    head = b"BM" + (54 + 3 * height * width).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
+    info = (40).to_bytes(4, "little") + width.to_bytes(4, "little") + height.to_bytes(4, "little")
+    info += (1).to_bytes(2, "little") + (24).to_bytes(2, "little") + bytes(24)
+    return [("bmp", head + info + rng.bytes(3 * height * width)), ("txt", b"noise %d" % i)]
+
+
+def test_a_server_without_ranges_and_without_lengths_is_read_all_the_same(tars, tmp_path, cache):
+    def chunked(handler: BaseHTTPRequestHandler) -> None:
+        data = (tars / "x-0001.tar").read_bytes()
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for at in range(0, len(data), 1000):
+            piece = data[at : at + 1000]
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        handler.wfile.write(b"0\r\n\r\n")
+
+    build_index(tars, out=tmp_path / "here")
+    with serve(tars, ranges=False, fault_every=5) as server:
+        server.answers["/x-0001.tar"] = chunked
+        of_urls(server, tmp_path / "far", cache)
+    assert files(tmp_path / "far") == files(tmp_path / "here")
+
+
+def test_tars_of_s3_are_read_in_ranges(tars, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(fetch_module, "CHUNK_BYTES", 1000)
+    build_index(tars, out=tmp_path / "here")
+    with serve_s3(tars, fault_every=20) as server:
+        far = build_index("s3://bucket/x-{0000..0005}.tar", out=tmp_path / "far", cache=cache)
+        assert far.manifest.location == "s3://bucket"
+        assert {"reset", "error", "cut", "slow"} <= set(server.faults)
+        index = Index.open(tmp_path / "far", cache=cache)
+        assert index.shard_path(3).read_bytes() == (tars / "x-0003.tar").read_bytes()
+    assert files(tmp_path / "far") == files(tmp_path / "here")
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_refused(tars, tmp_path, cache, monkeypatch):
+    with serve_s3(tars):
+        import boto3
+
+        client = boto3.client("s3")
+        request = fetch_module.RemoteFolder._request
+        whole = (tars / "x-0001.tar").read_bytes()
+
+        def replacing(self, url, span, stop, **given):
+            if url.endswith("x-0001.tar") and span and span.start:
+                client.put_object(Bucket="bucket", Key="x-0001.tar", Body=whole[::-1])
+            return request(self, url, span, stop, **given)
+
+        monkeypatch.setattr(fetch_module, "CHUNK_BYTES", len(whole) - 512)
+        monkeypatch.setattr(fetch_module.RemoteFolder, "_request", replacing)
+        with pytest.raises(DataError, match=r"'s3://bucket/x-0001\.tar': the file changed on the server while it was"):
+            build_index("s3://bucket/x-0001.tar", out=tmp_path / "far", cache=cache)
+
+
+def test_large_members_are_read_and_others_are_not_kept(tmp_path, cache, tar, photo, monkeypatch):
+    """An image longer than HEAD_BYTES is read whole; of a .npz and a .mp4 only the beginning."""
+    monkeypatch.setattr(tar_stream, "HEAD_BYTES", 200)
+    kept: list[int] = []
+    read = tar_stream.TarStream._read
+    monkeypatch.setattr(
+        tar_stream.TarStream, "_read", lambda self, *given: kept.append(len(data := read(self, *given))) or data
+    )
+    image, caption = photo(60, 80), b'{"caption": "%s"}' % (b"word " * 19)
+    members = [("a.npz", bytes(5000)), ("a.jpg", image), ("a.json", caption), ("a.mp4", bytes(9000))]
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "x.tar").write_bytes(tar([*members, ("b.pic", image), ("b.txt", b"found by its first bytes")]))
+    build_index(tmp_path / "tars", out=tmp_path / "here")
+    with serve(tmp_path / "tars") as server:
+        report = build_index(f"{server.url}/x.tar", out=tmp_path / "far", cache=cache)
+    assert report.accounts["indexed"] == 2
+    assert files(tmp_path / "far") == files(tmp_path / "here")
+    assert kept == [200, len(image), len(caption), 200, len(image), 24]
+
+
+def test_names_are_quoted_in_urls_and_not_in_the_index(tmp_path, cache, tar, photo):
+    (tmp_path / "my tars").mkdir()
+    for name in ("a 1%.tar", "b+2.tar"):
+        (tmp_path / "my tars" / name).write_bytes(tar([("a.jpg", photo(20, 30)), ("a.txt", name.encode())]))
+    with serve(tmp_path) as server:
+        urls = [f"{server.url}/my%20tars/a%201%25.tar?key=secret", f"{server.url}/my%20tars/b+2.tar?key=secret"]
+        report = build_index(urls, out=tmp_path / "far", cache=cache)
+        assert [entry.name for entry in report.manifest] == ["a 1%.tar", "b+2.tar"]
+        index = Index.open(tmp_path / "far", cache=cache)
+        assert [sample.captions for sample in index[:]] == [["a 1%.tar"], ["b+2.tar"]]
+        assert index.shard_place(0) == f"{server.url}/my%20tars/a%201%25.tar"
+    assert report.manifest.location == f"{server.url}/my%20tars?key=secret"
+
+
+# Runs that end early
+
+
+PROGRAM = """
+import sys
+from mmdata.storage import ShardCache
+from mmdata.index import build_index
+build_index(sys.argv[1], out=sys.argv[2], cache=ShardCache(sys.argv[3], max_bytes=10**7), fill_cache=sys.argv[4] == "1")
+"""
+
+
+@pytest.mark.parametrize("fill_cache", [False, True])
+def test_a_killed_run_goes_on_at_the_shard_where_it_was(tars, tmp_path, cache, fill_cache):
+    build_index(tars, out=tmp_path / "here")
+    far = tmp_path / "far"
+    with serve(tars) as server:
+        server.held = "/x-0003.tar"
+        words = [pattern(server), far, cache.folder, int(fill_cache)]
+        killed = Program([sys.executable, "-c", PROGRAM, *map(str, words)])
+        assert server.holding.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while len(list((far / STAGING_NAME).glob("*.scan"))) < NUM_TARS - 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert not (far / "__mmdata__").exists()
+        server.held = ""
+        server.release.set()
+        assert asked(server) == [1] * NUM_TARS
+        report = of_urls(server, far, cache, fill_cache=fill_cache)
+        assert asked(server) == [1, 1, 1, 2, 1, 1]
+        assert report.cached == (NUM_TARS if fill_cache else None)
+        if fill_cache:
+            Index.open(far, cache=cache)[0:18]
+            assert asked(server) == [1, 1, 1, 2, 1, 1]
+    assert files(far) == files(tmp_path / "here")
+    assert not list(cache.folder.glob("*.part"))
+
+
+def test_an_interrupt_does_not_wait_for_a_server_and_leaves_no_part(tars, tmp_path, cache):
+    far = tmp_path / "far"
+    with serve(tars) as server:
+        server.held = "/x-0003.tar"
+        interrupted = Program([sys.executable, "-c", PROGRAM, *map(str, [pattern(server), far, cache.folder, 1])])
+        assert server.holding.wait(PATIENCE_S)
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.wait(PATIENCE_S) != 0
+        assert not server.release.is_set()
+        server.release.set()
+    assert not (far / "__mmdata__").exists()
+    assert not list(cache.folder.glob("*.part"))
+
+
+def test_after_an_error_only_what_is_missing_is_read(tars, tmp_path, cache):
+    with serve(tars) as server:
+        server.answers["/x-0004.tar"] = 404
+        missing = rf"'{server.url}/x-0004\.tar': no such file; correct the URL, or the numbers in its braces"
+        with pytest.raises(DataError, match=missing):
+            of_urls(server, tmp_path / "far", cache)
+        assert not (tmp_path / "far" / "__mmdata__").exists()
+        server.answers.clear()
+        of_urls(server, tmp_path / "far", cache)
+        assert asked(server)[:4] == [1, 1, 1, 1]
+        assert asked(server)[4] == 2
+
+
+def test_a_tar_whose_damage_was_mended_is_read_again(tars, tmp_path, cache):
+    whole = (tars / "x-0002.tar").read_bytes()
+    with serve(tars) as server:
+        server.answers["/x-0002.tar"] = whole[:3000]
+        with pytest.raises(DataError, match=rf"shard '{server.url}/x-0002\.tar', byte \d+: .*cut; is it whole on its"):
+            of_urls(server, tmp_path / "far", cache)
+        server.answers.clear()
+        assert of_urls(server, tmp_path / "far", cache).accounts["indexed"] == 18
+        assert asked(server) == [1, 1, 2, 1, 1, 1]
+
+
+# An index that exists
+
+
+def test_a_known_index_is_left_alone_and_its_tars_are_not_read(tars, tmp_path, cache):
+    far = tmp_path / "far"
+    with serve(tars) as server:
+        of_urls(server, far, cache)
+        before = {path: path.read_bytes() for path in (far / "__mmdata__").iterdir()}
+        for source in (pattern(server), str(far)):
+            again = build_index(source, out=far, cache=cache)
+            assert (again.unchanged, again.accounts["indexed"]) == (True, 18)
+        assert {path: path.read_bytes() for path in (far / "__mmdata__").iterdir()} == before
+        with pytest.raises(
+            DataError, match=r"is of other shards \(6, and 1 are to be indexed\); read all tars again wi"
+        ):
+            build_index(f"{server.url}/x-0000.tar", out=far, cache=cache)
+
+
+def test_the_tars_of_an_index_may_move_to_another_url(tars, tmp_path, cache):
+    far = tmp_path / "far"
+    build_index(tars, out=far)
+    root = Index.open(far).fingerprint
+    with serve(tmp_path) as server:
+        moved = build_index(f"{server.url}/tars/x-{{0000..0005}}.tar", out=far, cache=cache)
+        assert (moved.unchanged, moved.manifest.location) == (True, f"{server.url}/tars")
+        index = Index.open(far, cache=cache)
+        assert index.fingerprint == root
+        assert index[17].captions == ["dog 2"]
+    with serve(tars) as server:  # the index of a URL beside the tars themselves: these are meant
+        of_urls(server, tars, cache)
+        assert build_index(tars).manifest.location == "."
+    assert build_index(tars, out=far).manifest.location == "../tars"
+    assert Index.open(far)[17].captions == ["dog 2"]
+
+
+def test_a_tar_of_another_size_is_told_before_anything_is_read(tars, tmp_path, cache):
+    far = tmp_path / "far"
+    with serve(tars) as server:
+        of_urls(server, far, cache)
+        before = (tars / "x-0003.tar").stat().st_size
+        server.answers["/x-0003.tar"] = (tars / "x-0003.tar").read_bytes() + bytes(512)
+        message = (
+            f"other contents: '{server.url}/x-0003.tar' has {before + 512:,} bytes, and {before:,} were indexed; read"
+        )
+        with pytest.raises(DataError, match=re.escape(message)):
+            of_urls(server, far, cache)
+        assert of_urls(server, far, cache, overwrite=True).manifest.bytes == size_of(tars) + 512
+
+
+def test_a_tokenizer_is_added_to_an_index_of_urls(tars, tmp_path, cache, count):
+    far, counting = tmp_path / "far", {"count_tokens": count, "tokenizer": "characters"}
+    build_index(tars, out=tmp_path / "here", **counting)
+    with serve(tars) as server:
+        of_urls(server, far, cache)
+        assert build_index(far, cache=cache, **counting).only_counted
+        assert build_index(far, cache=cache).unchanged
+        with pytest.raises(
+            DataError, match=r"is of another tokenizer \(characters; the one given: another\); read all"
+        ):
+            build_index(far, cache=cache, count_tokens=count, tokenizer="another")
+        at_once = of_urls(server, tmp_path / "at once", cache, **counting)
+    assert files(far) == files(tmp_path / "here") == files(tmp_path / "at once")
+    assert at_once.manifest.tokenizer == "characters"
+
+
+# The cache
+
+
+def test_a_filled_cache_needs_no_request(tars, tmp_path, cache):
+    with serve(tars) as server:
+        report = of_urls(server, tmp_path / "far", cache, fill_cache=True)
+        assert (report.cached, asked(server)) == (NUM_TARS, [1] * NUM_TARS)
+    index = Index.open(tmp_path / "far", cache=cache)
+    assert len(index[:]) == 18
+    assert index[17].captions == ["dog 2"]
+    assert size_of(tars) == sum(path.stat().st_size for path in cache.folder.iterdir() if path.name != ".lock")
+
+
+def test_a_cache_that_is_too_small_keeps_what_it_holds(tars, tmp_path):
+    one = (tars / "x-0000.tar").stat().st_size
+    small = ShardCache(tmp_path / "cache", max_bytes=3 * one + 100)
+
+    def once_full(handler: BaseHTTPRequestHandler) -> None:
+        while sum(path.name != ".lock" and path.suffix != ".part" for path in small.folder.iterdir()) < 3:
+            time.sleep(0.01)
+        body = (tars / handler.path.lstrip("/")).read_bytes()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    with serve(tars) as server:
+        # Four are read concurrently, and any three of them may be the first.
+        server.answers |= {f"/x-{shard:04d}.tar": once_full for shard in range(4, NUM_TARS)}
+        report = of_urls(server, tmp_path / "far", small, fill_cache=True)
+        assert asked(server) == [1] * NUM_TARS  # none was fetched in vain
+    here = [small.path(entry.sha256).exists() for entry in report.manifest]
+    assert report.cached == sum(here) == 3
+    assert not any(here[4:])  # the later ones do not push those out
+    assert not list(small.folder.glob("*.part"))
+
+
+def test_the_cache_of_an_index_that_exists_is_filled(tars, tmp_path, cache):
+    far = tmp_path / "far"
+    with serve(tars) as server:
+        of_urls(server, far, cache)
+        assert build_index(far, cache=cache, fill_cache=True).cached == NUM_TARS
+    assert Index.open(far, cache=cache)[17].captions == ["dog 2"]
+    with pytest.raises(ConfigError, match=r"--fill-cache is for the tars of URLs; these lie on this machine already"):
+        build_index(tars, out=tmp_path / "here", fill_cache=True)
+
+
+def test_a_cache_that_cannot_be_written_ends_the_run(tars, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with serve(tars) as server, pytest.raises(ConfigError, match=r"cache folder '.*cache': File exists, for 'http"):
+        of_urls(server, tmp_path / "far", ShardCache(tmp_path / "cache"), fill_cache=True)
+
+
+# Bad servers
+
+
+def page(handler: BaseHTTPRequestHandler) -> None:
+    body = b"<!DOCTYPE html><title>log in</title>"
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/html; charset=utf-8")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def redirect(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", "/login")
+    handler.send_header("Connection", "close")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def circle(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", "/x-0001.tar")
+    handler.send_header("Connection", "close")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (404, DataError, "no such file; correct the URL, or the numbers in its braces"),
+        (403, ConfigError, "access denied .*403.*; give the credentials"),
+        (
+            503,
+            DataError,
+            r"byte 0: cannot be read \(Failed: status 503.*\); is its server up, and the network\? Run this",
+        ),
+        (page, DataError, "the server answered with a page of HTML"),
+        (redirect, DataError, "the server answered with a page of HTML"),
+        (circle, DataError, "the server redirects in a circle, or more than 10 times"),
+    ],
+)
+def test_what_is_no_tar_is_an_error_with_its_url(tars, tmp_path, cache, answer, kind, message):
+    with serve(tars) as server:
+        server.answers |= {"/x-0001.tar": answer, "/login": page}
+        with pytest.raises(kind, match=rf"'{server.url}/x-0001\.tar'(: |, ){message}"):
+            of_urls(server, tmp_path / "far", cache)
+        assert len(server.requests) <= NUM_TARS + 12
+    assert not (tmp_path / "far" / "__mmdata__").exists()
+
+
+def test_a_page_in_a_tars_place_is_told_by_its_bytes(tars, tmp_path, cache):
+    with serve(tars) as server:
+        server.answers["/x-0001.tar"] = b"<!DOCTYPE html><title>log in</title>".ljust(600)
+        with pytest.raises(
+            DataError, match=rf"shard '{server.url}/x-0001\.tar': is an HTML page, not a tar: a page of"
+        ):
+            of_urls(server, tmp_path / "far", cache)
+
+
+def test_all_damaged_tars_are_listed_and_may_be_skipped(tars, tmp_path, cache):
+    for name, size in (("x-0001.tar", 3000), ("x-0004.tar", 700)):
+        os.truncate(tars / name, size)
+    here = build_index(tars, out=tmp_path / "here", skip_damaged=True, max_bad_share=0.5)
+    with serve(tars) as server:
+        with pytest.raises(
+            DataError, match=rf"2 of 6 shards are damaged: shard '{server.url}/x-0001\.tar', byte .*shard"
+        ):
+            of_urls(server, tmp_path / "far", cache)
+        far = of_urls(server, tmp_path / "far", cache, skip_damaged=True, max_bad_share=0.5)
+        assert asked(server) == [1] * NUM_TARS
+        assert files(tmp_path / "far") == files(tmp_path / "here")
+        assert far.accounts == here.accounts
+        assert verify(tmp_path / "far") == []
+
+
+def test_a_tar_that_changed_since_is_refused_when_it_is_fetched(tars, tmp_path, cache):
+    size = (tars / "x-0000.tar").stat().st_size
+    with serve(tars) as server:
+        of_urls(server, tmp_path / "far", cache)
+        index = Index.open(tmp_path / "far", cache=cache)
+        place = re.escape(f"'{server.url}/x-0000.tar'")
+        for answer, message in (
+            (b"x" * size, "its SHA-256 is .*: the file changed since it was indexed; index it anew, or put back"),
+            (b"x" * 1500, "ends before byte 1500: shorter than indexed; upload it again, or index it anew"),
+            (b"x" * (size + 512), f"has {size + 512:,} bytes, and {size:,} were indexed: the file changed since"),
+            (404, "no such file; upload it, or correct the URL"),
+        ):
+            server.answers["/x-0000.tar"] = answer
+            with pytest.raises(DataError, match=f"{place}: {message}"):
+                index.shard_path(0)
+        assert index.shard_path(1).read_bytes() == (tars / "x-0001.tar").read_bytes()
+
+
+def test_a_sample_larger_than_the_memory_for_one_is_refused(tmp_path, cache, tar, photo, monkeypatch):
+    monkeypatch.setattr(tar_stream, "HEAD_BYTES", 100)
+    image = photo(60, 80)
+    monkeypatch.setattr(tar_stream, "MAX_KEPT_BYTES", 2 * len(image) + 100)
+    (tmp_path / "tars").mkdir()
+    members = [("a.txt", b"t"), *((f"a.{i}.jpg", image) for i in range(3))]
+    (tmp_path / "tars" / "x.tar").write_bytes(tar(members))
+    with (
+        serve(tmp_path / "tars") as server,
+        pytest.raises(DataError, match=r"x\.tar', byte \d+: samples with more than [\d,]+ bytes of images; "),
+    ):
+        build_index(f"{server.url}/x.tar", out=tmp_path / "far", cache=cache, members=None)
+
+
+# Bad names
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        (
+            ["https://host/cc12m/"],
+            "'https://host/cc12m/': not the URL of a .tar; name the tars, such as https://host/cc12m/{",
+        ),
+        (
+            ["https://host"],
+            "'https://host': not the URL of a .tar; name the tars, such as https://host/{0000..0009}.tar",
+        ),
+        (["https://host/x.tar.gz"], "'https://host/x.tar.gz': compressed, which has no random access; `mmdata.stream`"),
+        (["https://host/{0..9.tar"], "braces that do not close"),
+        (["https://host/{0..2000000}.tar"], f"the pattern stands for more than {MAX_SHARDS:,} shards"),
+        (
+            ["https://host/{a,b}/0.tar"],
+            "'https://host/a/0.tar' and 'https://host/b/0.tar' lie in different folders: make",
+        ),
+        (["https://host/x.tar?a=1", "https://host/y.tar?a=2"], "lie in different folders"),
+        (["https://host/{0..3}.tar", "https://host/3.tar"], "'https://host/{0..3}.tar': names '3.tar' twice"),
+        (
+            ["ftp://host/x.tar"],
+            "'ftp://host/x.tar': tars are indexed from a folder of this machine, or from URLs of http,",
+        ),
+        (["zip://x.tar::https://host/x.zip"], "tars are indexed from a folder of this machine, or from URLs"),
+        (["https://host/x.tar", "/data/y.tar"], "'/data/y.tar': tars are indexed from a folder of this machine, or"),
+        (["https://user:password@host/cc12m?signature=s"], "'https://host/cc12m': not the URL of a .tar"),
+    ],
+)
+def test_urls_that_name_no_tars_are_refused_without_a_request(tmp_path, urls, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        build_index(urls, out=tmp_path / "far")
+    assert "password" not in str(caught.value)
+    assert "signature" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_index_of_a_url_needs_a_folder():
+    with pytest.raises(
+        ConfigError, match=r"'https://host/0\.tar': the index of a URL lies on this machine: name its fold"
+    ):
+        build_index("https://host/0.tar")
+
+
+def test_names_that_no_manifest_follows_are_refused(tmp_path):
+    for name in ("a%2Fb.tar", "a:b.tar", ".tar", "a%5Cb.tar"):
+        with pytest.raises(DataError, match="is not a plain file name; commands and paths are never followed"):
+            build_index(f"https://host/{name}", out=tmp_path / "far")
+
+
+def test_an_index_behind_a_url_sends_nobody_elsewhere(tars, tmp_path, cache):
+    with serve(tmp_path) as server:
+        build_index(f"{server.url}/tars/x-{{0000..0005}}.tar", out=tmp_path / "far", cache=cache)
+        with pytest.raises(DataError, match=rf"'{server.url}/far': location '{server.url}/tars' is not a folder; comm"):
+            Index.open(f"{server.url}/far", cache=cache)
+
+
+def test_an_empty_tar_is_accepted_and_the_next_is_looked_at(tars, tmp_path, cache):
+    with tarfile.open(tars / "x-0000.tar", "w"):
+        pass
+    build_index(tars, out=tmp_path / "here")
+    with serve(tars) as server:
+        assert of_urls(server, tmp_path / "far", cache).guessed
+        assert asked(server) == [1] * NUM_TARS
+    assert files(tmp_path / "far") == files(tmp_path / "here")
+
+
+# The command
+
+
+def program(*words: object) -> subprocess.CompletedProcess[str]:
+    tool = Path(__file__).parents[2] / "tools" / "index.py"
+    return run_program([sys.executable, str(tool), *map(str, words)], capture_output=True, text=True)
+
+
+def test_the_command_takes_urls_that_a_shell_has_expanded(tars, tmp_path):
+    far, cache = tmp_path / "far", tmp_path / "cache"
+    with serve(tars) as server:
+        urls = [f"{server.url}/x-{shard:04d}.tar" for shard in range(NUM_TARS)]
+        run = program(*urls, "--out", far, "--fill-cache", "--cache-dir", cache, "--cache-gb", 0.01)
+        assert (run.returncode, run.stderr) == (0, "")
+        assert run.stdout.splitlines() == [
+            'captions: the .json\'s "TEXT", as no sample looked at has a .txt, or "captions" or "caption" in its JSON '
+            "(--caption json:TEXT)",
+            "in the loader's cache: 6 of 6 shards",
+            f"18 samples in = 18 indexed + 0 quarantined; 6 shards, 0 members ignored; index in {far}",
+            f"next: mmdata index {far} --tokenizer clip    # counts captions; fetches each tar again",
+            f"      mmdata init {far}    # writes a config to train with",
+            f"      mmdata plan {far}    # batches, shapes and padding",
+        ]
+        run = program(far)
+        assert run.stdout.splitlines()[0] == (
+            f"6 shards, of the same sizes as in {far}, whose index stays; --overwrite reads them again"
+        )
+
+
+def test_the_size_of_the_cache_is_a_number_above_0(tmp_path):
+    run = program("https://host/0.tar", "--out", tmp_path, "--cache-gb", "none")
+    assert run.returncode == 2
+    assert "argument --cache-gb: 'none' is no number above 0" in run.stderr

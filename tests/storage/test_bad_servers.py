@@ -1,0 +1,385 @@
+"""Servers that answer with something else, without end, or at a crawl: an error that says so, within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import mmdata.storage.fetch as remote_module
+import mmdata.storage.http as http_module
+from mmdata.errors import DataError
+from mmdata.index import Index, ShardStore
+from mmdata.storage import ShardCache
+from mmdata.streaming.samples import read_shard
+from tests.programs import PATIENCE_S
+from tests.storage.servers import Server, serve, serve_s3
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+SHARD = "/000000.tar"
+END = 2**26
+"""An endless body ends here all the same, so that a test fails and does not hang."""
+MOST = 2**24
+"""Bytes that may be on their way in sockets and buffers when a connection is closed."""
+
+
+@pytest.fixture(autouse=True)
+def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of 1 KiB, and short waits."""
+    monkeypatch.setattr(remote_module, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "WAIT_S", 0.001)
+
+
+@pytest.fixture
+def server(shards: Path) -> Iterator[Server]:
+    with serve(shards) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ShardCache:
+    return ShardCache(tmp_path / "cache", max_bytes=10**6)
+
+
+def asked(server: Server) -> int:
+    """Requests for the shard."""
+    return [path for path, _ in server.requests].count(SHARD)
+
+
+def headers(handler: BaseHTTPRequestHandler, status: int, **values: str) -> None:
+    handler.send_response(status)
+    for name, value in values.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+
+
+def body(data: bytes, status: int = 200, **values: str) -> Answer:
+    """This body with these headers."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers(handler, status, **values)
+        handler.wfile.write(data)
+
+    return answer
+
+
+def endless(sent: list[int], status: int = 200, **values: str) -> Answer:
+    """A body that goes on; `sent` gets the bytes that could be sent of it."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers(handler, status, **values)
+        done = 0
+        try:
+            while done < END:
+                done += handler.connection.send(bytes(2**16))
+        except OSError:
+            pass
+        sent.append(done)
+
+    return answer
+
+
+def eventually(sent: list[int], count: int) -> list[int]:
+    """`sent` once so many answers have ended."""
+    until = time.monotonic() + PATIENCE_S
+    while len(sent) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    return sent
+
+
+PAGE = b"<!doctype html><title>Log in</title>"
+WRONG: dict[str, tuple[Answer, str]] = {
+    "a page of HTML": (
+        body(PAGE, Content_Type="text/html; charset=utf-8", Content_Length=str(len(PAGE))),
+        r"the server answered with a page of HTML \(status 200\), as for a login or an error; open the URL in a",
+    ),
+    "a short 200": (
+        body(PAGE, Content_Length=str(len(PAGE))),
+        r"the server sends 36 bytes of type application/octet-stream, and 14,848 were indexed: another answer than",
+    ),
+    "compressed": (
+        body(gzip.compress(bytes(2**26)), Content_Encoding="gzip"),
+        "the server sends it with Content-Encoding 'gzip', though identity was asked for; have the server send the",
+    ),
+    "no Content-Range": (
+        body(bytes(1024), 206),
+        r"bytes 0 to 1023 were asked for, and the server answered with Content-Range '' and an unknown number of bytes",
+    ),
+    "another part": (
+        body(bytes(1024), 206, Content_Range="bytes 1-1024/14848", Content_Length="1024"),
+        "bytes 0 to 1023 were asked for, and the server answered with Content-Range 'bytes 1-1024/14848' and 1,024",
+    ),
+    "a smaller part": (
+        body(bytes(1), 206, Content_Range="bytes 0-0/14848", Content_Length="1"),
+        "bytes 0 to 1023 were asked for, and the server answered with Content-Range 'bytes 0-0/14848' and 1 bytes",
+    ),
+    "a larger file": (
+        body(bytes(1024), 206, Content_Range="bytes 0-1023/20000", Content_Length="1024"),
+        "has 20,000 bytes, and 14,848 were indexed: the file changed since it was indexed; index it anew, or put back",
+    ),
+    "a size of thousands of digits": (
+        body(bytes(1024), 206, Content_Range=f"bytes 0-1023/{'9' * 5_000}", Content_Length="1024"),
+        "bytes 0 to 1023 were asked for, and the server answered with Content-Range 'bytes 0-1023/9999",
+    ),
+    "no content": (body(b"", 204), "the server answered with status 204"),
+    "a circle": (
+        body(b"", 302, Location=f"{SHARD}?signature=secret", Content_Length="0"),
+        "the server redirects in a circle, or more than 10 times",
+    ),
+    "another protocol": (
+        body(b"", 302, Location="file:///etc/passwd", Content_Length="0"),
+        "the URL, or what it is redirected to, is not HTTP",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_answer_is_an_error_at_once(server: Server, cache: ShardCache, kind: str):
+    answer, message = WRONG[kind]
+    assert (server.folder / SHARD[1:]).stat().st_size == 14_848
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = answer
+    with pytest.raises(DataError, match=re.escape(f"'{server.url}{SHARD}': ") + f".*{message}") as caught:
+        store.read(0, 0, 1)
+    assert "secret" not in str(caught.value)
+    assert asked(server) == (http_module.MAX_REDIRECTS if kind == "a circle" else 1)
+    assert list(cache.folder.glob("*.part")) == []
+
+
+@pytest.mark.parametrize("kind", ["a page of HTML", "compressed", "no content", "a circle", "another protocol"])
+def test_a_wrong_answer_to_a_stream_is_an_error_at_once(server: Server, kind: str):
+    answer, message = WRONG[kind]
+    server.answers[SHARD] = answer
+    with pytest.raises(DataError, match=re.escape(f"shard '{server.url}{SHARD}': ") + f".*{message}"):
+        list(read_shard(f"{server.url}{SHARD}"))
+    assert asked(server) == (http_module.MAX_REDIRECTS if kind == "a circle" else 1)
+
+
+@pytest.mark.parametrize("status", [200, 206])
+def test_an_endless_answer_is_not_read_beyond_what_the_manifest_says(server: Server, cache: ShardCache, status: int):
+    sent: list[int] = []
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = endless(sent, status, Content_Range="bytes 0-1023/14848")
+    limit = {200: "14,848", 206: "1,024"}[status]
+    with pytest.raises(DataError, match=f"{SHARD}': the answer goes on after the {limit} bytes that it may have; the"):
+        store.read(0, 0, 1)
+    assert eventually(sent, 1)[0] < MOST
+    assert len(sent) == 1
+
+
+def test_an_endless_manifest_and_an_endless_index_are_not_read_to_the_end(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+):
+    sent: list[int] = []
+    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 2**16)
+    monkeypatch.setattr(remote_module, "MAX_INDEX_BYTES", 2**17)
+    for path, limit in (("/__mmdata__/000000.index.arrow", "131,072"), ("/__mmdata__/manifest.json", "65,536")):
+        server.answers[path] = endless(sent)
+        with pytest.raises(DataError, match=rf"{path}': the answer goes on after the {limit} bytes that it may have"):
+            Index.open(server.url, cache=cache).shard(0)
+    assert max(eventually(sent, 2)) < MOST
+
+
+def test_a_large_manifest_behind_another_protocol_is_refused(shards, cache, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(DataError, match=r"/manifest\.json': more than 100 bytes; is it what mmdata wrote\?"):
+        Index.open(f"file://{shards}", cache=cache)
+
+
+def test_an_answer_that_ends_early_is_asked_for_again_within_the_budget(server: Server, cache: ShardCache):
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = body(PAGE)  # of no stated length or type
+    with pytest.raises(DataError, match=r"8 attempts from byte 0 on, the last one: .*ended after 36 of 14,848 bytes"):
+        store.read(0, 0, 1)
+    assert asked(server) == 8
+
+
+def trickle(handler: BaseHTTPRequestHandler) -> None:
+    """A byte now and then."""
+    headers(handler, 200, Content_Length="14848")
+    try:
+        for _ in range(600):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+    except OSError:
+        pass
+
+
+def test_a_slow_answer_is_warned_of_and_given_up(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(http_module, "SLOW_S", 0.2)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = trickle
+    with caplog.at_level(logging.WARNING, logger="mmdata"):
+        with pytest.raises(DataError, match=r"2 attempts .* \d+ bytes a second came for 0\.2 s, fewer than 1,000, and"):
+            store.read(0, 0, 1)
+        warned = rf"'{server.url}{SHARD}': \d+ bytes a second came for 0\.2 s, fewer than 1,000; after another 0\.2 s"
+        assert len([text for text in caplog.messages if re.match(warned, text)]) == 2
+        caplog.clear()
+        with pytest.raises(DataError, match=r"byte \d+: cannot be read \(Failed: \d+ bytes a second came for 0\.2 s"):
+            list(read_shard(f"{server.url}{SHARD}"))
+        assert sum(bool(re.match(warned, text)) for text in caplog.messages) == 2  # as many as attempts
+
+
+def test_a_consumer_that_takes_its_time_is_not_a_slow_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(http_module, "SLOW_S", 0.3)
+    whole = (server.folder / SHARD[1:]).read_bytes()
+    file_system = fsspec.filesystem("http", **http_module.request_options())
+    with http_module.HttpFile(file_system, f"{server.url}{SHARD}", "name") as file:
+        read = [file.read(10)]
+        for _ in range(8):
+            time.sleep(0.1)
+            read.append(file.read(10))
+        assert b"".join(read) + file.read() == whole
+    assert caplog.messages == []
+
+
+def test_statuses_that_pass_are_asked_again_and_hold_no_secrets(server: Server, cache: ShardCache):
+    store = ShardStore(Index.open(f"{server.url}?signature=secret", cache=cache))
+    server.answers[SHARD] = 429
+    with pytest.raises(DataError, match=r"8 attempts .*, the last one: Failed: status 429 Too Many Re") as caught:
+        store.read(0, 0, 1)
+    assert "secret" not in str(caught.value)
+    assert asked(server) == 8
+
+
+def test_zeros_without_end_behind_a_tar_are_an_error(server: Server, monkeypatch: pytest.MonkeyPatch):
+    sent: list[int] = []
+    whole = (server.folder / SHARD[1:]).read_bytes()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        headers(handler, 200)
+        handler.wfile.write(whole)
+        done = 0
+        try:
+            while done < END:
+                done += handler.connection.send(bytes(2**16))
+        except OSError:
+            pass
+        sent.append(done)
+
+    monkeypatch.setattr("mmdata.tars.tar.MAX_PADDING", 2**20)
+    server.answers[SHARD] = answer
+    with pytest.raises(DataError, match="more than 1,048,576 bytes of zeros behind the end blocks"):
+        list(read_shard(f"{server.url}{SHARD}"))
+    assert eventually(sent, 1)[0] < MOST
+
+
+def pieces(begin: bytes, piece: bytes) -> Answer:
+    """Raw bytes, and then a piece now and then, until the client goes."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        try:
+            handler.wfile.write(begin)
+            for _ in range(1200):
+                handler.wfile.write(piece)
+                time.sleep(0.05)
+        except OSError:
+            pass
+
+    return answer
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "headers": (pieces(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), r"Failed: no answer for 0\.3 s"),
+    "100 Continue": (pieces(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), r"Failed: no answer for 0\.3 s"),
+    "a body that is not ended": (pieces(CHUNKED + b"24\r\n" + PAGE + b"\r\n", b""), r"Failed: no byte came for 0\.3 s"),
+    "an extension of a chunk": (pieces(CHUNKED + b"24;", b"x"), r"Failed: no byte came for 0\.3 s"),
+}
+
+
+@pytest.mark.parametrize("path", [SHARD, "/__mmdata__/manifest.json"])
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_what_never_ends_is_given_up_with_a_line_for_each_attempt(
+    server: Server,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    path: str,
+):
+    answer, cause = ENDLESS[kind]
+    monkeypatch.setattr(http_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(http_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 3)
+    index = Index.open(server.url, cache=cache)
+    server.answers[path] = answer
+    before = [asked for asked, _ in server.requests].count(path)
+    with pytest.raises(
+        DataError, match=rf"'{server.url}{path}': cannot be fetched, 3 attempts from byte 0 on, .*{cause}"
+    ):
+        ShardStore(index).read(0, 0, 1) if path == SHARD else Index.open(server.url, cache=cache)
+    assert [asked for asked, _ in server.requests].count(path) - before == 3
+    said = [text for text in caplog.messages if text.startswith(f"'{server.url}{path}': attempt ")]
+    assert len(said) == 2  # the last one is the error
+    for number, text in enumerate(said, 1):
+        assert re.fullmatch(rf".*: attempt {number} of 3 failed \({cause}\); the next one in \d+\.\d s", text)
+
+
+def test_no_attempt_is_begun_when_the_time_for_a_file_is_over(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(remote_module, "BUDGET_S", 0.2)
+    store = ShardStore(Index.open(server.url, cache=cache))
+    server.answers[SHARD] = ENDLESS["headers"][0]
+    with pytest.raises(DataError, match=r"000000\.tar': cannot be fetched, 2 attempts from byte 0 on, the last one: "):
+        store.read(0, 0, 1)
+    assert asked(server) == 2
+
+
+def test_a_slow_answer_costs_nothing_of_the_time_for_failures(
+    server: Server,
+    shards: Path,
+    cache: ShardCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(remote_module, "BUDGET_S", 0.2)
+    store, size = ShardStore(Index.open(server.url, cache=cache)), (shards / "000000.tar").stat().st_size
+
+    def slow_and_cut(handler: BaseHTTPRequestHandler) -> None:
+        del server.answers[SHARD]  # the next request is answered well
+        time.sleep(0.4)  # longer than the time for failures
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nhalf" % size)
+
+    server.answers[SHARD] = slow_and_cut
+    assert len(store.read(0, 0, 1)) == 1
+    assert [text.partition(" (")[0] for text in caplog.messages] == [f"'{server.url}{SHARD}': attempt 1 of 8 failed"]
+
+
+def test_a_file_of_unknown_size_that_goes_on_and_on_is_given_up(
+    server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_module, "WHOLE_S", 0.5)
+    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 100_000)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
+    server.answers["/__mmdata__/manifest.json"] = pieces(CHUNKED, b"80\r\n" + b" " * 128 + b"\r\n")
+    with pytest.raises(DataError, match=r"2 attempts .*, the last one: Failed: the answer did not end within 1 s"):
+        Index.open(server.url, cache=cache)
+
+
+def test_an_answer_of_s3_that_never_ends_is_given_up(shards: Path, cache: ShardCache, monkeypatch: pytest.MonkeyPatch):
+    with serve_s3(shards) as server:
+        store = ShardStore(Index.open("s3://bucket", cache=cache))
+        store.bytes_of(0)
+        monkeypatch.setattr(remote_module, "ATTEMPT_S", 0.5)
+        monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
+        server.answers["/bucket/000000.tar"] = pieces(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n")
+        with pytest.raises(
+            DataError, match=r"'s3://bucket/000000\.tar': cannot be fetched, 2 attempts .*: no whole answer for 0.5 s"
+        ):
+            store.read(0, 0, 1)
