@@ -162,7 +162,7 @@ def test_a_write_that_fails_is_an_error_and_leaves_nothing(tmp_path):
     # A limit on the size of files stands in for a full disk: the system refuses the write.
     code = f"""
     import resource, sys
-    sys.path.insert(0, "tests/shards")
+    sys.path.insert(0, "tests/storage")
     from test_cache import File, ShardCache, read
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
     read(ShardCache({str(tmp_path)!r}), File(b"a" * 100))
@@ -264,7 +264,7 @@ def test_a_file_is_read_although_a_cleaner_removes_it_while_it_comes(tmp_path):
 
 KILLED = """
 import sys, time
-sys.path.insert(0, "tests/shards")
+sys.path.insert(0, "tests/storage")
 from test_cache import Remote, ShardCache, sha
 
 def chunks(offset):
@@ -337,7 +337,7 @@ def in_a_mount(options: str, folder: Path) -> subprocess.CompletedProcess[str]:
         pytest.skip("this system lets nobody mount")
     code = f"""
     import os, sys
-    sys.path.insert(0, "tests/shards")
+    sys.path.insert(0, "tests/storage")
     from test_cache import ConfigError, File, ShardCache, read
     try:
         read(ShardCache({str(folder)!r}), File(b"a" * 100_000))
