@@ -17,6 +17,8 @@ from mmdata.encoded_images import ENTRIES, Refuse, with_pixels
 
 MODEL_KEYS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_ids", "attention_mask", "labels")
 """Entries of a batch that a Hugging Face model takes."""
+
+
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 """Mean of red, green and blue, from 0 to 1, with which OpenAI's CLIP and its descendants were trained; SigLIP: 0.5."""
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -109,6 +111,12 @@ class BatchDict(dict[str, Any]):
     def __reduce__(self) -> Any:
         """A copy, or a batch that was sent elsewhere, has the entries alone: the loader stays here."""
         return type(self), (dict(self),)
+
+    def grid(self, **options: Any) -> Any:
+        """A picture of the batch as the model gets it: `mmdata.show(batch, **options)`."""
+        from mmdata.picture import show  # only this method needs Pillow
+
+        return show(cast(Batch, self), **options)
 
     def __repr__(self) -> str:
         entries = [

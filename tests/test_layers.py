@@ -32,7 +32,7 @@ GROUND = [
         "length_bounds",
         "nearest",
     ),
-    *("processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
+    *("picture", "processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]

@@ -21,6 +21,7 @@ from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.work import LoadedBatch
+from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
@@ -99,15 +100,8 @@ class Replay:
             yield "masked", "the worker passed the file on, and the device's decoder does not take it (see above)", None
 
     def save(self, path: Path) -> None:
-        """Write the row's pixels as an image.
-
-        Raises:
-            ConfigError: they are patches.
-        """
-        if self.step.bucket.patches:
-            raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
-        pixels = self.batch["pixel_values"][0]
-        Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
+        """Write the row's pixels as an image; patches are put together."""
+        Image.fromarray(pixels_of(self.batch, 0).numpy()).save(path)
 
 
 def _value(value: Any) -> str:
