@@ -161,11 +161,6 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             config.train.precision,
             "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
         )
-    if device.type == "cpu" and config.data.decode == "device":
-        logger.warning(
-            "data.decode is device, and the run is on a CPU: files are decoded in the training loop, which waits for "
-            "it (exact decodes in the loader's workers); this setting is for GPUs"
-        )
 
 
 def _warn_of_meaning(config: Config) -> None:

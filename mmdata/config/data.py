@@ -332,11 +332,9 @@ class DataConfig(Settings):
     text_margin: Count = 0
     """Tokens by which batches are planned longer than their captions, for a `text_transform` that makes texts longer: a
     text that is longer than its batch is cut at its end. 0 is enough for one that shortens them."""
-    decode: Literal["fast", "exact", "device"] = "fast"
+    decode: Literal["fast", "exact"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
-    image at full size, which takes longer and is nearer to Pillow's pixels. device: workers hand JPEGs on as they are,
-    and the device of the model decodes, crops and resizes them, for machines with few cores a device; see
-    docs/train.md."""
+    image at full size, which takes longer and is nearer to Pillow's pixels."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
     than its batch's shape keeps less, since no larger crop fits."""
@@ -504,19 +502,6 @@ class DataConfig(Settings):
             raise ValueError(
                 f"augment changes the crops of transform train, and transform is '{name_of(self.transform)}': leave "
                 "augment out (data.augment=null)"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_decode(self) -> DataConfig:
-        others = {
-            "augment": self.augment is not None,
-            "image_patches": self.image_patches is not None,
-            f"transform {name_of(self.transform)}": self.transform not in ("train", "eval"),
-        }
-        if self.decode == "device" and (found := [name for name, on in others.items() if on]):
-            raise ValueError(
-                f"decode device crops and resizes, and no more: it does not go with {found[0]}; set decode to fast"
             )
         return self
 

@@ -22,7 +22,7 @@ from mmdata.hashing import EMPTY_HASH
 from mmdata.images.decoder_warnings import name_warnings, sample_name
 from mmdata.images.pixels import PixelTransform
 from mmdata.loader.buffer_pool import BufferPool
-from mmdata.loader.image_buffers import batch_images
+from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.ledger import LedgerEntry, Stage
 from mmdata.loader.member_fields import FieldEntries
 from mmdata.loader.negative_captions import NegativeTexts
@@ -175,7 +175,7 @@ class BatchBuilder:
     def _lend_pixels(self, part: _Part) -> None:
         """Borrow the memory for the pixels."""
         step, spec = self._step, self._spec
-        self._pixels = batch_images(step.bucket, len(step.rows), spec.buffers, spec.transform)
+        self._pixels = batch_pixels(step.bucket, len(step.rows), spec.buffers, spec.transform)
         part.clock.lap("collate")
 
     def _explain(self, error: Exception, i: int | None) -> str:

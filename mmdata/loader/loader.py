@@ -20,14 +20,14 @@ from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
-from mmdata.errors import Reason, counted
+from mmdata.errors import counted
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.captions import all_captions
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
-from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
+from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
 from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
@@ -323,14 +323,7 @@ class Loader(Interoperable):
         self.stats.add(made.stats)
         self.ledger.add(made.masked, made.stats.rows + len(made.masked))
         self._position.advance(iteration)
-        return shown(self.added(made.batch), refuse=partial(self._refused, epoch, step))
-
-    def _refused(self, epoch: int, step: int, batch: Batch, place: int, detail: str) -> None:
-        """Enter a row whose image the device does not decode (`data.decode: device`) into the ledger."""
-        row, key, reason = int(batch["rows"][place]), batch["keys"][place], Reason.DEVICE_DECODER.value
-        (shard,), (local,) = self.index.locate(np.asarray([row]))
-        offset, name = int(self.index.shard(shard).fixed("image_offset")[local]), self.index.shard_name(shard)
-        self.ledger.add([LedgerEntry(epoch, step, row, name, key, offset, "decode", reason, detail)], 0)
+        return shown(self.added(made.batch))
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""

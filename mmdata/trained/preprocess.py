@@ -65,7 +65,7 @@ class Preprocess:
         Raises:
             ConfigError: `image_buckets` is auto, and the corpus from which the shapes are chosen is not there.
         """
-        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode != "fast")
+        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
 
     @property
     def shapes(self) -> list[str]:

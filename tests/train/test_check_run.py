@@ -302,15 +302,6 @@ def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_decoding_for_gpus_is_told_on_a_cpu(sections: dict[str, Any], device: str, caplog: pytest.LogCaptureFixture):
-    warn_of_no_effect(config_of(sections, data={"decode": "device"}), torch.device(device), world_size=1)
-    assert caplog.messages == [
-        "data.decode is device, and the run is on a CPU: files are decoded in the training loop, which waits for it "
-        "(exact decodes in the loader's workers); this setting is for GPUs"
-    ] * (device == "cpu")
-
-
 @pytest.mark.parametrize(
     ("device", "precision", "message"),
     [

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from mmdata.batch import Batch, check_decoded, standardized
+from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
@@ -220,7 +220,6 @@ class DualEncoder(nn.Module):
         Raises:
             ValueError: the batch has no texts, or its images are not decoded yet.
         """
-        check_decoded(batch)
         if "input_ids" not in batch or "attention_mask" not in batch:
             raise ValueError(
                 "the batch has no texts, and a dual encoder compares images with texts: set data.tokenizer"
