@@ -37,7 +37,7 @@ GROUND = [
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*INDEX, "repair", "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
+    *(*INDEX, "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -50,7 +50,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "text": INDEX,
     "storage": [*TOP, "tars"],
     "index": [*TOP, "images", "tars", "storage"],
-    "repair": INDEX,
     "tables": INDEX,
     "plan": [*INDEX, "tables"],
     "loader": [*INDEX, "tables", "plan"],
