@@ -36,7 +36,7 @@ GROUND = [
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*INDEX, "repair", "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
+    *(*INDEX, "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -49,7 +49,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "text": INDEX,
     "storage": [*TOP, "tars"],
     "index": [*TOP, "images", "tars", "storage"],
-    "repair": INDEX,
     "tables": INDEX,
     "plan": [*INDEX, "tables"],
     "loader": [*INDEX, "tables", "plan"],
