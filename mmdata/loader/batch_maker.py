@@ -100,23 +100,6 @@ class BatchMaker:
             tars.open_shards.most = most_shards(data, plan)
         return maker
 
-    def with_own_buffers(self) -> BatchMaker:
-        """A maker of the same batches with a buffer pool of its own, which is freed with the maker."""
-        maker = BatchMaker(
-            self.index,
-            self.tokenizer,
-            self.transform,
-            add_hashes=self._spec.add_hashes,
-            add_captions=self._spec.add_captions,
-            negatives=self.negatives,
-            check_images=self._check_images,
-            captions=self.captions,
-            text_transform=self.text_transform,
-            fields=self.fields,
-        )
-        maker.store.open_shards.most = self.store.open_shards.most
-        return maker
-
     def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
         """Begin a batch; see `BatchBuilder`. Its units raise Interrupted once `stop` is set."""
         planned = step.rows >= 0

@@ -47,7 +47,7 @@ class LoadedBatch:
 
 
 class BatchSource(Protocol):
-    """Makes a loader's batches: threads, worker processes, or threads that hand over to processes.
+    """Makes a loader's batches: threads, or worker processes.
 
     A source prefetches batches in the order of the plan, from one epoch into the next.
     """

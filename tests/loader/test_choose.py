@@ -14,13 +14,12 @@ from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.loader.workers import choose
-from mmdata.loader.workers.handover import StartupHandover
 from mmdata.loader.workers.parent import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
-from .worker_processes import PROCESS, transforms
+from .worker_processes import transforms
 
 Same = Callable[[Batch, Batch], bool]
 TRANSFORMS = """
@@ -47,7 +46,8 @@ def chosen(loader: Loader) -> tuple[str, int]:
     source: Any = loader._source
     if isinstance(source, ThreadedBatches):
         return "thread", 0
-    return type(source).__name__, (source if isinstance(source, WorkerProcesses) else source._processes)._num_processes
+    assert isinstance(source, WorkerProcesses)
+    return "process", source._num_processes
 
 
 def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corpus, caplog: pytest.LogCaptureFixture):
@@ -61,7 +61,7 @@ def test_auto_is_a_worker_process_where_there_is_a_gpu(
 ):
     monkeypatch.setattr(choose, "has_gpu", lambda: True)
     loader = corpus.loader()
-    assert chosen(loader) == (StartupHandover.__name__, 1)
+    assert chosen(loader) == ("process", 1)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
@@ -102,8 +102,3 @@ def test_auto_leaves_a_transform_that_fails_to_the_loop(corpus: Corpus):
     loader = corpus.loader(transform="my_transforms:fails", num_workers=1, max_bad_share=1.0)
     assert len(list(loader)) == 7
     assert loader.ledger.masked == {"transform_failed": 50}
-
-
-def test_process_with_a_transform_of_a_user_is_not_bridged(corpus: Corpus):
-    assert chosen(corpus.loader(transform="my_transforms:resize", **PROCESS)) == (WorkerProcesses.__name__, 1)
-    assert chosen(corpus.loader(**PROCESS)) == (StartupHandover.__name__, 1)

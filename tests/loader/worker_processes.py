@@ -17,15 +17,13 @@ from typing import Any
 
 import pytest
 
-from mmdata import Loader
-from mmdata.loader.workers import choose, parent
+from mmdata.loader.workers import parent
 from tests.flat_settings import grouped
-from tests.programs import PATIENCE_S, Program
+from tests.programs import Program
 
 from .conftest import Corpus
 
 PROCESS: dict[str, Any] = {"worker_type": "process"}
-"""In a test file with `nothing_left` no threads make batches while processes start (see test_handover.py)."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,20 +53,10 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
     return False
 
 
-def wait_until_ready(loader: Loader) -> None:
-    """Wait until the worker processes are ready for a handover."""
-    source: Any = loader._source
-    until = time.monotonic() + PATIENCE_S
-    while not source._processes.are_ready(0, 0):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Worker processes make all batches and end with their loaders. They are forked from a template."""
+    """Worker processes end with their loaders. They are forked from a template."""
     monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
-    monkeypatch.setattr(choose, "threads_may_start", lambda data: False)
     yield
     gc.collect()
     assert worker_processes() == []
@@ -77,8 +65,6 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 PROGRAM = """
     import json, os, sys, time
     import mmdata
-    from mmdata.loader.workers import choose
-    choose.threads_may_start = lambda data: False
     loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
     batches = iter(loader)
     next(batches)

@@ -4,6 +4,5 @@
 - `threads`: worker threads share each batch in units of rows. The default.
 - `parent` and `child`: worker processes, each with threads of its own; batches come back in `shared_memory`, messages
   over a `channel`.
-- `handover`: threads make the first batches while the worker processes start.
 - `choose`: which of these a loader gets. All of them make the same batches.
 """

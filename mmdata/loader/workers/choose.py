@@ -12,7 +12,6 @@ from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.state import identity_of
 from mmdata.loader.work import BatchSource
-from mmdata.loader.workers.handover import StartupHandover, StoppableSteps
 from mmdata.loader.workers.parent import WorkerProcesses, not_importable
 from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import ThreadedBatches
@@ -24,9 +23,6 @@ logger = logging.getLogger("mmdata")
 def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -> BatchSource:
     """The workers that a section `data` asks for; see `resolve_workers` for `worker_type: auto`.
 
-    Threads make the first batches while worker processes start, except with a user's transform (of images or texts)
-    under `worker_type: process`: it never runs in this process, so that a crash of it cannot end the training loop.
-
     Raises:
         ConfigError: `worker_type: process` with a transform that another process cannot import.
     """
@@ -34,21 +30,7 @@ def make_source(data: DataConfig, plan: Plan, maker: BatchMaker, ranks: Ranks) -
     num_threads, prefetch = most_workers(data.loading.num_workers), data.loading.prefetch_batches
     if chosen.loading.worker_type == "thread" or num_threads == 0:
         return ThreadedBatches(RankSteps(plan, maker, ranks), maker, num_threads=num_threads, prefetch=prefetch)
-    processes = WorkerProcesses(chosen, identity_of(plan, maker), ranks)
-    if not threads_may_start(data):
-        return processes
-
-    def new_threads() -> tuple[StoppableSteps, ThreadedBatches]:
-        own = maker.with_own_buffers()  # the memory of the first batches is freed when the threads end
-        steps = StoppableSteps(plan, own, ranks)
-        return steps, ThreadedBatches(steps, own, num_threads=num_threads, prefetch=prefetch)
-
-    return StartupHandover(processes, new_threads, optional=data.loading.worker_type == "auto")
-
-
-def threads_may_start(data: DataConfig) -> bool:
-    """Whether threads of this process may make batches until the worker processes are ready."""
-    return data.loading.worker_type == "auto" or not is_users(data)
+    return WorkerProcesses(chosen, identity_of(plan, maker), ranks)
 
 
 def resolve_workers(data: DataConfig) -> DataConfig:
@@ -77,11 +59,6 @@ def resolve_workers(data: DataConfig) -> DataConfig:
         why,
     )
     return data.with_loading(worker_type="process")
-
-
-def is_users(data: DataConfig) -> bool:
-    """Whether a transform is a user's: a callable, or "module:callable"."""
-    return data.transform not in ("train", "eval") or data.text_transform is not None
 
 
 def has_gpu() -> bool:

@@ -1,4 +1,4 @@
-"""The worker processes as the training process sees them: started, asked for batches, replaced when killed.
+"""The worker processes as the training process sees them: started, asked for batches, ended.
 
 For each batch the training loop reads one small message and makes views of shared memory; the processes do the rest.
 """
@@ -30,10 +30,14 @@ logger = logging.getLogger("mmdata")
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.workers.child import main; main(int(sys.argv[1]))"
 """Sets this process's import path before any import: `python -m` would look into the current folder first."""
-MAX_RESTARTS = 3
-"""Restarts without a batch in between: a batch that kills its process would kill each one that replaces it."""
-RETRY = "Iterating again starts another; the loader's state counts the batches yielded so far"
-KILLED = "the kernel's out-of-memory killer does this: lower data.loading.prefetch_batches or data.loading.num_workers"
+RETRY = (
+    "Resuming is exact: a loader, this one too, that loads the state_dict() of now goes on with the batch that is due, "
+    "in another process"
+)
+KILLED = (
+    "the kernel's out-of-memory killer does this where memory is short: lower data.loading.prefetch_batches or "
+    "data.loading.num_workers"
+)
 
 
 def not_importable(data: DataConfig) -> str:
@@ -71,7 +75,6 @@ class WorkerProcesses:
         self._num_threads = max(most_workers(data.loading.num_workers), data.loading.num_processes)
         self._processes: dict[int, _WorkerProcess] = {}  # by number, 0 … num_processes-1
         self._owner = 0  # the process that started them
-        self._killed = 0  # processes killed since the last batch
         # Each `begin` starts a run. Messages carry its number, so that batches of an earlier run are recognised.
         self._run = 0
         self._taken = 0  # batches of this run
@@ -79,43 +82,29 @@ class WorkerProcesses:
     def begin(self, epoch: int, start: int) -> None:
         """Make the batches from step `start` of an epoch on.
 
-        Processes that are ready begin immediately, others with the first `take`.
+        Processes that run already begin immediately, others with the first `take`.
         """
         self.stop()
         self._run += 1
         self._taken = 0
-        if self._owner == os.getpid():
-            with self._closed_by_errors(), suppress(LoadError):  # one has ended: `take` raises, or starts another
+        if self._owner == os.getpid() and self._processes:
+            with self._closed_by_errors(), suppress(LoadError):  # one has ended: `take` raises
                 self._begin_run(epoch, start)
 
     def take(self, epoch: int, step: int) -> LoadedBatch:
         """Wait for the next batch, which is that of the given step.
 
-        A process that is killed is replaced, and no batch is lost: its batches are made again.
-
         Raises:
-            LoadError: a process has ended by itself, or `MAX_RESTARTS` replacements were killed without a batch in
-                between.
+            LoadError: a process has ended.
             Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
         """
         with self._closed_by_errors():
-            while True:
-                with self._replaced(epoch, step):
-                    self._start(wait=True)
-                    self._begin_run(epoch, step)
-                    made = self._processes[self._taken % self._num_processes].take(epoch, step)
-                    self._taken, self._killed = self._taken + 1, 0
-                    return made
-
-    def are_ready(self, epoch: int, step: int) -> bool:
-        """Whether all processes are ready for `begin`. Starts those that are missing, and waits for nothing.
-
-        Epoch and step are the caller's position, for messages. Raises what `take` raises while processes start.
-        """
-        with self._closed_by_errors():
-            with self._replaced(epoch, step):
-                return self._start(wait=False)
-            return False
+            if not self._processes or self._owner != os.getpid():
+                self._start()
+                self._begin_run(epoch, step)
+            made = self._processes[self._taken % self._num_processes].take(epoch, step)
+            self._taken += 1
+            return made
 
     def stop(self) -> None:
         """Make no more batches."""
@@ -140,59 +129,31 @@ class WorkerProcesses:
             self.close()  # a process may have ended, or an interrupt may have cut a message short
             raise
 
-    @contextmanager
-    def _replaced(self, epoch: int, step: int) -> Generator[None]:
-        """Drop a process that was killed, so that `_start` replaces it; raises after `MAX_RESTARTS` replacements."""
-        try:
-            yield
-        except WorkerProcessKilled as error:
-            if self._killed == MAX_RESTARTS:
-                self._killed = 0
-                raise LoadError(
-                    f"{error}. {MAX_RESTARTS} processes before it ended so too, with no batch in between: set "
-                    f"data.loading.worker_type to thread, or look at that batch. {RETRY}"
-                ) from None
-            self._killed += 1
-            logger.warning("%s. Another continues at epoch %d, step %d; no batch is lost", str(error), epoch, step)
-            self._processes = {number: one for number, one in self._processes.items() if not one.ended}
-
-    def _start(self, *, wait: bool) -> bool:
-        """Start the processes that are missing; returns whether all are ready."""
-        if self._owner != os.getpid():
-            self._processes = {}  # a forked child starts its own: those of its parent are not its own to end
-            self._owner = os.getpid()
+    def _start(self) -> None:
+        """Start the processes, and wait until all are ready."""
+        # A forked child starts its own: those of its parent are not its own to end.
+        self._processes, self._owner = {}, os.getpid()
         for process in range(self._num_processes):
-            if process not in self._processes:
-                num_threads = len(range(process, self._num_threads, self._num_processes))  # 5 in 2 processes: 3 and 2
-                share = {"num_threads": num_threads, "process": process, "num_processes": self._num_processes}
-                self._processes[process] = _WorkerProcess({**self._settings, **share})
-        return all(process.is_ready(self._identity, wait=wait) for process in self._processes.values())
+            num_threads = len(range(process, self._num_threads, self._num_processes))  # 5 in 2 processes: 3 and 2
+            share = {"num_threads": num_threads, "process": process, "num_processes": self._num_processes}
+            self._processes[process] = _WorkerProcess({**self._settings, **share})
+        for process in self._processes.values():
+            process.wait_until_ready(self._identity)
 
     def _begin_run(self, epoch: int, step: int) -> None:
-        """Have the ready processes begin this run at its next batch, except those that have begun it already."""
-        # The next batch is that of process `due`, which begins with step `start`; the process after it with the step
-        # after that. A process that replaces another in mid-run so continues the order of the others.
-        due = self._taken % self._num_processes
         for number, process in self._processes.items():
-            if process.ready and process.run != self._run:
-                process.request("begin", self._run, epoch=epoch, start=step, first=(number - due) % self._num_processes)
-                process.run = self._run
-
-
-class WorkerProcessKilled(LoadError):
-    """A signal has ended a worker process."""
+            process.request("begin", self._run, epoch=epoch, start=step, first=number)
+            process.run = self._run
 
 
 class _WorkerProcess:
     """One worker process, and the memory that it shares with this process.
 
     Attributes:
-        ready: it has opened the index and made a plan.
         run: number of the run of which it makes batches; -1: none.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.ready = False
         self.run = -1
         self._memory = ImportedBuffers()
         try:
@@ -217,31 +178,23 @@ class _WorkerProcess:
         self._ending = weakref.finalize(self, _end, self._channel, self._process, os.getpid())
         self._send(settings, "its settings")
 
-    def is_ready(self, identity: dict[str, Any], *, wait: bool) -> bool:
-        """Whether it has opened the index and made a plan; with `wait`, waits until it has.
+    def wait_until_ready(self, identity: dict[str, Any]) -> None:
+        """Wait until it has opened the index and made a plan.
 
         Raises:
             DataError: its batches would not be those of `identity`.
         """
-        if not self.ready and (wait or self._channel.wait(0)):
-            message, _ = self._receive("while it opened the index")
-            if message.get("ready") != identity:
-                raise DataError(
-                    f"the loader's worker process made another plan, {message.get('ready')}, than this process, "
-                    f"{identity}: the shards or the tokenizer have changed since the loader was built; build it anew"
-                )
-            self.ready = True
-        return self.ready
+        message, _ = self._receive("while it opened the index")
+        if message.get("ready") != identity:
+            raise DataError(
+                f"the loader's worker process made another plan, {message.get('ready')}, than this process, "
+                f"{identity}: the shards or the tokenizer have changed since the loader was built; build it anew"
+            )
 
     @property
     def is_open(self) -> bool:
         """Whether `close` has not been called, nor the finalizer."""
         return self._ending.alive
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        return self._process.poll() is not None
 
     def request(self, what: str, run: int, **position: int) -> None:
         """Send "begin", "stop" or "go on", with the buffers that this process has released since the last request."""
@@ -297,7 +250,7 @@ class _WorkerProcess:
         name = f"the loader's worker process {self._process.pid} has ended"
         if code < 0:
             why = KILLED if -code == signal.SIGKILL else "a defect in a library does this, or a person"
-            return WorkerProcessKilled(f"{name} (killed by {signal.Signals(-code).name}) {when}; {why}")
+            return LoadError(f"{name} (killed by {signal.Signals(-code).name}) {when}; {why}. {RETRY}")
         return LoadError(
             f"{name} (exit code {code}) {when}; what it printed says why, or set data.loading.worker_type to thread. "
             f"{RETRY}"
