@@ -26,7 +26,6 @@ from mmdata.index.columns import OLDEST_VERSION, Columns
 from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, PageColumns, ShardEntry
 from mmdata.index.top import Top, checked, checksum_of
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.extract import Extract
 from mmdata.storage.folder import (
     BESIDE,
     INNER,
@@ -130,10 +129,6 @@ class Manifest(Top):
             DataError, ConfigError, Interrupted: see `mmdata.storage.cache.ShardCache.open`.
         """
         return self.folder.open_shard(self.location, self.listed(shard), stop)
-
-    def open_extract(self, shard: int, extract: Extract, stop: Event | None = None) -> int:
-        """As `open_shard`, of an extract of a tar behind a URL."""
-        return self.folder.open_extract(self.location, self.listed(shard), extract, stop)
 
     def columns(self, shard: int, *, checksum: int = 0) -> Columns:
         """The columns of a shard; see `Columns.open`.

@@ -20,7 +20,7 @@ from mmdata.loader.samples import CheckImages, IndexSamples
 from mmdata.loader.work import LoadedBatch, Work
 from mmdata.loader.workers.open_files import most_shards
 from mmdata.plan import CaptionSources, Plan, Step
-from mmdata.plan.rows import first_rows, selection_of
+from mmdata.plan.rows import first_rows
 from mmdata.renamed import renamed_arguments
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
@@ -139,6 +139,4 @@ def _member_fields(data: DataConfig, corpus: Corpus, plan: Plan) -> MemberFields
     if not found:
         return None
     store = ShardStore(corpus.index)
-    if corpus.index.caches and (selection := selection_of(plan.rows)) is not None:
-        store.keep_to(selection.of_shard, whole_samples=True)
     return MemberFields(found, corpus.index, first_rows(plan.rows, PROBED_ROWS), joined, store)

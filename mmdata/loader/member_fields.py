@@ -143,11 +143,6 @@ class MemberFields:
         samples = self._samples(store or ShardStore(index))
         self.columns = [self._probe(field, samples[field.source.join], rows.tolist()) for field in self.fields]
 
-    @property
-    def are_own(self) -> bool:
-        """Whether any lies in the samples' own tars."""
-        return "" in self.wanted
-
     def entries(self, num_rows: int, store: ShardStore, stop: Event | None = None) -> FieldEntries:
         """The entries of a batch of `num_rows` rows, without values yet.
 

@@ -18,7 +18,6 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import Kind, recognize, refuse_unfinished
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.extract import Extract
 from mmdata.storage.fetch import RemoteFolder, display_name
 from mmdata.storage.listed import ListedShard
 from mmdata.storage.urls import PROTOCOLS, is_followed
@@ -128,14 +127,6 @@ class LocalFolder:
         """Whether `open_shard` returns without fetching anything."""
         return True
 
-    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
-        """Never called: nothing is fetched of a tar on this machine."""
-        raise NotImplementedError(f"'{shard.name}' lies in '{self.path}'")
-
-    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
-        """Never True: as `open_extract`."""
-        return False
-
     def shard_path(self, location: str, shard: ListedShard) -> Path:
         """Path of a tar."""
         return self.path / location / shard.name
@@ -167,14 +158,6 @@ class IndexFolder(LocalFolder):
     def has_shard(self, shard: ListedShard) -> bool:
         """See `RemoteFolder.has_shard`."""
         return self.tars.has_shard(shard)
-
-    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
-        """See `RemoteFolder.open_extract`."""
-        return self.tars.open_extract(".", shard, extract, stop)
-
-    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
-        """See `RemoteFolder.has_extract`."""
-        return self.tars.has_extract(shard, extract)
 
     def shard_path(self, location: str, shard: ListedShard) -> Path:
         """See `RemoteFolder.shard_path`."""

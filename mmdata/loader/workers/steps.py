@@ -9,7 +9,6 @@ from mmdata.launcher import Ranks
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.shard_prefetch import ShardPrefetcher
 from mmdata.plan import Plan, Step
-from mmdata.plan.rows import selection_of
 
 
 class RankSteps:
@@ -27,9 +26,6 @@ class RankSteps:
 
     def __init__(self, plan: Plan, maker: BatchMaker, ranks: Ranks) -> None:
         self._plan, self._maker, self._ranks = plan, maker, ranks
-        if maker.index.caches and (selection := selection_of(plan.rows)) is not None:
-            own_fields = maker.fields is not None and maker.fields.are_own
-            maker.store.keep_to(selection.of_shard, whole_samples=own_fields)
         self.current_epoch = 0
 
     def begin(self, epoch: int, start: int) -> Generator[Step, None, None]:
