@@ -65,7 +65,7 @@ def parse_fields(settings: Mapping[str, str], joined: Joined) -> dict[str, Colum
 
 def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
     column = source.removeprefix(JOINED)
-    if column != source and column in joined.names():
+    if column != source and column in joined.types:
         return ColumnSource(column)
     name, colon, rest = column.partition(":")
     is_joined = column != source and bool(colon) and name in joined.shards
@@ -73,7 +73,7 @@ def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
     if is_joined or (column == source and name.lower().endswith(KINDS)):
         selector = Selector.parse(member)
         return MemberSource(selector, kind_of(selector, of=of), name if is_joined else "")
-    known = [JOINED + one for one in joined.names()]
+    known = [JOINED + one for one in joined.types]
     of_shards = [f"{JOINED}{one}:MEMBER" for one in joined.shards]
     listed = ", ".join([*known, *of_shards])
     joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -18,8 +19,9 @@ from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan import CaptionSources, Groups, IndexRows
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.tables.index_columns import KINDS, column_of, kinds_of, types_of, warn_of_hidden
+from mmdata.tables.dates import DATES, date_kind, iso_texts
 from mmdata.tables.joined import Joined
+from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import row_chunks
 
 logger = logging.getLogger("mmdata")
@@ -27,8 +29,6 @@ logger = logging.getLogger("mmdata")
 OF = "data.meaning"
 NONE = 0
 """Hash of a row that has no value: its caption is equal to those of the same text."""
-FLOATS = ("halffloat", "float", "double")
-"""Arrow's names of the types of floats."""
 FEW = 0.1
 """Share of rows with a value below which the table is probably of other keys."""
 
@@ -52,17 +52,18 @@ class Meaning:
     """
 
     def __init__(self, column: str, index: Index, joined: Joined) -> None:
-        kinds = {name: kind for name, kind in kinds_of(index, joined).items() if kind != "other"}
-        if column not in kinds:
+        columns = RowColumns(index, joined)
+        known = columns.names("number", "text", "bool", *DATES)
+        if column not in known:
             raise ConfigError(
-                f"{OF}: no column '{column}' of numbers, texts or dates{meant(column, kinds)}; there are "
-                f"{', '.join(sorted(kinds))}"
+                f"{OF}: no column '{column}' of numbers, texts or dates{meant(column, known)}; there are "
+                f"{', '.join(known)}"
             )
-        warn_of_hidden([column], joined, of=OF)
+        columns.warn_of_hidden([column], of=OF)
         index.fetch_columns(np.arange(index.num_shards))
-        found = [column_of(index, joined, shard, column) for shard in range(index.num_shards)]
-        kind = types_of(joined).get(column, "")
-        if kind in FLOATS and column not in KINDS and not all(map(_are_whole, found)):
+        found = [columns.of_shard(shard, column) for shard in range(index.num_shards)]
+        kind = columns.types[column]
+        if pa.types.is_floating(kind) and not all(map(_are_whole, found)):
             raise ConfigError(
                 f"{OF} '{column}': its values are floats ({kind}), which are seldom equal; give texts or whole "
                 'numbers. pandas makes floats of whole numbers where some are missing: table.astype({"'
@@ -133,28 +134,23 @@ class Meaning:
         return cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
 
 
-def _are_whole(values: NDArray[Any]) -> bool:
+def _are_whole(values: Any) -> bool:
     """Whether all values that there are, are whole numbers."""
-    known = values[~np.isnan(values)]
+    known = values.to_numpy(zero_copy_only=False)
+    known = known[~np.isnan(known)]
     return bool((known == np.floor(known)).all())
 
 
-def _hashes(values: NDArray[np.generic]) -> Ints:
-    known: dict[object, int] = {}
-    found = np.empty(len(values), np.int64)
-    listed: list[Any] = values.tolist()
-    if values.dtype.kind == "M":  # as texts: nanoseconds would be listed as numbers
-        listed = [None if text == "NaT" else text for text in values.astype(str).tolist()]
-    for row, value in enumerate(listed):
-        if value is None or value != value:  # NaN
-            found[row] = NONE
-            continue
-        if value not in known:
-            # Whole numbers come as floats from a shard in which a row has none.
-            plain = int(value) if isinstance(value, float) and value.is_integer() else value
-            known[value] = hash64(repr(plain).encode())
-        found[row] = known[value]
-    return found
+def _hashes(values: Any) -> Ints:
+    """The hash of each value of an Arrow array, int64 (n,)."""
+    found = (iso_texts(values) if date_kind(values.type) else values).dictionary_encode()
+    hashes = [NONE if value is None or value != value else _hash(value) for value in found.dictionary.to_pylist()]
+    return np.array([*hashes, NONE], np.int64)[found.indices.fill_null(-1).to_numpy()]
+
+
+def _hash(value: object) -> int:
+    plain = int(value) if isinstance(value, float) and value.is_integer() else value  # floats, where some are missing
+    return hash64(repr(plain).encode())
 
 
 def hashes_by(rows: IndexRows, meaning: Meaning | None) -> HashesOf:

@@ -43,7 +43,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
         for name, shards in joined.shards.items()
         for member in shards.caption_names
     }
-    known = [SHARDS, *(JOINED + name for name in joined.names()), *members]
+    known = [SHARDS, *(JOINED + name for name in joined.types), *members]
     for name in data.captions:
         if name not in known:
             raise ConfigError(
