@@ -18,7 +18,7 @@ from mmdata.index import Manifest, Problem, verify
 from mmdata.index.verify_given import sort_given
 from mmdata.index.verify_members import has_members_index, verify_members
 from mmdata.index.verify_tars import verify_tars
-from mmdata.storage.folder import local_folder, manifest_prefix
+from mmdata.storage.folder import has_manifest, local_folder
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def check_folder(folder: str, shards: Collection[str] | None, workers: int | Non
     if shards is not None or not has_members_index(folder):
         return check_rows(folder, shards, workers)
     code = check_members(folder)
-    return code if manifest_prefix(local_folder(folder)) is None else max(code, check_rows(folder, None, workers))
+    return code if not has_manifest(local_folder(folder)) else max(code, check_rows(folder, None, workers))
 
 
 def check_rows(folder: str, shards: Collection[str] | None, workers: int | None) -> int:

@@ -29,7 +29,7 @@ from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reaso
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
 from mmdata.storage.fetch import display_name
-from mmdata.storage.folder import local_folder, manifest_prefix
+from mmdata.storage.folder import has_manifest, local_folder
 from mmdata.storage.urls import is_url
 from mmdata.tars.captions import captions_of
 from mmdata.text.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
             "this machine first"
         )
     path = local_folder(source)
-    if path.is_dir() and manifest_prefix(path) is not None:
+    if path.is_dir() and has_manifest(path):
         if split is not None:
             raise ConfigError(f"split '{split}': '{path}' holds shards, all of one part; give the folder of the part")
         index = Index.open(path)

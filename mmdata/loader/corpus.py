@@ -10,7 +10,6 @@ from mmdata.config import DataConfig
 from mmdata.config.data import sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index
-from mmdata.index.columns import OLDEST_VERSION
 from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
@@ -74,7 +73,6 @@ def open_index(data: DataConfig) -> Index:
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
     _check_captions(data, index)
     _check_class_names(data, index)
-    _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index
 
@@ -117,20 +115,3 @@ def _check_class_names(data: DataConfig, index: Index) -> None:
             raise ConfigError(f"{said}: convert both sources together, so that their classes are numbered alike")
         logger.warning("%s: the labels of batches mix them", said)
         return
-
-
-def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
-    """Warn, once for each index, if its images are loaded without a comparison with their hashes."""
-    old = [str(part.folder) for part in index.manifests if part.schema == OLDEST_VERSION]
-    if not old or data.loading.check_images != "auto" or index.fingerprint in _warned_of:
-        return
-    _warned_of.add(index.fingerprint)
-    logger.warning(
-        "'%s': its index was made by an earlier mmdata and has no fast hashes: images are not compared with it when "
-        "they are loaded. `mmdata index SHARDS --out FOLDER` makes a new one; data.loading.check_images=always "
-        "compares the SHA-256, which takes about 5 %% of a photo's time",
-        old[0],
-    )
-
-
-_warned_of: set[str] = set()  # fingerprints of the indexes that this process has warned of

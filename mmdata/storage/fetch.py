@@ -13,7 +13,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -42,7 +42,7 @@ from mmdata.safe_read import open_regular
 from mmdata.storage import http
 from mmdata.storage.cache import Remote, ShardCache
 from mmdata.storage.http import Span, WrongAnswer
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.listed import INNER, MANIFEST_NAME, ListedShard
 
 logger = logging.getLogger("mmdata")
 
@@ -119,23 +119,20 @@ class RemoteFolder:
         """See `LocalFolder.joins`."""
         return None
 
-    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
-        """Prefix and content of the first file that exists among prefix + name. The file is always fetched.
+    def read_manifest(self) -> bytes:
+        """The content of manifest.json, which is always fetched.
 
         Raises:
-            DataError, ConfigError: none exists; the error is that of the first.
+            DataError, ConfigError: there is none, or it cannot be fetched.
         """
-        missing: DataError | ConfigError | None = None
-        for prefix in prefixes:
-            try:
-                return prefix, self._whole(self.url_of(".", prefix + name), MAX_MANIFEST_BYTES)
-            except (DataError, ConfigError) as error:
-                cause = error.__cause__
-                # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
-                if not (is_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
-                    raise
-                missing = missing or error
-        assert missing is not None
+        try:
+            return self._whole(self.url_of(".", INNER + MANIFEST_NAME), MAX_MANIFEST_BYTES)
+        except (DataError, ConfigError) as error:
+            cause = error.__cause__
+            # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
+            if not (is_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
+                raise
+            missing = error
         if self.url.startswith("s3://"):
             with suppress(DataError, ConfigError):
                 self._whole(self.url_of(".", f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)

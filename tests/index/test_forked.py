@@ -106,7 +106,7 @@ def test_a_child_forked_while_a_thread_begins_to_fetch_fetches_itself(
         thread.start()
         assert begun.wait(HANGS_S)
         try:
-            assert forked(lambda: folder.read_first(["__mmdata__/"], "manifest.json")) == 0
+            assert forked(lambda: folder.read_manifest()) == 0
         finally:
             go_on.set()
             thread.join()
