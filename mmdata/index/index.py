@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-import warnings
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
@@ -185,18 +184,6 @@ class Index:
             KeyError: no row has the key, and the error names the nearest; or several rows have.
         """
         return self[row_of_key(self, key)]
-
-    @property
-    def manifest(self) -> Any:
-        """The manifest of an index of one folder; else the index, which has its totals. Deprecated."""
-        warnings.warn(
-            "Index.manifest goes with the next release: take what it said from the index itself (len(index) for rows, "
-            "index.fingerprint for root; index.num_shards, index.bytes, index.tokenizer …), and what one folder's "
-            "manifest says from index.manifests",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.manifests[0] if len(self.manifests) == 1 else self
 
     @cached_property
     def starts(self) -> Rows:

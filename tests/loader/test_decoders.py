@@ -64,6 +64,6 @@ def test_loader_compares_checksums_only_where_the_fast_hash_was_not(
     earlier = corpus.copy(tmp_path / "corpus")
     version_2(earlier.folder / "shards")
     for one, expected in ((corpus, new), (earlier, old)):
-        worker = one.loader(check_images=setting, num_workers=0).worker
+        worker = one.loader(check_images=setting, num_workers=0).maker
         samples = worker.samples(np.array([1]), np.array([0]))
         assert (samples.image(0).checked, samples.stored_image(0).checked) == (expected, False)
