@@ -31,7 +31,7 @@ GROUND = [
         "length_bounds",
         "nearest",
     ),
-    *("picture", "processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
+    *("picture", "processes", "progress", "recognize", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "convert": INDEX,
     "duplicates": INDEX,
     "push": INDEX,
-    "train": ["atomic", "batch", "config", "errors", "launcher", "recognize", "renamed"],
+    "train": ["atomic", "batch", "config", "errors", "launcher", "recognize"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
     "commands": [*DATA_HALF, "train", "trained", "inspect"],

@@ -44,7 +44,7 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     """
     if not (Path(place).is_dir() or "://" in place):
         return load_config(place, overrides).data
-    content = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
+    content = with_overrides({"data": {"shards": place}}, overrides)
     content["data"] = {"global_batch_size": BATCH_ROWS} | content["data"]
     return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
 

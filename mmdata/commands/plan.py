@@ -80,7 +80,7 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
 
 
 def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
-    content = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
+    content = with_overrides({"data": {"shards": place}}, overrides)
     given = content["data"]
     index = Index.open(place)
     assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}

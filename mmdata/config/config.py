@@ -50,4 +50,4 @@ def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None
     Raises:
         ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
     """
-    return parse(Config, read_yaml(path, overrides, kind=Config), origin=str(path), overrides=overrides)
+    return parse(Config, read_yaml(path, overrides), origin=str(path), overrides=overrides)

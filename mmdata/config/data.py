@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AfterValidator,
@@ -131,8 +131,6 @@ class SourceConfig(Settings):
 class GroupsConfig(Settings):
     """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"data.groups.by": "data.groups.source"}
-
     source: Location = "label"
     """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
     file of int64 (rows,) with the group of each row of the index, -1 for rows without a group. run: near neighbours
@@ -235,24 +233,6 @@ class ValConfig(Settings):
 
 class DataConfig(Settings):
     """What is loaded, and in which batches."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "data.workers": "data.loading.worker_type",
-        "data.prefetch": "data.loading.prefetch_batches",
-        **{
-            f"data.{name}": f"data.loading.{name}"
-            for name in ("num_workers", "num_processes", "cache_dir", "cache_gb", "max_bad_share", "check_images")
-        },
-        "data.hashes": "data.add_hashes",
-        "data.limit": "data.max_rows",
-        "data.window_rows": "data.shuffle_window_rows",
-        "data.extra_captions": "data.negative_captions",
-        "data.val_shards": "data.val.shards",
-    }
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "data.unique": "set data.add_hashes and train.mask_false_negatives, by which rows with the same image or "
-        "caption are no negatives of each other"
-    }
 
     shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
     """Folder or URL of the training shards, as `mmdata convert` or `mmdata index` leaves it. Or a list of several such

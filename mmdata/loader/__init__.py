@@ -13,8 +13,5 @@ from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.loader import Loader
 from mmdata.loader.stats import Stats
-from mmdata.renamed import renamed_names
 
 __all__ = ["BatchMaker", "LedgerEntry", "Loader", "Stats"]
-
-__getattr__ = renamed_names(__name__, {"Worker": "BatchMaker"})

@@ -21,7 +21,6 @@ from mmdata.loader.work import LoadedBatch, Work
 from mmdata.loader.workers.open_files import most_shards
 from mmdata.plan import CaptionSources, Plan, Step
 from mmdata.plan.rows import first_rows
-from mmdata.renamed import renamed_arguments
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
 
@@ -43,7 +42,6 @@ class BatchMaker:
         buffers: lends the memory of pixels; default: memory of this process.
     """
 
-    @renamed_arguments(hashes="add_hashes")
     def __init__(
         self,
         index: Index,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import wraps
 from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
-from typing_extensions import Self, deprecated
+from typing_extensions import Self
 
 from mmdata.config import Config, DataConfig
 from mmdata.errors import excerpt
@@ -42,17 +41,6 @@ class Interoperable(ABC):
     def __exit__(self, *error: object) -> None:
         """Close it."""
         self.close()
-
-    @property
-    @deprecated("`masked` is now `ledger.masked`; the old name goes with the next release")
-    def masked(self) -> Counter[str]:
-        """See `Ledger.masked`."""
-        return self.ledger.masked
-
-    @deprecated("judge_together() does nothing: a rank of several only warns; call check_rows with a merged state")
-    def judge_together(self) -> None:
-        """Do nothing."""
-        return
 
     @property
     def batch_sampler(self) -> EpochSampler:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import deprecated
 
 from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
@@ -39,13 +38,12 @@ from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.plan.rows import planned_rows, selection_of
-from mmdata.renamed import renamed_arguments
 
 SHOWN = [
     *("all_captions", "batch_size", "check_rows", "close", "from_config", "index", "ledger", "load_state_dict"),
     *("maker", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
 ]
-"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks, or old names."""
+"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks."""
 
 logger = logging.getLogger("mmdata")
 
@@ -85,7 +83,6 @@ class Loader(Interoperable):
     """
 
     @refuses_settings
-    @renamed_arguments(worker="maker", prefetch="prefetch_batches")
     def __init__(
         self,
         plan: Plan,
@@ -330,17 +327,6 @@ class Loader(Interoperable):
         self._position.interrupt("close")
         self._next = None
         self._source.close()
-
-    @property
-    @deprecated("loader.worker is now called loader.maker; the old name goes with the next release")
-    def worker(self) -> BatchMaker:
-        """See `maker`."""
-        return self.maker
-
-    @deprecated("loader.write_ledger is now loader.ledger.write_to(path, epoch=…, step=…), as in loader.state_dict()")
-    def write_ledger(self, path: str | os.PathLike[str]) -> None:
-        """See `Ledger.write_to`."""
-        self.ledger.write_to(path, epoch=self._position.epoch, step=self._position.step)
 
     def _how_to_skip(self) -> str:
         return (

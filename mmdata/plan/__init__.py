@@ -25,7 +25,6 @@ from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
-from mmdata.renamed import renamed_names
 
 __all__ = [
     "BatchShare",
@@ -58,5 +57,3 @@ __all__ = [
     "rank_slice",
     "summarize",
 ]
-
-__getattr__ = renamed_names(__name__, {"Source": "ShardSpan", "Stream": "BatchShare"})

@@ -14,7 +14,6 @@ from mmdata.plan.plan import Plan, rank_slice
 from mmdata.plan.row_ranges import occurrences_of
 from mmdata.plan.rows import Hashes, HashesOf
 from mmdata.plan.window_rows import shapes_of
-from mmdata.renamed import renamed_attribute
 
 
 @dataclass
@@ -56,8 +55,6 @@ class PlanSummary:
     touched: NDArray[np.bool_]
     duplicates: int | None = None
     cut: int = 0
-
-    sources = renamed_attribute("sources", "rows_by_span")
 
     @property
     def rows(self) -> int:

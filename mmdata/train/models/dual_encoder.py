@@ -15,7 +15,6 @@ from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.renamed import renamed_attribute
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 from mmdata.train.models.init_from import init_from
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
@@ -57,8 +56,6 @@ class DualEncoderOutput(NamedTuple):
     logit_scale: Tensor | None = None
     logit_bias: Tensor | None = None
     negative_text_features: Tensor | None = None
-
-    extra_text_features = renamed_attribute("extra_text_features", "negative_text_features")
 
 
 class DualEncoder(nn.Module):
