@@ -324,8 +324,7 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         (
             "captions",
             "all",
-            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1 or [number from "
-            "0 to 1, number from 0 to 1]; got 'all'",
+            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1; got 'all'",
         ),
         ("join", "scores.csv", "'data.join': expected [{table: …, shards: …, name: …}]; got 'scores.csv'"),
         ("join", ["scores.csv"], "'data.join.0': expected {table: …, shards: …, name: …}; got 'scores.csv'"),
@@ -395,23 +394,6 @@ def test_config_image_shapes_and_native_resolution_exclude_each_other():
             "whole patches",
         ),
         (
-            {"max_shapes": 4, "text_buckets": [30, 77]},
-            "max_shapes chooses the text bounds: set text_buckets to auto, or leave max_shapes out",
-        ),
-        (
-            {"max_shapes": 16, "image_patches": [64, 256]},
-            "max_shapes and image_patches exclude each other: there are num_text_buckets shapes for each of the 2 "
-            "numbers of patches",
-        ),
-        (
-            {"max_shapes": 1, "image_buckets": [[224, 224], [192, 256]]},
-            "max_shapes (1) must leave a shape for each of the 2 image shapes (image_buckets)",
-        ),
-        (
-            {"max_shapes": 4, "image_buckets": "auto", "num_image_buckets": 5},
-            "max_shapes (4) must leave a shape for each of the 5 image shapes (num_image_buckets)",
-        ),
-        (
             {"token_budget": 8192, "batch_multiple": 16},
             "with token_budget, global_batch_size (8) must be batch_multiple (16) or more",
         ),
@@ -431,8 +413,6 @@ def test_config_shapes_that_contradict_each_other_are_refused(changes: dict[str,
     "changes",
     [
         {"image_buckets": "auto"},
-        {"image_buckets": "auto", "num_image_buckets": 5, "max_shapes": 5},
-        {"max_shapes": 1},
         {"token_budget": 8192, "num_lanes": 4},
         {"image_patches": [64, 256], "token_budget": 8192},
     ],

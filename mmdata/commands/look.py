@@ -274,7 +274,7 @@ def facts_of_index(index: Index) -> Facts:
     if not len(index):
         raise DataError(f"shards '{index.sources[0].folder}': no rows in the index; see its quarantine.jsonl")
     rows = np.arange(min(len(index), LOOKED_INDEX_ROWS))
-    heights, widths = IndexRows(index, lengths=None).sizes(rows)
+    heights, widths = IndexRows(index).sizes(rows)
     hashes = index.take_lists(rows, "caption_hash")[1]
     histogram = index.token_histogram()
     return Facts(

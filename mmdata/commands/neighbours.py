@@ -21,7 +21,8 @@ from mmdata.errors import DataError
 from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
-from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.plan import CaptionSources, IndexRows, NoTexts
+from mmdata.plan.caption_sources import equal_rows
 from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.joined import Joined
@@ -78,9 +79,11 @@ def embed_corpus(
 
 
 def alike(data: DataConfig) -> NDArray[np.int64]:
-    """What makes the rows of a corpus equal, int64 (N, 2): hashes of image and of caption, or of what it means."""
+    """What makes the rows of a corpus equal, int64 (N, 2): hashes of image and of caption (`data.caption_hash`)."""
     corpus = open_corpus(data.model_copy(update={"tokenizer": None}))
-    return rows_alike(corpus.index, corpus.captions, Meaning.from_config(data, corpus.index, corpus.joined))
+    index = corpus.index
+    captions = corpus.captions or (None if index.has_captions else CaptionSources.in_turn(NoTexts(index)))
+    return IndexRows(index, captions, equals=equal_rows(data, index, corpus.joined)).all_hashes()
 
 
 def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usable: NDArray[np.int64]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from mmdata.config.compare import CompareConfig
 from mmdata.config.data import DataConfig
@@ -30,14 +30,6 @@ class Config(Settings):
     @classmethod
     def _absent(cls, compare: object) -> object:
         return compare or None  # a run's config.yaml says `compare: null`
-
-    @model_validator(mode="after")
-    def _captions_change_over_the_run(self) -> Config:
-        if self.data.captions_change and self.data.caption_epochs is None and self.train.epochs is not None:
-            changes = {"caption_epochs": self.train.epochs}
-            # Sections are frozen for everybody else.
-            object.__setattr__(self, "data", self.data.model_copy(update=changes))
-        return self
 
 
 def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:

@@ -207,8 +207,7 @@ class TrainConfig(Settings):
     """How several ranks train together. ddp: each rank holds the whole model. fsdp: each rank keeps a share of weights,
     gradients and optimizer state (FSDP2), which saves memory; the results are those of ddp."""
     compile: MayChange[bool] = False
-    """Compiles the towers' blocks with torch.compile, once for each shape of the batches; `data.max_shapes` limits the
-    shapes."""
+    """Compiles the towers' blocks with torch.compile, once for each shape of the batches."""
     rehearse: MayChange[Literal["auto"] | bool] = "auto"
     """Makes a step of each shape of the epoch's batches before the first one, without an update. So code is compiled at
     the start, and a shape for which there is too little memory is named then. auto: on a GPU, or with `compile`."""

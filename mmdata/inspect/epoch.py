@@ -46,7 +46,7 @@ def epoch_in_words(
     best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     assert summary.duplicates is not None, "counted"
-    yield f"duplicates: {duplicates_in_words(summary.duplicates, by_meaning=data.meaning is not None, masked=masked)}"
+    yield f"duplicates: {duplicates_in_words(summary.duplicates, masked=masked)}"
     yield f"reading: {_reading(summary, index)}"
 
 

@@ -82,7 +82,7 @@ def needs_hashes(data: DataConfig) -> bool:
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
     return (
         data.add_hashes
-        or data.meaning is not None
+        or data.caption_hash is not None
         or again
         or (data.groups is not None and data.groups.candidates is not None)
     )

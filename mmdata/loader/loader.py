@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
@@ -27,7 +28,6 @@ from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
-from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
 from mmdata.loader.work import BatchSource
@@ -37,7 +37,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
-from mmdata.plan.rows import planned_rows, selection_of
+from mmdata.plan.rows import IndexRows, planned_rows, selection_of
 
 SHOWN = [
     *("all_captions", "batch_size", "check_rows", "close", "from_config", "index", "ledger", "load_state_dict"),
@@ -148,12 +148,7 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         maker = BatchMaker.from_config(data, corpus, plan)
         source = make_source(data, plan, maker, ranks)
-        fields = None
-        if data.fields or data.meaning:
-            meaning = Meaning.from_config(data, corpus.index, corpus.joined)
-            if meaning is not None:
-                meaning.warn_of_groups(plan.mixture.groups, data)
-            fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows), meaning)
+        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
         return cls(
             plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
@@ -234,17 +229,16 @@ class Loader(Interoperable):
         return shown(self.added(batch))
 
     def added(self, batch: Batch) -> Batch:
-        """A batch of `maker` with its entries from tables, see `data.fields`."""
+        """A batch of `maker` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
+        if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
+            hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
+            batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
         return batch if self._fields is None else self._fields.added(batch)
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
-        return rows_alike(self.index, self.maker.captions, self.meaning)
-
-    @property
-    def meaning(self) -> Meaning | None:
-        """By which captions are equal; None: by their texts."""
-        return self._fields and self._fields.meaning
+        assert isinstance(self.plan.rows, IndexRows)
+        return self.plan.rows.all_hashes()
 
     @property
     def num_rows(self) -> int:

@@ -45,6 +45,7 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
         **plan.identity(),
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
         "captions": maker.captions and maker.captions.name,
+        "caption_hash": getattr(plan.rows, "equals_fingerprint", None),
         **transform.identity(),
         **maker.text_transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
@@ -85,16 +86,14 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
     return [name for name in compared if _rows_of(saved.get(name)) != _rows_of(identity[name])]
 
 
-_OF_ROWS = re.compile(
-    r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$", re.DOTALL
-)
+_OF_ROWS = re.compile(r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", re.DOTALL)
 
 
 def _rows_of(value: Any) -> Any:
     """Of the name of selected rows their digest, since a file may have another name; another value as it is."""
     found = (
         re.search(
-            r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$",
+            r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$",
             value,
             re.DOTALL,
         )
@@ -140,6 +139,7 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         "selection": None,
         "weights": None,
         "captions": None,
+        "caption_hash": None,
         **dict.fromkeys(OF_TEXTS),
         **({} if identity.get("fields") else {"fields": None}),
         **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
