@@ -15,8 +15,9 @@ from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan.captions import CaptionSource, CaptionSources, ShardCaptions
-from mmdata.tables.index_columns import column_of, kinds_of, warn_of_hidden
+from mmdata.tables.dates import DATES
 from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import Selection, row_chunks
 
 logger = logging.getLogger("mmdata")
@@ -79,26 +80,23 @@ def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> 
     if (column := data.caption_hash) is None:
         return None
     joined = joined or Joined.from_config(data, index)
-    known = sorted(name for name, kind in kinds_of(index, joined).items() if kind != "other")
+    columns = RowColumns(index, joined)
+    known = columns.names("number", "bool", "text", *DATES)
     if column not in known:
         raise ConfigError(
             f"data.caption_hash: no column '{column}' of numbers, texts or dates{meant(column, known)}; there are "
             f"{', '.join(known)}"
         )
-    warn_of_hidden([column], joined, of="data.caption_hash")
+    columns.warn_of_hidden([column], of="data.caption_hash")
     index.fetch_columns(np.arange(index.num_shards))
-    found = (_hashes_of_values(column_of(index, joined, shard, column)) for shard in range(index.num_shards))
+    found = (_hashes_of_values(columns.of_shard(shard, column)) for shard in range(index.num_shards))
     return np.concatenate([np.empty(0, np.int64), *found])
 
 
-def _hashes_of_values(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    """A hash of each of n values, int64 (n,); 0 where there is none."""
-    encoded: Any = pa.array(values, from_pandas=True).dictionary_encode()
-    plain = encoded.dictionary
-    if pa.types.is_floating(plain.type):  # whole numbers come as floats from a shard in which a row has none
-        texts = [str(int(one) if one.is_integer() else one) for one in plain.to_pylist()]
-    else:
-        texts = plain.cast(pa.string()).to_pylist()
+def _hashes_of_values(values: Any) -> NDArray[np.int64]:
+    """A hash of each value of an Arrow array (n,), int64 (n,); 0 where there is none."""
+    encoded = values.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.string()).to_pylist()
     hashes = np.array([*(hash64(text.encode()) for text in texts), 0], np.int64)  # -1 is the last: no value
     return hashes[encoded.indices.fill_null(-1).to_numpy()]
 

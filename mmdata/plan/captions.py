@@ -106,7 +106,7 @@ class ShardCaptions:
         """Tokens of one caption of each of n rows, int64 (n,); 1 before they are counted."""
         if self._tokens is None:
             return np.ones(len(rows), np.int64)
-        if self._tokens == "index":
+        if isinstance(self._tokens, str):
             offsets, counts = self._index.take_lists(rows, "caption_tokens")
             return counts[offsets[:-1] + chosen].astype(np.int64)
         offsets, counts = self._tokens
