@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mmdata.errors import BadSample, Reason
 from mmdata.images.jpeg import decode_jpeg, jpeg_header
-from mmdata.images.pillow import decode_pillow
+from mmdata.images.pillow import DECODER_ERRORS, Pixels, decode_pillow, refused
 from mmdata.images.png import check_png
-from mmdata.images.probe import PARSE_ERRORS, ImageInfo, refused
+from mmdata.images.probe import ImageInfo
 
 
 def decode_pixels(
     data: bytes | memoryview, format: str, *, least: tuple[int, int] = (0, 0), checked: bool = False
-) -> NDArray[np.uint8]:
+) -> Pixels:
     """Decode an image file; `mmdata.images.image.decode` says how.
 
     Args:
@@ -36,8 +33,16 @@ def decode_pixels(
         if format == "PNG" and not checked:
             check_png(data)
         return decode_pillow(data, format)
-    except (RuntimeError, *PARSE_ERRORS) as error:
-        raise refused(format, "does not decode", error) from error
+    except DECODER_ERRORS as error:
+        raise refused(format, error) from error
+
+
+def oriented(pixels: Pixels, orientation: int) -> Pixels:
+    """Pixels (H, W, 3) turned upright as an EXIF orientation (1 to 8) says; 5 to 8 exchange height and width."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    down, across = (-1 if orientation in flipped else 1 for flipped in ((3, 4, 7, 8), (2, 3, 6, 7)))
+    return pixels if (down, across) == (1, 1) else pixels[::down, ::across].copy()
 
 
 def check_decodes(data: bytes | memoryview, info: ImageInfo) -> None:
