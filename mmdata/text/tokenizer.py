@@ -10,7 +10,6 @@ import html
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.text.tokenizer_names import CLIP, locate_tokenizer
@@ -281,8 +281,6 @@ def train_tokenizer(
     """
     if vocab_size < 300:
         raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
-    from transformers import PreTrainedTokenizerFast
-
     special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
     backend = tokenizers.Tokenizer(models.BPE())
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -299,14 +297,7 @@ def train_tokenizer(
         single="<start> $A <end>",
         special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
     )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **special}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special)
-    try:
-        tokenizer.save_pretrained(str(folder))
-    except OSError as error:
-        error.filename = error.filename or str(folder)
-        raise
-    except Exception as error:  # tokenizers reports a full disk as a plain Exception: "… (os error 28)"
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
-        raise
+    write_whole(Path(folder) / "tokenizer.json", backend.to_str(pretty=True).encode())
+    write_whole(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2).encode() + b"\n")

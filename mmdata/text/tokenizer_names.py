@@ -13,15 +13,8 @@ from mmdata.errors import ConfigError
 
 CLIP = Path(__file__).parent / "vocabularies" / "clip"
 """Folder of CLIP's tokenizer; AutoTokenizer loads it."""
-CLIP_NAMES = frozenset(
-    (
-        "clip",
-        "openai/clip-vit-base-patch32",
-        "openai/clip-vit-base-patch16",
-        "openai/clip-vit-large-patch14",
-        "openai/clip-vit-large-patch14-336",
-    )
-)
+_CLIP_SIZES = ("base-patch32", "base-patch16", "large-patch14", "large-patch14-336")
+CLIP_NAMES = frozenset(("clip", *(f"openai/clip-vit-{size}" for size in _CLIP_SIZES)))
 """Names of CLIP's tokenizer: `clip`, and OpenAI's models on the hub, which have this one."""
 HUB_TIMEOUT_S = 5.0
 """Longest wait for the hub's first answer, before its client begins to repeat requests for a minute."""
