@@ -20,7 +20,7 @@ HUB_TIMEOUT_S = 5.0
 """Longest wait for the hub's first answer, before its client begins to repeat requests for a minute."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_REMEDY = (
+REMEDY = (
     "give a folder that AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192` "
     "or `mmdata index --train-tokenizer 8192`; `clip` is CLIP's tokenizer and needs no network"
 )
@@ -41,7 +41,7 @@ def locate_tokenizer(name: str | os.PathLike[str]) -> str:
     if text in CLIP_NAMES:
         return str(CLIP)
     if why := _why_a_folder(name):
-        raise ConfigError(f"tokenizer '{text}': no such folder ({why}); {_REMEDY}")
+        raise ConfigError(f"tokenizer '{text}': no such folder ({why}); {REMEDY}")
     if not _is_in_cache(text):
         _check_hub(text)
     return text
@@ -82,5 +82,5 @@ def _check_hub(name: str) -> None:
             why = f"{type(error).__name__}: {error}"
     raise ConfigError(
         f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({why}); if a folder was meant, "
-        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {_REMEDY}"
+        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {REMEDY}"
     )
