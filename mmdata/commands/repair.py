@@ -20,7 +20,7 @@ def check_decode(data: bytes) -> None:
     Raises:
         BadSample: its header or its pixels are damaged, or the format cannot be decoded here.
     """
-    from mmdata.images.image import decode  # imports torch, which takes seconds
+    from mmdata.images.decode import decode  # imports torch, which takes seconds
 
     info = probe(data, limits=NO_LIMITS)
     pixels = decode(data, format=info.format, checked=True)

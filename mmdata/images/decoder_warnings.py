@@ -23,11 +23,11 @@ logger = logging.getLogger("mmdata")
 _PILLOW = os.path.dirname(PIL.__file__) + os.sep
 
 
-class _Sample(threading.local):
+class _CurrentSample(threading.local):
     name: Callable[[], str] | None = None
 
 
-_sample = _Sample()
+_sample = _CurrentSample()
 _lock = new_lock()
 _told: set[tuple[str, int]] = set()  # places in Pillow's code that have warned
 _show_before: Callable[..., Any] = warnings.showwarning

@@ -66,7 +66,5 @@ def _codestream(view: memoryview) -> bytes:
         if kind in (b"jxlc", b"jxlp"):
             begin += 4 if kind == b"jxlp" else 0  # the number of the part
             return bytes(view[begin : min(end, begin + _HEAD_BYTES)])
-        if end < begin:
-            raise ValueError(f"a box {kind!r} of {size} bytes")
         at = end
     raise ValueError(f"no codestream in its first {MAX_BOXES} boxes")

@@ -104,7 +104,7 @@ def _decoders() -> Check:
     try:
         from PIL import Image, features
 
-        from mmdata.images.image import decode
+        from mmdata.images.decode import decode
         from mmdata.images.pillow import PACKAGES, import_plugin
 
         buffer = io.BytesIO()

@@ -16,8 +16,7 @@ from PIL import Image, features
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.images import FORMATS
-from mmdata.images.decode import oriented
-from mmdata.images.image import decode
+from mmdata.images.decode import decode, oriented
 from mmdata.index import Index
 from mmdata.storage.folder import find_ledger
 from tests.convert.test_resize import profile

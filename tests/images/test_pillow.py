@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmdata.errors import BadSample
 from mmdata.images import probe
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 from tests.images.by_hand import bmp, png, png_chunk, tiff
 
 Values = NDArray[Any]

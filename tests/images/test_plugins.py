@@ -15,8 +15,7 @@ from PIL import Image, ImageOps, features
 
 from mmdata.errors import BadSample, Reason
 from mmdata.images import FORMATS, ImageInfo, pillow, probe
-from mmdata.images.decode import check_decodes, oriented
-from mmdata.images.image import decode
+from mmdata.images.decode import check_decodes, decode, oriented
 from mmdata.images.jpeg import oriented_size
 from mmdata.images.pillow import decode_pillow
 from mmdata.images.probe import DEFAULT_LIMITS

@@ -1,25 +1,18 @@
-"""Images: bytes to uint8 RGB tensors, and crops resized in uint8.
-
-Decoding is strict: a truncated image is a `BadSample`, never an image that is padded with grey.
-"""
+"""Crops of decoded images, resized in uint8."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-
-from mmdata.images.decode import decode_pixels, oriented
-from mmdata.images.jpeg import oriented_size
 
 _EDGE = 1e-6
 """Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
 
 
-class Box(NamedTuple):
+class Crop(NamedTuple):
     """A rectangle in an image, in pixels from the top left corner; its edges may lie between pixels."""
 
     top: float
@@ -27,45 +20,12 @@ class Box(NamedTuple):
     height: float
     width: float
 
-    def scaled(self, y: float, x: float) -> Box:
+    def scaled(self, y: float, x: float) -> Crop:
         """The same part of the image after it was resized to y times its height and x times its width."""
-        return Box(self.top * y, self.left * x, self.height * y, self.width * x)
+        return Crop(self.top * y, self.left * x, self.height * y, self.width * x)
 
 
-def decode(
-    data: bytes | memoryview,
-    *,
-    format: str,
-    orientation: int = 1,
-    at_least: tuple[int, int] | None = None,
-    checked: bool = False,
-) -> Tensor:
-    """Decode an encoded image.
-
-    libjpeg-turbo decodes JPEG; Pillow decodes the other formats and CMYK (`mmdata.images.pillow`). Transparency is
-    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile if it has
-    one, and an animation gives its first frame. The checksums of a PNG are compared.
-
-    Args:
-        data: the whole file.
-        format: its format by magic bytes, as `mmdata.images.probe` names it.
-        orientation: EXIF orientation 1 to 8, applied to the result.
-        at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that gives
-            at least this size; None decodes it at full size.
-        checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
-
-    Returns:
-        uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
-
-    Raises:
-        BadSample: the image is truncated, corrupt, of an unsupported kind, or too large to decode safely.
-    """
-    least = oriented_size(*at_least, orientation) if at_least else (0, 0)
-    pixels = decode_pixels(data, format, least=least, checked=checked)
-    return torch.from_numpy(oriented(pixels, orientation)).permute(2, 0, 1)
-
-
-def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
+def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
     """The box that CLIP's preprocessing keeps: the image is resized to cover the target, then cropped at its centre.
 
     Args:
@@ -74,7 +34,7 @@ def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
 
     Example:
         480 × 640 pixels to 224 × 224: the image becomes 224 × 298, of which columns 37 to 261 are kept. In the image
-        itself these are columns 79.5 to 560.5: eval_crop((480, 640), (224, 224)) is about Box(0, 79.5, 480, 481).
+        itself these are columns 79.5 to 560.5: eval_crop((480, 640), (224, 224)) is about Crop(0, 79.5, 480, 481).
 
     Source: torchvision's Resize, which rounds the longer side down, and CenterCrop, which rounds the offset.
     """
@@ -84,12 +44,12 @@ def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
     else:
         covering = (max(rows, columns * height // width), columns)
     top, left = round((covering[0] - rows) / 2), round((covering[1] - columns) / 2)
-    return Box(top, left, rows, columns).scaled(height / covering[0], width / covering[1])
+    return Crop(top, left, rows, columns).scaled(height / covering[0], width / covering[1])
 
 
 def train_crop(
     size: tuple[int, int], shape: tuple[int, int], uniforms: list[float], *, scale: tuple[float, float]
-) -> Box:
+) -> Crop:
     """A random box, of random area and of about the target's aspect ratio.
 
     The area is uniform over the part of `scale` in which a box of an allowed ratio fits into the image; if none fits,
@@ -126,10 +86,10 @@ def train_crop(
     box_height = min(height, max(1, round(math.sqrt(area / ratio))))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
     top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
-    return Box(top, left, box_height, box_width)
+    return Crop(top, left, box_height, box_width)
 
 
-def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
+def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
     """Resize a box of an image, in whole pixels, into `out`: bicubic with antialias, in uint8.
 
     Args:
