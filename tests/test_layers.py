@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "config": GROUND,
     "images": TOP,
     "tars": [*TOP, "images"],
-    "text": INDEX,
+    "text": [*TOP, "images", "tars"],
     "storage": [*TOP, "tars"],
     "index": [*TOP, "images", "tars", "storage"],
     "tables": INDEX,

@@ -25,10 +25,9 @@ from mmdata.convert.rows import Row, Source, files_of, numbered_key
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
-from mmdata.images.decode import check_decodes, check_size, decode_pixels
+from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented
 from mmdata.images.decoder_warnings import name_warnings
 from mmdata.images.jpeg import oriented_size
-from mmdata.images.opened import upright
 from mmdata.images.probe import sniff
 from mmdata.index import Sample
 from mmdata.tars.texts import Loss
@@ -171,7 +170,7 @@ class Examiner:
             return original, info, None
         pixels = decode_pixels(original, info.format, checked=True)
         check_size(info, *pixels.shape[:2])
-        image = upright(Image.fromarray(pixels), info.orientation)
+        image = Image.fromarray(oriented(pixels, info.orientation))
         image = blur(image, boxes) if boxes else image
         image = resize(image) if resize else image
         return *as_jpeg(image, original, info.format, quality=self.quality), info if resize else None

@@ -22,7 +22,7 @@ from mmdata.convert.arrow import as_stored
 from mmdata.convert.json_tables import ROWS_SEEN
 from mmdata.convert.tables import Table, TableRow
 from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.images.opened import file_of, turned
+from mmdata.images.pillow import file_of, turned
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 """Dicts of an image, captions and more, or a function that gives the same dicts whenever it is called."""

@@ -7,7 +7,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Reason
-from mmdata.images.probe import DEFAULT_LIMITS, refused
+from mmdata.images.pillow import MAX_PIXELS, refused
 
 WITHOUT_COLOURS = ("CMYK", "YCCK")
 """Colour spaces that are left to Pillow, which converts them through their ICC profile."""
@@ -32,7 +32,7 @@ def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]
     try:
         height, width, _ = jpeg_header(data)
     except ValueError as error:
-        raise refused("JPEG", "does not decode", error) from error
+        raise refused("JPEG", error) from error
     return oriented_size(height, width, orientation)
 
 
@@ -54,8 +54,8 @@ def decode_jpeg(data: bytes | memoryview, min_height: int = 0, min_width: int = 
         ValueError: the file is damaged.
     """
     height, width, colours = jpeg_header(data)
-    if height * width > DEFAULT_LIMITS.max_pixels:  # the limit at which Pillow refuses the other formats
-        detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
+    if height * width > MAX_PIXELS:  # the limit at which Pillow refuses the other formats
+        detail = f"{width}×{height} pixels: more than {MAX_PIXELS} in all"
         raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
     if colours in WITHOUT_COLOURS:
         return None

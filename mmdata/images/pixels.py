@@ -13,7 +13,8 @@ from mmdata.config import DataConfig
 from mmdata.config.callables import name_of
 from mmdata.config.data import AugmentConfig
 from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
-from mmdata.images.image import Box, decode, eval_crop, resize_crop, train_crop
+from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop
+from mmdata.images.decode import decode
 from mmdata.images.jpeg import jpeg_size
 from mmdata.images.patches import native_size, write_patches
 from mmdata.images.user import UserTransform
@@ -48,7 +49,7 @@ class Decoded(NamedTuple):
     """
 
     image: Tensor
-    box: Box
+    box: Crop
     size: tuple[int, int]
 
 
@@ -191,7 +192,7 @@ class PixelTransform:
 
     def _part(
         self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int
-    ) -> tuple[Box, tuple[int, int]]:
+    ) -> tuple[Crop, tuple[int, int]]:
         """The part of an image of `size` to write, and the size to resize it to."""
         if self._random_crop:
             draws = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
@@ -203,7 +204,7 @@ class PixelTransform:
         return box, native_size(round(box.height), round(box.width), patch_size=self.patch_size, patches=patches)
 
 
-def _decoded_size(size: tuple[int, int], box: Box, target: tuple[int, int]) -> tuple[int, int] | None:
+def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> tuple[int, int] | None:
     """The smallest size to decode an image at, so that its box is no smaller than the target; None for full size."""
     # Scales above 1/2 are not worth it: libjpeg-turbo takes as long for them as for full size.
     if box.height < 2 * target[0] or box.width < 2 * target[1]:

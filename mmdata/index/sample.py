@@ -121,7 +121,7 @@ class IndexedSample:
         """
         from PIL import Image
 
-        from mmdata.images.opened import turned
+        from mmdata.images.pillow import turned
 
         with Image.open(io.BytesIO(self.image_bytes)) as opened:
             opened.load()

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, cast
 
 from mmdata.errors import ConfigError, DamagedShard, DataError, Interrupted
 from mmdata.images.probe import sniff
-from mmdata.images.unread import unread_format
 from mmdata.storage.fetch import GIVE_CREDENTIALS, RemoteFolder, cause_of, display_name, is_denied, is_http, is_missing
 from mmdata.storage.http import WrongAnswer
 from mmdata.storage.incoming import Incoming
@@ -114,7 +113,7 @@ class TarStream:
             return b""  # it is refused by its size
         self._file.seek(member.offset)
         data = self._file.read(min(member.size, HEAD_BYTES))
-        is_image = extension in IMAGE_EXTENSIONS or bool(sniff(data) or unread_format(data))
+        is_image = extension in IMAGE_EXTENSIONS or sniff(data) is not None
         if is_image and member.size > len(data) == HEAD_BYTES:
             kept = sum(len(one) for payloads in self._payloads.values() for one in payloads.values())
             if kept + member.size > MAX_KEPT_BYTES:

@@ -12,7 +12,7 @@ from PIL import Image
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import hash64
 from mmdata.images import FORMATS
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.inspect.page import Card, Section
 from mmdata.tars import captions_of

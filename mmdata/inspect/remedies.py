@@ -18,8 +18,7 @@ from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.cores import most_workers, num_cores
 from mmdata.errors import BadSample
 from mmdata.images import ImageInfo
-from mmdata.images.decode import decode_pixels
-from mmdata.images.opened import upright
+from mmdata.images.decode import decode_pixels, oriented
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
@@ -193,7 +192,7 @@ def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
     info = ImageInfo(image.format, pixels.shape[0], pixels.shape[1], image.orientation)
     if not resize.applies(info):
         return image
-    small = resize(upright(Image.fromarray(pixels), image.orientation))
+    small = resize(Image.fromarray(oriented(pixels, image.orientation)))
     data, _ = as_jpeg(small, bytes(image.data), image.format, quality=ConvertConfig().quality)
     return image._replace(data=data, format="JPEG", orientation=1)
 

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from mmdata.batch import CaptionBatch
 from mmdata.errors import BadSample, DataError
-from mmdata.index.caption_lengths import filled
 from mmdata.loader.batch_maker import BatchMaker
 from mmdata.loader.samples import IndexSamples
+from mmdata.tars.captions import filled
 
 
 def all_captions(maker: BatchMaker, rows: NDArray[np.int64]) -> CaptionBatch:

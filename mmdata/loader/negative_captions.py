@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.index import Index
-from mmdata.index.caption_lengths import counts_of, filled
+from mmdata.index.caption_lengths import counts_of
 from mmdata.plan import choose_captions
 from mmdata.safe_read import read_regular
 from mmdata.tars import clean_caption
+from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"

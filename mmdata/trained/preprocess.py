@@ -18,8 +18,7 @@ from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.images import probe
 from mmdata.images.jpeg import oriented_size
-from mmdata.images.opened import file_of
-from mmdata.images.pillow import pixels_of
+from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import open_index
@@ -32,9 +31,6 @@ from mmdata.tars.samples import MAX_IMAGE_BYTES
 
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Tensor
 """A path, the bytes of an image file, an image of Pillow, or uint8 (3, H, W) in RGB."""
-
-PARSE_ERRORS = (OSError, ValueError, SyntaxError, EOFError)
-"""What Pillow raises where an opened image does not decode."""
 
 
 class Preprocess:
@@ -93,7 +89,7 @@ class Preprocess:
             if isinstance(image, Image.Image):
                 try:
                     image = torch.from_numpy(pixels_of(image)).permute(2, 0, 1)
-                except PARSE_ERRORS as error:
+                except DECODER_ERRORS as error:
                     raise BadSample(Reason.CORRUPT_IMAGE, str(error)) from error
             return self._of_pixels(image) if isinstance(image, Tensor) else self._of_file(image)
         except BadSample as error:

@@ -116,7 +116,7 @@ def test_tokens_are_those_of_the_text_cut_to_the_batch(corpus: Corpus, caplog: p
             length = batch["input_ids"].shape[1]
             counts = np.array(tokenizer.count(batch["captions"]))[batch["valid"].numpy()]
             cut += (np.minimum(counts, 32) > length).sum()
-            tokenizer._encoder.enable_truncation(length)
+            tokenizer.max_length = length
             expected = tokenizer.encode(batch["captions"], length)[0][batch["valid"].numpy()]
             assert np.array_equal(batch["input_ids"][batch["valid"]].numpy(), expected)
         assert loader.stats.cut == cut > 0

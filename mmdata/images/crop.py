@@ -1,29 +1,18 @@
-"""Images: bytes to uint8 RGB tensors, and crops resized in uint8.
-
-Decoding is strict: a truncated image is a `BadSample`, never an image that is padded with grey.
-"""
+"""Crops of decoded images, resized in uint8."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-
-from mmdata.images.decode import decode_pixels
-from mmdata.images.jpeg import oriented_size
 
 _EDGE = 1e-6
 """Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
 
 
-_FLIPS = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}
-"""Dimensions of (3, H, W) that each EXIF orientation flips, after height and width were exchanged."""
-
-
-class Box(NamedTuple):
+class Crop(NamedTuple):
     """A rectangle in an image, in pixels from the top left corner; its edges may lie between pixels."""
 
     top: float
@@ -31,53 +20,12 @@ class Box(NamedTuple):
     height: float
     width: float
 
-    def scaled(self, y: float, x: float) -> Box:
+    def scaled(self, y: float, x: float) -> Crop:
         """The same part of the image after it was resized to y times its height and x times its width."""
-        return Box(self.top * y, self.left * x, self.height * y, self.width * x)
+        return Crop(self.top * y, self.left * x, self.height * y, self.width * x)
 
 
-def decode(
-    data: bytes | memoryview,
-    *,
-    format: str,
-    orientation: int = 1,
-    at_least: tuple[int, int] | None = None,
-    checked: bool = False,
-) -> Tensor:
-    """Decode an encoded image.
-
-    libjpeg-turbo decodes JPEG; Pillow decodes the other formats and CMYK (`mmdata.images.pillow`). Transparency is
-    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile if it has
-    one, and an animation gives its first frame. The checksums of a PNG are compared.
-
-    Args:
-        data: the whole file.
-        format: its format by magic bytes, as `mmdata.images.probe` names it.
-        orientation: EXIF orientation 1 to 8, applied to the result.
-        at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that gives
-            at least this size; None decodes it at full size.
-        checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
-
-    Returns:
-        uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
-
-    Raises:
-        BadSample: the image is truncated, corrupt, of an unsupported kind, or too large to decode safely.
-    """
-    least = oriented_size(*at_least, orientation) if at_least else (0, 0)
-    pixels = decode_pixels(data, format, least=least, checked=checked)
-    return orient(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
-
-
-def orient(image: Tensor, orientation: int) -> Tensor:
-    """Apply an EXIF orientation (1 to 8) to a (3, H, W) image; 5 to 8 exchange height and width."""
-    if orientation >= 5:
-        image = image.transpose(1, 2)
-    flips = _FLIPS.get(orientation)
-    return image.flip(flips) if flips else image
-
-
-def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
+def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
     """The box that CLIP's preprocessing keeps: the image is resized to cover the target, then cropped at its centre.
 
     Args:
@@ -86,7 +34,7 @@ def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
 
     Example:
         480 × 640 pixels to 224 × 224: the image becomes 224 × 298, of which columns 37 to 261 are kept. In the image
-        itself these are columns 79.5 to 560.5: eval_crop((480, 640), (224, 224)) is about Box(0, 79.5, 480, 481).
+        itself these are columns 79.5 to 560.5: eval_crop((480, 640), (224, 224)) is about Crop(0, 79.5, 480, 481).
 
     Source: torchvision's Resize, which rounds the longer side down, and CenterCrop, which rounds the offset.
     """
@@ -96,12 +44,12 @@ def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
     else:
         covering = (max(rows, columns * height // width), columns)
     top, left = round((covering[0] - rows) / 2), round((covering[1] - columns) / 2)
-    return Box(top, left, rows, columns).scaled(height / covering[0], width / covering[1])
+    return Crop(top, left, rows, columns).scaled(height / covering[0], width / covering[1])
 
 
 def train_crop(
     size: tuple[int, int], shape: tuple[int, int], uniforms: list[float], *, scale: tuple[float, float]
-) -> Box:
+) -> Crop:
     """A random box, of random area and of about the target's aspect ratio.
 
     The area is uniform over the part of `scale` in which a box of an allowed ratio fits into the image; if none fits,
@@ -138,10 +86,10 @@ def train_crop(
     box_height = min(height, max(1, round(math.sqrt(area / ratio))))
     box_width = min(width, max(1, round(math.sqrt(area * ratio))))
     top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
-    return Box(top, left, box_height, box_width)
+    return Crop(top, left, box_height, box_width)
 
 
-def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
+def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
     """Resize a box of an image, in whole pixels, into `out`: bicubic with antialias, in uint8.
 
     Args:
@@ -149,7 +97,8 @@ def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
         box: inside the image.
         out: uint8 (3, h, w), overwritten.
     """
-    top, bottom, left, right = _whole_pixels(box, (image.shape[1], image.shape[2]))
+    top, bottom = _whole_pixels(box.top, box.height, image.shape[1])
+    left, right = _whole_pixels(box.left, box.width, image.shape[2])
     region = image[None, :, top:bottom, left:right]
     if region.shape[2:] == out.shape[1:]:
         out.copy_(region[0])
@@ -157,15 +106,10 @@ def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
         out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
 
 
-def _whole_pixels(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Top, bottom, left and right of a box in an image of (height, width) pixels, bottom and right behind its last.
+def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:
+    """The first pixel of a stretch and the one after its last, of which there is one at least.
 
-    Each edge is rounded to a whole pixel, halves outwards, so a centred box stays centred.
+    Halves are rounded outwards, so a centred box stays centred.
     """
-    return *_whole_side(box.top, box.height, size[0]), *_whole_side(box.left, box.width, size[1])
-
-
-def _whole_side(begin: float, length: float, side: int) -> tuple[int, int]:
-    """The first pixel of a stretch and the one after its last; at least one pixel."""
     first = min(max(0, math.ceil(begin - 0.5 - _EDGE)), side - 1)
     return first, max(first + 1, min(side, math.floor(begin + length + 0.5 + _EDGE)))
