@@ -90,8 +90,8 @@ def build_index(
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 
     Args:
-        source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, each of which is read
-            once, as a stream, and not kept; or the folder of an index of URLs.
+        source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, which are
+            fetched into the cache one after another; or the folder of an index of URLs.
         out: folder in whose `__mmdata__` the files are written; default: the folder of the tars. Needed for URLs.
         count_tokens, tokenizer: as for `ShardWriter`.
         make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
@@ -104,7 +104,7 @@ def build_index(
             each damaged tar; without it all damaged tars are listed in one error.
         overwrite: replace an existing index that differs.
         progress: called with (bytes done, bytes in all).
-        cache: for tars behind URLs; default: that of the loader.
+        cache: for tars behind URLs, which holds those that are being read; default: that of the loader.
         fill_cache: keep the tars behind URLs in the cache, as many as it holds.
         num_workers: processes that read the tars of a folder; None takes one for each core from 256 MB of tars on. The
             index is the same.

@@ -81,8 +81,6 @@ class _Reader:
         if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
             known = self.tars.read(number, limits=self.limits, members=self.members, step=step)
             self.staging.save(name, identity, known)
-        else:
-            self.tars.recall(known)
         return _Found(_Counts.of(known.scan), known.scan.damage, known.bytes)
 
 

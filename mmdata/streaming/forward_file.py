@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import Event
 from typing import Any, BinaryIO, cast
 
 import fsspec
@@ -16,9 +17,9 @@ from fsspec.compression import compr
 
 from mmdata.errors import DataError
 from mmdata.safe_read import open_regular
-from mmdata.storage.fetch import GIVE_CREDENTIALS, cause_of, display_name, is_denied, is_http, is_missing
-from mmdata.storage.http import WrongAnswer
-from mmdata.storage.resumed_http import ResumedHttpFile
+from mmdata.storage.attempts import GIVE_CREDENTIALS, WrongAnswer, cause_of, is_denied, is_missing
+from mmdata.storage.fetch import display_name, is_http
+from mmdata.storage.http import HttpFile, request_options
 from mmdata.tars.forward_file import ForwardFile
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -57,10 +58,36 @@ def _codec(kind: str, name: str) -> Callable[..., Any]:
 def _open(shard: str, name: str) -> Any:
     """The bytes of a shard, not decompressed. HTTP goes on after a failed request; fsspec opens other URLs."""
     if is_http(shard):
-        return ResumedHttpFile(shard, name)
+        return _HttpBody(shard, name)
     if "://" in shard:
         return fsspec.open(shard, "rb")
     return open(open_regular(shard, "shard"), "rb", buffering=0)
+
+
+class _HttpBody(io.RawIOBase):
+    """An HTTP file as a stream."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__()
+        self._file = HttpFile(fsspec.filesystem("http", **request_options()), url, name, Event())
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer; with nothing only at the end."""
+        if not self._left:
+            self._left = memoryview(self._file.read())
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def _unreadable(name: str, offset: int, error: Exception) -> DataError:

@@ -73,7 +73,7 @@ USES: dict[str, Callable[[Index], tuple[Any, Callable[[], object]]]] = {
     "file system": lambda index: (index.manifests[0].folder._lock, index.manifests[0].folder.file_system),
     "index": lambda index: (index._lock, lambda: index.shard(0)),
     "manifest": lambda index: (index.manifests[0]._locks[0], lambda: index.manifests[0].listed(0)),
-    "store": lambda index: ((store := ShardStore(index))._lock, lambda: store.read(0, 0, 512)),
+    "store": lambda index: ((store := ShardStore(index)).open_shards._lock, lambda: store.read(0, 0, 512)),
     "buffers": lambda index: ((pool := BufferPool())._lock, lambda: pool.lend((4,))),
     "warnings": lambda index: (decoder_warnings._lock, name_warnings(lambda: "name").__enter__),
     "prefetcher": lambda index: ((made := prefetcher(index))._lock, made.close),

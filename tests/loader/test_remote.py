@@ -163,7 +163,7 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
 
 
 def test_what_cannot_be_fetched_ends_the_loop(config, far: Path, monkeypatch):
-    monkeypatch.setattr("mmdata.storage.fetch.WAIT_S", 0.01)
+    monkeypatch.setattr("mmdata.storage.attempts.WAIT_S", 0.01)
     with serve(far) as server:
         server.answers["/000030.tar"] = 500
         with pytest.raises(DataError, match=rf"'{server.url}/000030\.tar': cannot be fetched, 8 attempts from byte 0"):
