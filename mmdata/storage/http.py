@@ -114,9 +114,10 @@ class HttpFile:
         return repeated(self._read_once, self.name, self._stop, failures=self.failures)
 
     def read_small(self, most: int) -> bytes:
-        """The whole file, which has at most `most` bytes, of one request that may be repeated."""
+        """The whole file, which has at most `most` bytes, of one request; another one begins anew."""
 
         def once() -> bytes:
+            self._first = self.size = None
             answer = self._ask()
             with self._counting():
                 data = answer.read(most + 1, within_s=WHOLE_S + most / 1e6)
@@ -136,14 +137,15 @@ class HttpFile:
         self._answer = None
 
     def _read_once(self) -> bytes:
-        if self._answer is None and self._first is not None and self.at == self.size:
-            return b""  # the connection broke behind the last byte
+        if self._answer is None and self.at == self.size:
+            return b""  # the connection broke behind the last byte, or all had come before
         answer = self._answer or self._ask()
         with self._counting():
             left = READ_BYTES if self.size is None else self.size - self.at
             data = answer.read(min(READ_BYTES, left + 1))  # one byte more shows a body that is too long
             if len(data) > left:
-                raise WrongAnswer(f"the answer goes on after the {self.size:,} bytes that it may have; {CHANGED_SINCE}")
+                why = CHANGED_SINCE if self._is_indexed else CHANGED_MEANWHILE
+                raise WrongAnswer(f"the answer goes on after the {self.size:,} bytes that it may have; {why}")
             if not data and self.size is not None and left:
                 raise Failed(f"the answer ended at byte {self.at:,} of {self.size:,}")
         self.at += len(data)
@@ -154,7 +156,8 @@ class HttpFile:
             self._answer = answer = _Answer(*self._request, start=self.at)
             first = self._first or answer
             version = (first.etag, answer.etag) if first.etag and answer.etag else (first.modified, answer.modified)
-            if all(version) and version[0] != version[1]:
+            # What was indexed is compared with its hash, and mirrors may call one version by several names.
+            if not self._is_indexed and all(version) and version[0] != version[1]:
                 raise WrongAnswer(CHANGED_MEANWHILE)
             if self.size is not None and answer.size not in (None, self.size):
                 raise WrongAnswer(answer.other_size(self.size) if self._is_indexed else CHANGED_MEANWHILE)

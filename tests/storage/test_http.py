@@ -23,8 +23,8 @@ def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_BYTES", 1000)
 
 
-def opened(url: str) -> http.HttpFile:
-    return http.HttpFile(fsspec.filesystem("http", **http.request_options()), url, "x", Event())
+def opened(url: str, **given: int) -> http.HttpFile:
+    return http.HttpFile(fsspec.filesystem("http", **http.request_options()), url, "x", Event(), **given)
 
 
 def read_all(file: http.HttpFile) -> bytes:
@@ -183,3 +183,37 @@ def test_a_connection_that_breaks_behind_the_last_byte_is_not_asked_again(shards
         file.close()
         assert (data, file.read()) == (whole, b"")
         assert len(server.requests) == 1
+
+
+def test_a_file_of_which_all_has_come_before_is_not_asked_for(shards):
+    size = (shards / "000000.tar").stat().st_size
+    with running(Ranges(folder=shards)) as server:
+        assert opened(f"{server.url}/000000.tar", start=size, size=size).read() == b""
+        assert server.requests == []
+
+
+def test_mirrors_may_name_the_version_of_an_indexed_file_otherwise(shards):
+    whole = (shards / "000000.tar").read_bytes()
+    with running(Ranges(folder=shards)) as server:
+        file = opened(f"{server.url}/000000.tar", size=len(whole))
+        data = file.read()
+        file.close()
+        server.version = "two"
+        assert data + read_all(file) == whole
+
+
+def test_a_small_file_that_is_replaced_between_two_requests_is_read_anew(shards):
+    def cut(handler: BaseHTTPRequestHandler) -> None:
+        del server.answers["/x.json"]
+        handler.send_response(200)
+        for name, value in {"Content-Length": "9", "ETag": "one", "Connection": "close"}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(b"old")
+
+    (shards / "x.json").write_bytes(b"new one")
+    with running(Ranges(folder=shards)) as server:
+        server.version = "two"
+        server.answers["/x.json"] = cut
+        assert opened(f"{server.url}/x.json").read_small(100) == b"new one"
+        assert [range_ for _, range_ in server.requests] == [None, None]
