@@ -11,7 +11,6 @@ from mmdata.plan import BatchShare, Mixture, ShardSpan
 from mmdata.train.losses import hard_negative_loss
 
 RENAMED = [
-    ("mmdata.loader", "Worker", "BatchMaker"),
     ("mmdata.plan", "Source", "ShardSpan"),
     ("mmdata.plan", "Stream", "BatchShare"),
     ("mmdata.train.miners", "SkipHottest", "DropHardest"),

@@ -11,7 +11,7 @@ from typing_extensions import NotRequired
 
 from mmdata.encoded_images import PIXELS, Place
 from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform
-from mmdata.loader.buffer_pool import BufferPool
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 
 GROWTH = 2**22

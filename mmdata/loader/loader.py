@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import deprecated
 
 from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
@@ -22,30 +21,28 @@ from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import Reason, counted
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.captions import all_captions
+from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
-from mmdata.loader.work import BatchSource
-from mmdata.loader.workers.choose import make_source
-from mmdata.loader.workers.steps import RankSteps
+from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
+from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.plan.rows import planned_rows, selection_of
-from mmdata.renamed import renamed_arguments
 
 SHOWN = [
-    *("all_captions", "batch_size", "check_rows", "close", "from_config", "index", "ledger", "load_state_dict"),
-    *("maker", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
+    *("all_captions", "batch_size", "builder", "check_rows", "close", "from_config", "index", "ledger"),
+    *("load_state_dict", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
 ]
-"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks, or old names."""
+"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks."""
 
 logger = logging.getLogger("mmdata")
 
@@ -59,7 +56,7 @@ class Loader(Interoperable):
 
     Args:
         plan: of the global batches.
-        maker: makes batches.
+        builder: makes the batches.
         rank: 0 … world_size-1; None: as the launcher says, see `resolve_ranks`.
         world_size: processes that share each global batch; must divide the global batch size. Given with rank.
         num_workers: threads; auto: all usable cores of the rank; 0: batches are made in the caller's thread.
@@ -85,31 +82,30 @@ class Loader(Interoperable):
     """
 
     @refuses_settings
-    @renamed_arguments(worker="maker", prefetch="prefetch_batches")
     def __init__(
         self,
         plan: Plan,
-        maker: BatchMaker,
+        builder: BatchBuilder,
         *,
         rank: int | None = None,
         world_size: int | None = None,
         num_workers: NumWorkers = "auto",
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
-        source: BatchSource | None = None,
+        source: BatchSource[LoadedBatch] | None = None,
         fields: Fields | None = None,
     ) -> None:
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
         self.plan = plan
-        self.maker = maker
-        self.index = maker.index
+        self.builder = builder
+        self.index = builder.index
         self.rank, self.world_size = ranks
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
         self._fields = fields
         self._source = source or ThreadedBatches(
-            RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch_batches
+            RankPipeline(plan, builder, ranks), num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
         # Process id, epoch and step of the batch that the source gives next; None: the source must begin anew. The id
         # differs in a forked child, which has none of its parent's workers.
@@ -149,8 +145,8 @@ class Loader(Interoperable):
         """As `from_config`, for ranks that are known."""
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        maker = BatchMaker.from_config(data, corpus, plan)
-        source = make_source(data, plan, maker, ranks)
+        builder = BatchBuilder.from_config(data, corpus, plan)
+        source = make_source(data, plan, builder, ranks)
         fields = None
         if data.fields or data.meaning:
             meaning = Meaning.from_config(data, corpus.index, corpus.joined)
@@ -158,7 +154,7 @@ class Loader(Interoperable):
                 meaning.warn_of_groups(plan.mixture.groups, data)
             fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows), meaning)
         return cls(
-            plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
+            plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
 
     def __len__(self) -> int:
@@ -209,7 +205,7 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return {**identity_of(self.plan, self.maker), "fields": self._fields and self._fields.name}
+        return {**identity_of(self.plan, self.builder.spec), "fields": self._fields and self._fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""
@@ -217,7 +213,7 @@ class Loader(Interoperable):
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
-        return all_captions(self.maker, rows)
+        return self.builder.all_captions(rows)
 
     def blank_batches(self) -> list[tuple[str, Callable[[], Batch]]]:
         """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
@@ -233,16 +229,16 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        batch = self.maker.make(step).batch
+        batch = self.builder.make(step).batch
         return shown(self.added(batch))
 
     def added(self, batch: Batch) -> Batch:
-        """A batch of `maker` with its entries from tables, see `data.fields`."""
+        """A batch of `builder` with its entries from tables, see `data.fields`."""
         return batch if self._fields is None else self._fields.added(batch)
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
-        return rows_alike(self.index, self.maker.captions, self.meaning)
+        return rows_alike(self.index, self.builder.spec.captions, self.meaning)
 
     @property
     def meaning(self) -> Meaning | None:
@@ -337,17 +333,6 @@ class Loader(Interoperable):
         self._position.interrupt("close")
         self._next = None
         self._source.close()
-
-    @property
-    @deprecated("loader.worker is now called loader.maker; the old name goes with the next release")
-    def worker(self) -> BatchMaker:
-        """See `maker`."""
-        return self.maker
-
-    @deprecated("loader.write_ledger is now loader.ledger.write_to(path, epoch=…, step=…), as in loader.state_dict()")
-    def write_ledger(self, path: str | os.PathLike[str]) -> None:
-        """See `Ledger.write_to`."""
-        self.ledger.write_to(path, epoch=self._position.epoch, step=self._position.step)
 
     def _how_to_skip(self) -> str:
         return (

@@ -21,9 +21,9 @@ from mmdata.images.jpeg import oriented_size
 from mmdata.images.opened import file_of
 from mmdata.images.pillow import pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
 from mmdata.plan.from_config import image_shapes

@@ -344,7 +344,7 @@ def test_device_is_part_of_what_a_state_belongs_to(corpus: Corpus):
 
 def test_replay_of_a_row_shows_the_pixels_that_a_cpu_makes_of_its_file(corpus: Corpus, tmp_path: Path):
     loader = corpus.loader(decode="device", transform="eval")
-    replayed = replay(loader.maker, find_step(loader.plan, jpeg_row(corpus), 0))
+    replayed = replay(loader.builder, find_step(loader.plan, jpeg_row(corpus), 0))
     replayed.save(tmp_path / "row.png")
     assert Image.open(tmp_path / "row.png").size == (replayed.step.bucket.width, replayed.step.bucket.height)
     assert "pixels" in [stage for stage, *_ in replayed.stages()]
