@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmdata.config import Config, DataConfig, load_config
     from mmdata.index import Index
     from mmdata.loader import Loader
+    from mmdata.picture import show
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
     from mmdata.streaming import stream
     from mmdata.trained import load_run
@@ -29,6 +30,7 @@ _HOME = {
     "load_config": "mmdata.config",
     "load_run": "mmdata.trained",
     "model_inputs": "mmdata.batch",
+    "show": "mmdata.picture",
     "stream": "mmdata.streaming",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "load_config",
     "load_run",
     "model_inputs",
+    "show",
     "stream",
 ]
 

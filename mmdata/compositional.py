@@ -192,7 +192,7 @@ def _batch(
 ) -> Batch:
     """A batch of `num_pairs` pairs, the first of which are `pairs`, from line `start` (counted from 0) on."""
     roots = [os.path.realpath(path.parent / name) for name in ("", *IMAGE_FOLDERS)]
-    transform = PixelTransform("eval", patch_size=data.patch_size, exact=data.decode != "fast")
+    transform = PixelTransform("eval", patch_size=data.patch_size, exact=data.decode == "exact")
     bucket = Bucket(data.max_length, data.image_size, data.image_size)
     if data.image_patches is not None:
         bucket = Bucket(data.max_length, 0, 0, data.image_patches[-1])

@@ -24,7 +24,6 @@ GROUND = [
         "atomic",
         "batch",
         "cores",
-        "encoded_images",
         "errors",
         "forked",
         "hashing",
@@ -32,12 +31,12 @@ GROUND = [
         "length_bounds",
         "nearest",
     ),
-    *("processes", "progress", "recognize", "renamed", "safe_read", "seeding", "shipped"),
+    *("picture", "processes", "progress", "recognize", "safe_read", "seeding", "shipped"),
 ]
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*INDEX, "repair", "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
+    *(*INDEX, "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -50,7 +49,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "text": INDEX,
     "storage": [*TOP, "tars"],
     "index": [*TOP, "images", "tars", "storage"],
-    "repair": INDEX,
     "tables": INDEX,
     "plan": [*INDEX, "tables"],
     "loader": [*INDEX, "tables", "plan"],
@@ -60,7 +58,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "convert": INDEX,
     "duplicates": INDEX,
     "push": INDEX,
-    "train": ["atomic", "batch", "config", "encoded_images", "errors", "launcher", "recognize", "renamed"],
+    "train": ["atomic", "batch", "config", "errors", "launcher", "recognize"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
     "commands": [*DATA_HALF, "train", "trained", "inspect"],

@@ -259,8 +259,8 @@ class Experiment:
     def _line(self, run: Run, *, evaluated: bool = True) -> Line | None:
         """The newest line of results.jsonl of a run with the same settings; None if there is none.
 
-        The digest tells, or the run's config.yaml: a run of an earlier version, whose settings had other names, or
-        fewer, has another digest. A run that was made before there were pairs is evaluated again, and not trained: it
+        The digest tells, or the run's config.yaml: a run that was made when there were other settings has
+        another digest. A run that was made before there were pairs is evaluated again, and not trained: it
         counts unless `evaluated`.
         """
         digest = digest_of(self._config(run))

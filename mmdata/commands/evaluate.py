@@ -68,7 +68,7 @@ def with_settings(trained: TrainedRun, overrides: list[str]) -> TrainedRun:
     if not overrides:
         return trained
     origin = f"settings of the run '{trained.checkpoint}'"
-    settings = with_overrides(trained.config.model_dump(mode="json"), overrides, kind=Config)
+    settings = with_overrides(trained.config.model_dump(mode="json"), overrides)
     return replace(trained, config=parse(Config, settings, origin=origin, overrides=overrides))
 
 

@@ -66,7 +66,7 @@ def settings_of(
             given["join"] = [{"table": tables} | ({"key": key} if key else {})]
         if captions:
             given["captions"] = {JOINED + captions: 1}
-        content = with_overrides({"data": given}, overrides, kind=Config)
+        content = with_overrides({"data": given}, overrides)
         data = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
     if not data.join:
         named = f"the config '{place}' has no data.join" if not is_shards else "none is given"

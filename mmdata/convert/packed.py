@@ -24,7 +24,7 @@ from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.index import Manifest
-from mmdata.storage.folder import manifest_prefix
+from mmdata.storage.folder import has_manifest
 from mmdata.tars.foreign import find_shards, guess_members
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
@@ -68,7 +68,7 @@ class PackedSource:
         self._keep = [name for name in config.keep if name != ALL]
         self._numbers: dict[str, int] | None = None
         self.classes: tuple[str, ...] = ()
-        self._manifest = None if manifest_prefix(folder) is None else Manifest.read(folder)
+        self._manifest = Manifest.read(folder) if has_manifest(folder) else None
         if self._manifest is not None:
             self.classes = tuple((self._manifest.accounts or {}).get("classes", ()))
         keys, self._ignored, listing, kinds = array("q"), 0, hashlib.sha256(), set[str]()

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from mmdata.encoded_images import orient
 from mmdata.images.decode import decode_pixels
 from mmdata.images.jpeg import oriented_size
 
 _EDGE = 1e-6
 """Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
+
+
+_FLIPS = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}
+"""Dimensions of (3, H, W) that each EXIF orientation flips, after height and width were exchanged."""
 
 
 class Box(NamedTuple):
@@ -64,6 +67,14 @@ def decode(
     least = oriented_size(*at_least, orientation) if at_least else (0, 0)
     pixels = decode_pixels(data, format, least=least, checked=checked)
     return orient(torch.from_numpy(pixels).permute(2, 0, 1), orientation)
+
+
+def orient(image: Tensor, orientation: int) -> Tensor:
+    """Apply an EXIF orientation (1 to 8) to a (3, H, W) image; 5 to 8 exchange height and width."""
+    if orientation >= 5:
+        image = image.transpose(1, 2)
+    flips = _FLIPS.get(orientation)
+    return image.flip(flips) if flips else image
 
 
 def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Box:
@@ -138,7 +149,7 @@ def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
         box: inside the image.
         out: uint8 (3, h, w), overwritten.
     """
-    top, bottom, left, right = whole_pixels(box, (image.shape[1], image.shape[2]))
+    top, bottom, left, right = _whole_pixels(box, (image.shape[1], image.shape[2]))
     region = image[None, :, top:bottom, left:right]
     if region.shape[2:] == out.shape[1:]:
         out.copy_(region[0])
@@ -146,15 +157,15 @@ def resize_crop(image: Tensor, box: Box, out: Tensor) -> None:
         out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
 
 
-def whole_pixels(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def _whole_pixels(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """Top, bottom, left and right of a box in an image of (height, width) pixels, bottom and right behind its last.
 
     Each edge is rounded to a whole pixel, halves outwards, so a centred box stays centred.
     """
-    return *_whole_pixels(box.top, box.height, size[0]), *_whole_pixels(box.left, box.width, size[1])
+    return *_whole_side(box.top, box.height, size[0]), *_whole_side(box.left, box.width, size[1])
 
 
-def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:
+def _whole_side(begin: float, length: float, side: int) -> tuple[int, int]:
     """The first pixel of a stretch and the one after its last; at least one pixel."""
     first = min(max(0, math.ceil(begin - 0.5 - _EDGE)), side - 1)
     return first, max(first + 1, min(side, math.floor(begin + length + 0.5 + _EDGE)))

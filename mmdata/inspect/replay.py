@@ -14,13 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.encoded_images import with_pixels
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.images.jpeg import oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.unfinished import LoadedBatch
+from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
@@ -47,7 +47,6 @@ class Replay:
         caption_source: where it lies, where rows draw from several sources; else "".
         fields: what `data.fields` names, by name.
         made: the batch of this one row, with its ledger line where it is masked.
-        batch: the same with its pixels, where `data.decode: device` leaves them to the device; here the CPU decodes.
     """
 
     step: Step
@@ -62,16 +61,15 @@ class Replay:
     caption_source: str
     fields: Mapping[str, Any]
     made: LoadedBatch
-    batch: Batch
 
     @property
     def is_masked(self) -> bool:
         """Whether the row is not trained on."""
-        return not bool(self.batch["valid"].all())
+        return not bool(self.made.batch["valid"].all())
 
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
-        step, batch, wall_s = self.step, self.batch, self.made.stats.wall_s
+        step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
         yield "row", f"{step.rows[0]}, key '{self.key}', shard '{self.shard}'", None
         yield "batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}", None
         bytes_read = f"image {len(self.image.data):,} bytes at {self.image_offset}; caption at {self.caption_offset}"
@@ -95,19 +93,10 @@ class Replay:
             yield "field", f"{name}: {_value(value)}", None
         for entry in self.made.masked:
             yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
-        if self.is_masked and not self.made.masked:
-            yield "masked", "the worker passed the file on, and the device's decoder does not take it (see above)", None
 
     def save(self, path: Path) -> None:
-        """Write the row's pixels as an image.
-
-        Raises:
-            ConfigError: they are patches.
-        """
-        if self.step.bucket.patches:
-            raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
-        pixels = self.batch["pixel_values"][0]
-        Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
+        """Write the row's pixels as an image; patches are put together."""
+        Image.fromarray(pixels_of(self.made.batch, 0).numpy()).save(path)
 
 
 def _value(value: Any) -> str:
@@ -209,7 +198,6 @@ def replay(builder: BatchBuilder, step: Step, added: Callable[[Batch], Batch] = 
         source,
         fields,
         made,
-        with_pixels(made.batch, "cpu"),
     )
 
 

@@ -18,7 +18,6 @@ from mmdata.config.data import sources
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index
-from mmdata.index.columns import OLDEST_VERSION
 from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.prefetch import warn_of_small_cache
@@ -92,7 +91,6 @@ def open_index(data: DataConfig) -> Index:
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
     _check_captions(data, index)
     _check_class_names(data, index)
-    _warn_of_missing_hashes(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index
 
@@ -102,7 +100,7 @@ def needs_hashes(data: DataConfig) -> bool:
     again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
     return (
         data.add_hashes
-        or data.meaning is not None
+        or data.caption_hash is not None
         or again
         or (data.groups is not None and data.groups.candidates is not None)
     )
@@ -135,23 +133,6 @@ def _check_class_names(data: DataConfig, index: Index) -> None:
             raise ConfigError(f"{said}: convert both sources together, so that their classes are numbered alike")
         logger.warning("%s: the labels of batches mix them", said)
         return
-
-
-def _warn_of_missing_hashes(data: DataConfig, index: Index) -> None:
-    """Warn, once for each index, if its images are loaded without a comparison with their hashes."""
-    old = [str(part.folder) for part in index.manifests if part.schema == OLDEST_VERSION]
-    if not old or data.loading.check_images != "auto" or index.fingerprint in _warned_of:
-        return
-    _warned_of.add(index.fingerprint)
-    logger.warning(
-        "'%s': its index was made by an earlier mmdata and has no fast hashes: images are not compared with it when "
-        "they are loaded. `mmdata index SHARDS --out FOLDER` makes a new one; data.loading.check_images=always "
-        "compares the SHA-256, which takes about 5 %% of a photo's time",
-        old[0],
-    )
-
-
-_warned_of: set[str] = set()  # fingerprints of the indexes that this process has warned of
 
 
 def files_needed(data: DataConfig, num_shards: int) -> int:

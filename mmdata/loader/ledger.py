@@ -41,7 +41,7 @@ class LedgerEntry:
     Attributes:
         epoch, step: of the batch.
         row: in the index; -1 for a sample of a stream that is in no batch.
-        shard, key: of the sample; the shard is "" where a stream's batch does not say it.
+        shard, key: of the sample.
         offset: of the image, or of the caption if that is bad, in the shard, in bytes; -1 in a stream.
         stage: at which the row failed.
         reason: a value of `mmdata.errors.Reason`.
@@ -61,7 +61,7 @@ class LedgerEntry:
     @property
     def sample(self) -> str:
         """The sample, for messages."""
-        return f"shard '{self.shard}', sample '{self.key}'" if self.shard else f"sample '{self.key}'"
+        return f"shard '{self.shard}', sample '{self.key}'"
 
 
 @dataclass(frozen=True)

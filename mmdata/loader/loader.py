@@ -10,23 +10,23 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
-from mmdata.errors import Reason, counted
+from mmdata.errors import counted
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
-from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
 from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
@@ -36,7 +36,7 @@ from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
-from mmdata.plan.rows import planned_rows, selection_of
+from mmdata.plan.rows import IndexRows, planned_rows, selection_of
 
 SHOWN = [
     *("all_captions", "batch_size", "builder", "check_rows", "close", "from_config", "index", "ledger"),
@@ -147,12 +147,7 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         builder = BatchBuilder.from_config(data, corpus, plan)
         source = make_source(data, plan, builder, ranks)
-        fields = None
-        if data.fields or data.meaning:
-            meaning = Meaning.from_config(data, corpus.index, corpus.joined)
-            if meaning is not None:
-                meaning.warn_of_groups(plan.mixture.groups, data)
-            fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows), meaning)
+        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
         return cls(
             plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
@@ -233,17 +228,16 @@ class Loader(Interoperable):
         return shown(self.added(batch))
 
     def added(self, batch: Batch) -> Batch:
-        """A batch of `builder` with its entries from tables, see `data.fields`."""
+        """A batch of `builder` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
+        if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
+            hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
+            batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
         return batch if self._fields is None else self._fields.added(batch)
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
-        return rows_alike(self.index, self.builder.spec.captions, self.meaning)
-
-    @property
-    def meaning(self) -> Meaning | None:
-        """By which captions are equal; None: by their texts."""
-        return self._fields and self._fields.meaning
+        assert isinstance(self.plan.rows, IndexRows)
+        return self.plan.rows.all_hashes()
 
     @property
     def num_rows(self) -> int:
@@ -319,14 +313,7 @@ class Loader(Interoperable):
         self.stats.add(made.stats)
         self.ledger.add(made.masked, made.stats.rows + len(made.masked))
         self._position.advance(iteration)
-        return shown(self.added(made.batch), refuse=partial(self._refused, epoch, step))
-
-    def _refused(self, epoch: int, step: int, batch: Batch, place: int, detail: str) -> None:
-        """Enter a row whose image the device does not decode (`data.decode: device`) into the ledger."""
-        row, key, reason = int(batch["rows"][place]), batch["keys"][place], Reason.DEVICE_DECODER.value
-        (shard,), (local,) = self.index.locate(np.asarray([row]))
-        offset, name = int(self.index.shard(shard).fixed("image_offset")[local]), self.index.shard_name(shard)
-        self.ledger.add([LedgerEntry(epoch, step, row, name, key, offset, "decode", reason, detail)], 0)
+        return shown(self.added(made.batch))
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""

@@ -22,7 +22,7 @@ from mmdata.index import Index, ShardStore
 from mmdata.index.sample_members import OwnSamples
 from mmdata.loader.fields import MemberSource, parse_fields
 from mmdata.plan import Plan
-from mmdata.plan.rows import first_rows, selection_of
+from mmdata.plan.rows import first_rows
 from mmdata.tables.joined import Joined
 from mmdata.tables.shards import JoinedShards
 from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
@@ -155,17 +155,7 @@ class MemberFields:
             for name, source in parse_fields(data.fields, joined).items()
             if isinstance(source, MemberSource)
         ]
-        if not found:
-            return None
-        store = ShardStore(index)
-        if index.caches and (selection := selection_of(plan.rows)) is not None:
-            store.keep_to(selection.of_shard, whole_samples=True)
-        return cls(found, index, first_rows(plan.rows, PROBED_ROWS), joined.shards, store)
-
-    @property
-    def are_own(self) -> bool:
-        """Whether any lies in the samples' own tars."""
-        return "" in self.wanted
+        return cls(found, index, first_rows(plan.rows, PROBED_ROWS), joined.shards) if found else None
 
     def entries(self, num_rows: int, store: ShardStore, stop: Event | None = None) -> FieldEntries:
         """The entries of a batch of `num_rows` rows, without values yet.

@@ -116,7 +116,7 @@ class ShardPrefetcher:
         self._last_seen[shard] = number
         if self._store.is_here(shard):
             return
-        size = self._store.bytes_of(shard)
+        size = self._index.listed(shard).bytes
         with self._lock:
             self._changed.wait_for(
                 lambda: (

@@ -91,7 +91,7 @@ COLUMNS = [
 ]
 
 
-CheckImages = Literal["auto", "always", "never"]
+CheckImages = Literal["auto", "never"]
 """See `LoadingConfig.check_images`."""
 
 
@@ -152,14 +152,9 @@ class RowReader:
         image = self.stored_image(i)
         if self._check_images == "never":
             return image
-        if fast := int(self._columns["image_xxh3"][i]):
-            changed = fast_hash(image.data) != fast
-        else:
-            changed = self._check_images == "always" and hash64(image.data) != self._columns["image_hash"][i]
-        if changed:
+        if fast_hash(image.data) != self._columns["image_xxh3"][i]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        # Versions that write fast hashes have compared the checksums within the images; earlier versions had not.
-        return image._replace(checked=fast != 0)
+        return image._replace(checked=True)  # whoever indexed it has compared the checksums within
 
     def stored_image(self, i: int) -> EncodedImage:
         """The encoded image as it is in the shard, not compared with its hash."""

@@ -27,7 +27,6 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.loader.workers.work import BatchSource, Work
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
-from mmdata.plan.rows import selection_of
 
 logger = logging.getLogger("mmdata")
 
@@ -47,9 +46,6 @@ class RankPipeline:
 
     def __init__(self, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> None:
         self._plan, self._builder, self._ranks = plan, builder, ranks
-        if builder.index.caches and (selection := selection_of(plan.rows)) is not None:
-            fields = builder.spec.fields
-            builder.store.keep_to(selection.of_shard, whole_samples=fields is not None and fields.are_own)
         self.current_epoch = 0
 
     def steps(self, epoch: int, start: int) -> Generator[Step, None, None]:

@@ -22,9 +22,7 @@ OF_PIXELS_AND_TOKENS = {
     *("text_transform", "text_transform_source", "caption_template", "caption_dropout"),
 }
 """Entries that change what is in a row of a batch, and not which rows a batch has."""
-OF_ROWS = re.compile(
-    r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$", re.DOTALL
-)
+OF_ROWS = re.compile(r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", re.DOTALL)
 """A value that ends in a digest of what it names: a file may have another name and the same content."""
 
 
@@ -40,6 +38,7 @@ def identity_of(plan: Plan, spec: BatchSpec) -> Identity:
         **plan.identity(),
         "negative_captions": spec.negatives and spec.negatives.fingerprint,
         "captions": spec.captions and spec.captions.name,
+        "caption_hash": getattr(plan.rows, "equals_fingerprint", None),
         **transform.identity(),
         **spec.text_transform.identity(),
         "transform_seed": transform.seed if own_seed else None,

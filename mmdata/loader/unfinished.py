@@ -20,7 +20,7 @@ from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.images.decoder_warnings import name_warnings, sample_name
-from mmdata.loader.image_buffers import batch_images
+from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.member_fields import FieldEntries
 from mmdata.loader.reader import Samples
@@ -149,7 +149,7 @@ class UnfinishedBatch:
 
     def _lend_pixels(self, buffers: BufferPool, part: _BatchPart) -> None:
         """Borrow the memory for the pixels."""
-        self._pixels = batch_images(self._step.bucket, len(self._step.rows), buffers, self._spec.transform)
+        self._pixels = batch_pixels(self._step.bucket, len(self._step.rows), buffers, self._spec.transform)
 
     def _write_pixels(self, part: _BatchPart) -> None:
         """Read each image, decode it, and write its crop into its row of the batch."""

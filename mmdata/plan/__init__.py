@@ -7,7 +7,6 @@
 - `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
 """
 
-from mmdata.index.caption_lengths import CaptionTokens
 from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import (
     Bucket,
@@ -15,48 +14,44 @@ from mmdata.plan.buckets import (
     LengthAspectPolicy,
     NativePolicy,
     Shapes,
-    TextMarginPolicy,
     TokenBudgetPolicy,
 )
-from mmdata.plan.captions import CaptionSources, choose_captions
-from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths_by_shape
+from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions, choose_captions
+from mmdata.plan.choose_shapes import choose_image_shapes
 from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
-from mmdata.renamed import renamed_names
 
 __all__ = [
     "BatchShare",
     "Bucket",
     "BucketCount",
     "BucketPolicy",
+    "CaptionSource",
     "CaptionSources",
-    "CaptionTokens",
     "Groups",
     "Hashes",
     "IndexRows",
     "LengthAspectPolicy",
     "Mixture",
     "NativePolicy",
+    "NoTexts",
     "Plan",
     "PlanSummary",
     "Rows",
     "Shapes",
+    "ShardCaptions",
     "ShardSpan",
     "Step",
-    "TextMarginPolicy",
     "TokenBudgetPolicy",
     "choose_captions",
     "choose_image_shapes",
     "choose_lengths",
-    "choose_lengths_by_shape",
     "count_buckets",
     "count_duplicates",
     "duplicates_in_words",
     "rank_slice",
     "summarize",
 ]
-
-__getattr__ = renamed_names(__name__, {"Source": "ShardSpan", "Stream": "BatchShare"})

@@ -1,19 +1,23 @@
-"""From settings to the sources of captions: `data.captions` as a mapping of sources to probabilities."""
+"""From settings to the sources of captions (`data.captions`), and to what counts as an equal caption."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.nearest import meant
-from mmdata.plan.captions import CaptionSources, ShardCaptions
-from mmdata.tables.captions import TableCaptions
+from mmdata.plan.captions import CaptionSource, CaptionSources, ShardCaptions
+from mmdata.tables.dates import DATES
 from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import Selection, row_chunks
 
 logger = logging.getLogger("mmdata")
@@ -43,14 +47,14 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
         for name, shards in joined.shards.items()
         for member in shards.caption_names
     }
-    known = [SHARDS, *(JOINED + name for name in joined.names()), *members]
+    known = [SHARDS, *(JOINED + name for name in joined.types), *members]
     for name in data.captions:
         if name not in known:
             raise ConfigError(
                 f"{OF}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}"
                 f"{_how_to_index(name, joined)}"
             )
-    sources: dict[str, ShardCaptions | TableCaptions] = {}
+    sources: dict[str, CaptionSource] = {}
     for name in data.captions:
         if name == SHARDS:
             _check_captions(index)
@@ -61,7 +65,40 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
         else:
             column = name.removeprefix(JOINED)
             sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
-    return CaptionSources(sources, data.captions, seed=data.seed, epochs=_epochs(data))
+    return CaptionSources(sources, data.captions, seed=data.seed)
+
+
+def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> NDArray[np.int64] | None:
+    """What stands for the hashes of captions, by the column that `data.caption_hash` names; None: nothing does.
+
+    Returns:
+        int64 (len(index),), equal for equal values; 0 where a row has none.
+
+    Raises:
+        ConfigError: no such column; the nearest one is named.
+    """
+    if (column := data.caption_hash) is None:
+        return None
+    joined = joined or Joined.from_config(data, index)
+    columns = RowColumns(index, joined)
+    known = columns.names("number", "bool", "text", *DATES)
+    if column not in known:
+        raise ConfigError(
+            f"data.caption_hash: no column '{column}' of numbers, texts or dates{meant(column, known)}; there are "
+            f"{', '.join(known)}"
+        )
+    columns.warn_of_hidden([column], of="data.caption_hash")
+    index.fetch_columns(np.arange(index.num_shards))
+    found = (_hashes_of_values(columns.of_shard(shard, column)) for shard in range(index.num_shards))
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _hashes_of_values(values: Any) -> NDArray[np.int64]:
+    """A hash of each value of an Arrow array (n,), int64 (n,); 0 where there is none."""
+    encoded = values.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.string()).to_pylist()
+    hashes = np.array([*(hash64(text.encode()) for text in texts), 0], np.int64)  # -1 is the last: no value
+    return hashes[encoded.indices.fill_null(-1).to_numpy()]
 
 
 def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64], selection: Selection | None) -> None:
@@ -97,23 +134,6 @@ def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64],
                 f"{num_rows:,}",
                 name,
             )
-
-
-def _epochs(data: DataConfig) -> int | None:
-    """The epochs over which probabilities change; None if they do not."""
-    if not data.captions_change:
-        return None
-    if data.caption_epochs is None:
-        raise ConfigError(
-            f"{OF}: probabilities change over the run, and nothing says over how many epochs: give data.caption_epochs "
-            "(or train.epochs, of a run that is counted in epochs)"
-        )
-    if data.caption_epochs < 2:  # of train.epochs
-        raise ConfigError(
-            f"{OF}: probabilities change from epoch to epoch, and train.epochs is {data.caption_epochs}: give each "
-            "source one probability, or say of how many epochs this is the first by data.caption_epochs"
-        )
-    return data.caption_epochs
 
 
 def _how_to_index(name: str, joined: Joined) -> str:

@@ -1,66 +1,11 @@
-"""Chooses text bounds for each image shape and the image shapes that crop least, from a corpus's counts.
-
-Each choice is optimal for the counts and depends on nothing else. Text bounds alone: `mmdata.length_bounds`.
-"""
+"""Chooses the image shapes that crop least, from a corpus's counts. Text bounds: `mmdata.length_bounds`."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.index.histogram import ASPECT_BINS, aspect_ratio
-from mmdata.length_bounds import best_bounds
-
-
-def with_margin(counts: NDArray[np.int64], margin: int) -> NDArray[np.int64]:
-    """Counts of captions by length, int64 (max_length + 1, …), if each caption were `margin` tokens longer."""
-    if margin == 0:
-        return counts
-    longer = np.zeros_like(counts)
-    np.add.at(longer, np.minimum(np.arange(len(counts)) + margin, len(counts) - 1), counts)
-    return longer
-
-
-def choose_lengths_by_shape(histograms: NDArray[np.int64], max_shapes: int) -> list[list[int]]:
-    """Text length bounds for each image shape, at most `max_shapes` in all, that leave the least padding.
-
-    Args:
-        histograms: (S, L), captions of each image shape by length: entry [s, i] counts those of i tokens. The longest
-            length of a shape is always one of its bounds.
-        max_shapes: largest number of bounds of all image shapes together.
-
-    Returns:
-        Rising bounds of each of the S image shapes; an empty list for a shape without captions.
-
-    Raises:
-        ValueError: all histograms are empty, or more than `max_shapes` image shapes have captions.
-
-    Example:
-        Four bounds for a common shape with lengths 4 (a hundred captions), 5 (a hundred) and 20 (ten), and a rare one
-        with 4 (three) and 20 (one): [[4, 5, 20], [20]]. The third bound of the common shape saves 100 tokens of
-        padding, a second one of the rare shape only 48.
-
-    Method: greedy, which is optimal because each further bound of a shape saves no more than the one before (the
-    padding of a range of lengths is a Monge cost).
-    """
-    shapes = np.flatnonzero(np.any(histograms, axis=1)).tolist()
-    if not shapes:
-        raise ValueError("choose_lengths_by_shape: the histograms are empty")
-    if max_shapes < len(shapes):
-        raise ValueError(
-            f"max_shapes is {max_shapes}, but {len(shapes)} image shapes have images and each needs a shape of its "
-            f"own; set max_shapes to {len(shapes)} or more, or have fewer image shapes (num_image_buckets)"
-        )
-    # best[shape][k]: padded tokens and bounds of the shape with k + 1 bounds; each shape has its first bound for free
-    best = {shape: best_bounds(histograms[shape], max_shapes - len(shapes) + 1) for shape in shapes}
-    savings = [
-        (before - after, shape) for shape in shapes for (before, _), (after, _) in itertools.pairwise(best[shape])
-    ]
-    savings.sort(key=lambda saving: -saving[0])
-    extra = [shape for _, shape in savings[: max_shapes - len(shapes)]]
-    return [best[shape][extra.count(shape)][1] if shape in best else [] for shape in range(len(histograms))]
 
 
 def choose_image_shapes(

@@ -8,7 +8,7 @@ import math
 from bisect import bisect
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +17,26 @@ from mmdata.config import DataConfig
 from mmdata.config.data import GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
-from mmdata.index.caption_lengths import CountsTokens, caption_lengths, counts_of
+from mmdata.index.caption_lengths import CountsTokens, counts_of
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 from mmdata.plan import (
     BatchShare,
     BucketPolicy,
     CaptionSources,
-    CaptionTokens,
     Groups,
     IndexRows,
     LengthAspectPolicy,
     Mixture,
     NativePolicy,
+    NoTexts,
     Plan,
+    ShardCaptions,
     ShardSpan,
-    TextMarginPolicy,
     TokenBudgetPolicy,
     choose_image_shapes,
     choose_lengths,
-    choose_lengths_by_shape,
 )
-from mmdata.plan.buckets import nearest_shapes
-from mmdata.plan.caption_sources import caption_sources, check_rows
-from mmdata.plan.choose_shapes import with_margin
+from mmdata.plan.caption_sources import caption_sources, check_rows, equal_rows
 from mmdata.plan.groups import read_groups
 from mmdata.plan.row_weights import OF, row_weights
 from mmdata.plan.rows import starts_of
@@ -55,10 +52,6 @@ NOTICEABLE_PADDING = 0.2
 """Share of masked places from which on the log says so."""
 MOST_PADDING = 0.5
 """Share of masked places from which on weights of rows are an error."""
-
-Lengths = Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None
-"""Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks. Or the
-sources from which rows draw their captions."""
 
 
 def build_plan(
@@ -94,20 +87,20 @@ def build_plan(
                 "out, or leave the dataset out of data.shards"
             )
     selection = select_rows(data, index, starts_of(index, data.max_rows), joined)
-    needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
-    lengths: Lengths = "no_texts"
     if tokenizer is not None:
-        tokenizer = counts_of(tokenizer, data.caption_template)
         captions = captions or caption_sources(data, index, joined)
-        if captions is None:
-            _check_captions(index)
-        lengths = (caption_lengths(index, tokenizer) if needed else None) if captions is None else captions
     if captions is not None:
         check_rows(captions, index, starts_of(index, data.max_rows), selection)
-        if tokenizer is not None and needed:
-            captions.count(tokenizer)
-    rows = IndexRows(index, lengths=lengths, limit=data.max_rows, selection=selection)
-    policy = bucket_policy(data, index, lengths, selection=selection)
+    if tokenizer is None:
+        captions = CaptionSources.in_turn(NoTexts(index))
+    elif captions is None:
+        _check_captions(index)
+        captions = CaptionSources.in_turn(ShardCaptions(index))
+    if tokenizer is not None and (count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1):
+        captions.count(counts_of(tokenizer, data.caption_template))
+    equals = equal_rows(data, index, joined)
+    rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
+    policy = bucket_policy(data, index, captions, selection=selection)
     mixture = build_mixture(data, index, rows)
     _check_batch_size(data, policy, mixture, rows, selection)
     settings: dict[str, Any] = {
@@ -215,31 +208,24 @@ def _check_captions(index: Index) -> None:
 
 
 def bucket_policy(
-    data: DataConfig, index: Index, lengths: Lengths, *, selection: Selection | None = None
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
 ) -> BucketPolicy:
     """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
 
     Args:
         data: settings.
         index: of the shards.
-        lengths: of the captions; not None if text bounds are to be chosen.
+        captions: of the rows; their tokens are counted if text bounds are to be chosen.
         selection: the rows that the choice looks at; None: all of the index.
 
     Raises:
         ValueError: a bucket's batch does not fit into the token budget.
     """
+    bounds = text_lengths(data, index, captions, selection=selection)
     if data.image_patches is not None:
-        bounds = text_lengths(data, index, lengths, selection=selection)
         policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
-    elif data.max_shapes is not None:
-        histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection)
-        histogram = with_margin(histogram, data.text_margin)
-        policy = _share_bounds(image_shapes(data, index, selection=selection), histogram, data.max_shapes)
     else:
-        bounds = text_lengths(data, index, lengths, selection=selection)
-        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
-    if data.text_margin and lengths != "no_texts":
-        policy = TextMarginPolicy(policy, data.text_margin)
+        policy = LengthAspectPolicy(bounds, image_shapes(data, index, captions, selection=selection))
     if data.token_budget is None:
         return policy
     return TokenBudgetPolicy(
@@ -251,51 +237,44 @@ def bucket_policy(
     )
 
 
-def _share_bounds(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max_shapes: int) -> LengthAspectPolicy:
-    """Text bounds for each image shape that has images, at most `max_shapes` in all."""
-    by_shape = np.zeros((len(shapes), len(histogram)), np.int64)
-    np.add.at(by_shape, nearest_shapes(shapes), histogram.T)
-    bounds = choose_lengths_by_shape(by_shape, max_shapes)
-    used = [shape for shape, rising in enumerate(bounds) if rising]
-    return LengthAspectPolicy([bounds[shape] for shape in used], [shapes[shape] for shape in used])
-
-
-def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:
+def image_shapes(
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+) -> list[tuple[int, int]]:
     """The (height, width) pairs that the settings name, or those that crop least."""
     if data.image_buckets != "auto":
         return data.image_buckets or [(data.image_size, data.image_size)]
-    aspects = caption_histogram(index, None, max_length=data.max_length, selection=selection).sum(axis=0)
+    aspects = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=0)
     return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
 
 
-def text_lengths(data: DataConfig, index: Index, lengths: Lengths, *, selection: Selection | None = None) -> list[int]:
+def text_lengths(
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+) -> list[int]:
     """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
-    if lengths == "no_texts":
+    if not captions.has_texts:
         return [0]
     if isinstance(data.text_buckets, list):
         return data.text_buckets
-    if selection is not None or isinstance(lengths, CaptionSources):
-        histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection).sum(axis=1)
-        return choose_lengths(with_margin(histogram, data.text_margin), data.num_text_buckets)
-    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
-    cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
-    counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
-    return choose_lengths(with_margin(counts, data.text_margin), data.num_text_buckets)
+    if selection is None and captions.in_histograms == "tokens":
+        histogram = index.token_histogram()
+        cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
+        counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
+    else:
+        counts = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=1)
+    return choose_lengths(counts, data.num_text_buckets)
 
 
 def caption_histogram(
-    index: Index, lengths: Lengths, *, max_length: int, selection: Selection | None = None
+    index: Index, captions: CaptionSources, *, max_length: int, selection: Selection | None = None
 ) -> NDArray[np.int64]:
     """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
 
-    Reads the manifest's histograms; with a selection or with lengths that are not in the index, the size of every
-    image. If batches have no texts, all captions count as 0 tokens. Of several sources, the captions that the rows draw
-    in the first epoch count (and in the last, of probabilities that change), and each length of a row's longest caption
-    once more.
+    Reads the manifest's histograms where they tell; else the size of every image. Of several sources, the captions that
+    the rows draw in the first epoch count, and each length of a row's longest caption once more.
 
     Args:
         index: of the shards.
-        lengths: of the captions.
+        captions: of the rows; captions that are not counted have 0 or 1 tokens.
         max_length: longer captions count as this long.
         selection: the rows whose captions are counted; None: all rows.
 
@@ -303,29 +282,25 @@ def caption_histogram(
         int64 (max_length + 1, ASPECT_BINS).
     """
     counts = np.zeros((max_length + 1) * ASPECT_BINS)
-    if isinstance(lengths, (tuple, CaptionSources)) or selection is not None:
-        rows = IndexRows(index, lengths=lengths)
-        for numbers in row_chunks(selection, len(index)):
-            height, width = rows.sizes(numbers)
-            if not isinstance(lengths, CaptionSources):
-                offsets, tokens = rows.tokens(numbers)
-                bins = np.repeat(aspect_bin(height, width), np.diff(offsets))
-                counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), minlength=len(counts))
-                continue
-            bins = aspect_bin(height, width)
-            for number in lengths.typical_passes:
-                tokens = np.minimum(lengths.tokens(numbers, number), max_length)
-                counts += np.bincount(pack_cells(tokens, bins), minlength=len(counts))
-            # A caption that is longer than those needs its place, too, among images of each shape.
-            longest = np.minimum(lengths.longest(numbers), max_length)
-            counts[np.unique(pack_cells(longest, bins))] += 1
-    else:
-        for _, cells, captions in index.cells():
+    if selection is None and captions.in_histograms is not None:
+        for _, cells, number in index.cells():
             tokens, bins = unpack_cells(cells)
-            if lengths == "no_texts":
-                tokens = np.zeros_like(tokens)
-            counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
-    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
+            tokens = np.minimum(tokens, max_length if captions.in_histograms == "tokens" else 0)
+            counts += np.bincount(pack_cells(tokens, bins), number, minlength=len(counts))
+        return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
+    rows = IndexRows(index, captions)
+    for numbers in row_chunks(selection, len(index)):
+        bins = aspect_bin(*rows.sizes(numbers))
+        of_rows, tokens = captions.all_tokens(numbers)
+        if len(captions.sources) > 1:
+            # A caption that is longer than those that are drawn needs its place, too, among images of each shape.
+            longest = np.zeros(len(numbers), np.int64)
+            np.maximum.at(longest, of_rows, tokens)
+            counts[np.unique(pack_cells(np.minimum(longest, max_length), bins))] += 1
+            of_rows, tokens = np.arange(len(numbers)), captions.tokens(numbers, 0)
+        cells = pack_cells(np.minimum(tokens, max_length), bins[of_rows])
+        counts += np.bincount(cells, minlength=len(counts))
+    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)
 
 
 def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mmdata.plan.groups import Groups
-from mmdata.renamed import renamed_attribute
 
 
 class ShardSpan(NamedTuple):
@@ -36,8 +35,6 @@ class BatchShare(NamedTuple):
     spans: tuple[ShardSpan, ...]
     weight: int = 1
 
-    sources = renamed_attribute("sources", "spans")
-
 
 @dataclass(frozen=True)
 class Mixture:
@@ -58,9 +55,6 @@ class Mixture:
 
     shares: tuple[BatchShare, ...]
     groups: Groups | None = None
-
-    streams = renamed_attribute("streams", "shares")
-    sources = renamed_attribute("sources", "spans")
 
     def __post_init__(self) -> None:
         for share in self.shares:
@@ -96,5 +90,4 @@ class Mixture:
         """Equal for equal mixtures; short."""
         groups = self.groups.fingerprint if self.groups else None
         shares = [(tuple(map(tuple, share.spans)), share.weight) for share in self.shares]
-        # The third entry was another setting of earlier versions, whose states have this fingerprint too.
-        return hashlib.sha256(repr((shares, groups, False)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((shares, groups)).encode()).hexdigest()[:16]

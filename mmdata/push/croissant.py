@@ -13,6 +13,7 @@ from typing import Any
 from mmdata.images.probe import EXTENSIONS
 from mmdata.push.files import Part
 from mmdata.push.store import Store
+from mmdata.storage.folder import INNER
 from mmdata.tars.members import Selector
 
 CROISSANT_NAME = "croissant.json"
@@ -79,7 +80,7 @@ def _distribution(part: Part, base: str) -> Iterator[dict[str, Any]]:
     """The files of a part: shards, or for very many of them the pages of the manifest, and sets of members."""
     by_name = {file.name: file for file in (*part.files, part.top)}
     shards = [part.prefix + part.manifest.listed(number).name for number in range(part.manifest.num_shards)]
-    pages = [part.prefix + part.manifest.prefix + page.file for page in part.manifest.pages]
+    pages = [part.prefix + INNER + page.file for page in part.manifest.pages]
     is_listed = len(shards) <= MAX_LISTED
     formats = {"tar": "application/x-tar", "json": "application/json", "arrow": "application/vnd.apache.arrow.file"}
     for name in [*(shards if is_listed else pages), part.top.name]:

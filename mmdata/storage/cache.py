@@ -40,15 +40,12 @@ class Remote(NamedTuple):
         name: for messages.
         sha256, bytes: hash and size that the file must have.
         chunks: iterates over the content from an offset on; raises DataError and ConfigError.
-        is_hash: False if `sha256` is a name only. The file is then not compared with it, and a part of it that an
-            earlier process has left is not continued.
     """
 
     name: str
     sha256: str
     bytes: int
     chunks: Callable[[int], Iterator[bytes]]
-    is_hash: bool = True
 
 
 class ShardCache:
@@ -162,12 +159,8 @@ class ShardCache:
         """Fill a locked part, check it, and give it its final name."""
         part = self.part(remote)
         try:
-            if not remote.is_hash:
-                os.ftruncate(descriptor, 0)
             resumed = os.fstat(descriptor).st_size > 0
             found = _fill(remote, descriptor, stop)
-            if not remote.is_hash and os.fstat(descriptor).st_size == remote.bytes:
-                found = remote.sha256
             if found != remote.sha256 and resumed:  # a power cut may have damaged the old part: start over, once
                 os.ftruncate(descriptor, 0)
                 found = _fill(remote, descriptor, stop)
@@ -185,7 +178,7 @@ class ShardCache:
                     write_total(lock, None)
             unlock(descriptor)
         except BaseException as error:
-            self._leave(remote, descriptor, is_kept=remote.is_hash and not isinstance(error, OSError))
+            self._leave(remote, descriptor, is_kept=not isinstance(error, OSError))
             raise
         return descriptor
 

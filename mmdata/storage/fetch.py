@@ -13,7 +13,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -41,10 +41,8 @@ from mmdata.recognize import PRIVATE_NAME, unfinished
 from mmdata.safe_read import open_regular
 from mmdata.storage import http
 from mmdata.storage.cache import Remote, ShardCache
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.extract import Extract
 from mmdata.storage.http import Span, WrongAnswer
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.listed import INNER, MANIFEST_NAME, ListedShard
 
 logger = logging.getLogger("mmdata")
 
@@ -60,8 +58,6 @@ ATTEMPT_S = 300
 """Timeout of a request that is not of HTTP."""
 CHUNK_BYTES = 8 * 2**20
 """Largest range of a request."""
-EXTRACT_THREADS = 8
-"""Concurrent requests for the ranges of one extract."""
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
 MAX_INDEX_BYTES = 2**30
@@ -123,23 +119,20 @@ class RemoteFolder:
         """See `LocalFolder.joins`."""
         return None
 
-    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
-        """Prefix and content of the first file that exists among prefix + name. The file is always fetched.
+    def read_manifest(self) -> bytes:
+        """The content of manifest.json, which is always fetched.
 
         Raises:
-            DataError, ConfigError: none exists; the error is that of the first.
+            DataError, ConfigError: there is none, or it cannot be fetched.
         """
-        missing: DataError | ConfigError | None = None
-        for prefix in prefixes:
-            try:
-                return prefix, self._whole(self.url_of(".", prefix + name), MAX_MANIFEST_BYTES)
-            except (DataError, ConfigError) as error:
-                cause = error.__cause__
-                # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
-                if not (is_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
-                    raise
-                missing = missing or error
-        assert missing is not None
+        try:
+            return self._whole(self.url_of(".", INNER + MANIFEST_NAME), MAX_MANIFEST_BYTES)
+        except (DataError, ConfigError) as error:
+            cause = error.__cause__
+            # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
+            if not (is_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
+                raise
+            missing = error
         if self.url.startswith("s3://"):
             with suppress(DataError, ConfigError):
                 self._whole(self.url_of(".", f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)
@@ -181,30 +174,6 @@ class RemoteFolder:
         url = self.url_of(location, shard.name)
         chunks = partial(self.chunks, url, shard.bytes, stop or Event())
         return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
-
-    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
-        """A descriptor of an extract of a tar, which the caller closes; it is fetched if it is not in the cache.
-
-        Its size and that of the tar are compared, its content is not: the index has hashes of the members.
-
-        Raises:
-            NoRanges: the server sends whole tars alone.
-            DataError, ConfigError, Interrupted: see `ShardCache.open`.
-        """
-        url = self.url_of(location, shard.name)
-        stop = stop or Event()
-        key = extract.key(shard.sha256)
-
-        def chunks(offset: int) -> Iterator[bytes]:
-            assert offset == 0
-            ask = partial(self._piece, url, stop)
-            yield from map_concurrently(ask, extract.pieces(), threads=EXTRACT_THREADS, end=lambda: None, ahead=2)
-
-        return self.cache.open(Remote(display_name(url), key, extract.bytes, chunks, is_hash=False), stop)
-
-    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
-        """Whether `open_extract` returns without fetching anything; an extract in the cache counts as used now."""
-        return self.cache.touch(extract.key(shard.sha256))
 
     def has_shard(self, shard: ListedShard) -> bool:
         """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
@@ -266,14 +235,6 @@ class RemoteFolder:
             yield data
             offset += len(data)
 
-    def _piece(self, url: str, stop: Event, span: Span) -> bytes:
-        data = self._request(url, span, stop)
-        if len(data) == span.end - span.start:
-            return data
-        if len(data) == span.size - span.start:  # all that follows, from a server that knows no ranges
-            raise NoRanges(display_name(url))
-        raise self._changed(url, len(data), span)
-
     def _changed(self, url: str, came: int, span: Span) -> DataError:
         return DataError(
             f"'{display_name(url)}': {came} bytes came for bytes {span.start} to {span.end} of {span.size}: the file "
@@ -328,10 +289,6 @@ class RemoteFolder:
                         "there, and other protocols need their package of fsspec"
                     ) from error
             return self._opened[1]
-
-
-class NoRanges(Exception):
-    """A server that sends whole files alone was asked for a part of one; names the file."""
 
 
 class _AfterFirstFailure(stop_base):

@@ -125,14 +125,13 @@ def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs a plan of all rows."""
     settings = {
         "image_buckets: auto": data.image_buckets == "auto",
-        "max_shapes": data.max_shapes is not None,
         "token_budget": data.token_budget is not None,
         "groups": data.groups is not None,
         "val.share": data.val.share is not None,
         "select": data.select is not None or any(source.select is not None for source in sources(data)),
         "join": bool(data.join),
         "fields": bool(data.fields),
-        "meaning": data.meaning is not None,
+        "caption_hash": data.caption_hash is not None,
         "row_weights": data.row_weights is not None,
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),
@@ -198,8 +197,7 @@ class Pass:
             captions = [sample.captions[i] for sample, i in zip(samples, chosen, strict=True)]
         if (tokenizer := self._composer.tokenizer) is not None:
             data = self._composer.data
-            counted = counts_of(tokenizer, data.caption_template).count(captions)
-            tokens = [count + data.text_margin for count in counted]
+            tokens = counts_of(tokenizer, data.caption_template).count(captions)
         rank, world_size = self._composer.rank, self._composer.world_size
         # Rank r numbers its samples r, r + world_size, …, so that rows are unique over all ranks.
         rows = range(rank + self._usable * world_size, rank + (self._usable + len(samples)) * world_size, world_size)

@@ -137,7 +137,7 @@ class BufferedSample:
 
     Attributes:
         row: number of the sample in the pass, unique over all ranks.
-        tokens: number of tokens of the caption, untruncated, and `data.text_margin`.
+        tokens: number of tokens of the caption, untruncated.
     """
 
     row: int

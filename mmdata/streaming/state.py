@@ -86,7 +86,7 @@ def identity(
         "patch_size": data.patch_size if data.image_patches is not None else None,
         "tokenizer": spec.tokenizer and spec.tokenizer.identity,
         **({"members": data.members.model_dump()} if data.members else {}),
-        "shapes": hash64(repr((*chosen, *([data.text_margin] if data.text_margin else []))).encode()),
+        "shapes": hash64(repr(chosen).encode()),
     }
 
 

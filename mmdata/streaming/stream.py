@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -295,7 +294,7 @@ class Stream(Interoperable):
                 position.advance(iteration, in_passes)
                 if position.steps_left == 0:
                     self._kept, kept = (in_passes, passes), True
-                yield shown(made.batch, refuse=partial(self._refused, position.epoch, position.step - 1))
+                yield shown(made.batch)
         finally:
             # `stop` before the threads end, so that a thread that reads a shard ends at the next sample. `close` after
             # them, because they use the passes.
@@ -343,11 +342,6 @@ class Stream(Interoperable):
         self.stats.masked += len(dropped)
         bad = [*dropped, *(made.masked if made else [])]
         self.ledger.add(bad, len(bad) + (made.stats.rows if made else 0))
-
-    def _refused(self, epoch: int, step: int, batch: Batch, place: int, detail: str) -> None:
-        """Enter a sample whose image the device does not decode (`data.decode: device`) into the ledger."""
-        row, key, reason = int(batch["rows"][place]), batch["keys"][place], Reason.DEVICE_DECODER.value
-        self.ledger.add([LedgerEntry(epoch, step, row, "", key, -1, "decode", reason, detail)], 0)
 
     def _count_losses(self, lost: list[tuple[str, dict[Loss, str]]]) -> None:
         for sample, losses in lost:

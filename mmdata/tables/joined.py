@@ -12,6 +12,7 @@ from mmdata.config.data import JoinConfig, sources
 from mmdata.errors import ConfigError
 from mmdata.index.index import Index
 from mmdata.nearest import meant
+from mmdata.tables.condition import kind_of
 from mmdata.tables.joined_table import JoinedTable
 from mmdata.tables.place import store_of
 from mmdata.tables.shards import JoinedShards
@@ -77,15 +78,16 @@ class Joined:
 
     def _texts(self, name: str, of: str) -> Callable[[int], Any]:
         """Gives a column of texts for the rows of a shard."""
-        texts = [one for one in self.names() if self._by_name[one].kind(one) == "text"]
+        texts = [one for one, kind in self.types.items() if kind_of(kind) == "text"]
         if name not in texts:
             listed = ", ".join(texts) or "none"
             raise ConfigError(f"{of}: key: no column '{name}' of texts{meant(name, texts)}; there are {listed}")
-        return partial(self._by_name[name].texts, name=name)
+        return partial(self._by_name[name].of_shard, name=name)
 
-    def names(self) -> list[str]:
-        """The columns of all tables."""
-        return list(self._by_name)
+    @property
+    def types(self) -> dict[str, Any]:
+        """Arrow's types of the columns of all tables, by name."""
+        return {name: kind for table in self.tables for name, kind in table.types.items()}
 
     def table_of(self, name: str) -> JoinedTable:
         """The table that has a column."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.index.index import Index
 from mmdata.tables.captions import TableCaptions
-from mmdata.tables.dates import DATES, DateKind, date_kind
 from mmdata.tables.digests import LAYOUT
 from mmdata.tables.match import first_twice, match, warn_of_shared_keys
 from mmdata.tables.parts import parts_of
@@ -88,42 +87,15 @@ class JoinedTable:
         rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
         return rows >= 0 if self._is_for(shard) else np.ones(len(rows), np.bool_)
 
-    def kind(self, name: str) -> Literal["number", "text", "bool", "other"] | DateKind:
-        """What a condition may do with a column; of another one, such as of lists, it may ask whether a row has one."""
-        kind = self._table.types[name]
-        if (dates := date_kind(kind)) is not None:
-            return dates
-        if pa.types.is_boolean(kind):
-            return "bool"
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            return "number"
-        return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "other"
+    @property
+    def types(self) -> dict[str, Any]:
+        """Arrow's types of the columns, by name."""
+        return {name: self._table.types[name] for name in self.names}
 
-    def type_of(self, name: str) -> str:
-        """Arrow's type of a column, for messages."""
-        return str(self._table.types[name])
-
-    def of_shard(self, shard: int, name: str) -> NDArray[Any]:
-        """A column for the rows of a shard.
-
-        Missing are: NaN of floats, masked places of whole numbers and bool, NaT of datetime64, None of an object array.
-        Of a column of another type the array says which rows have a value, True or None.
-        """
+    def of_shard(self, shard: int, name: str) -> Any:
+        """A column for the rows of a shard, an Arrow array; null where a row has no value."""
         rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
-        values = self._column(name).take(pa.array(rows, mask=rows < 0))
-        if self.kind(name) == "other":
-            return np.array([True if known else None for known in values.is_valid().to_pylist()], object)
-        if self.kind(name) == "text":
-            return np.array(values.to_pylist(), object)
-        if self.kind(name) in DATES:
-            return values.to_numpy(zero_copy_only=False)
-        if pa.types.is_floating(values.type):  # float32 stays what it is, for `rounded_to`
-            return values.fill_null(np.nan).to_numpy()
-        if pa.types.is_boolean(values.type):
-            values = values.cast(pa.int8())
-        missing = values.is_null().to_numpy(zero_copy_only=False)
-        numbers = values.fill_null(0).to_numpy()
-        return np.ma.masked_array(numbers, missing) if missing.any() else numbers
+        return self._column(name).take(pa.array(rows, mask=rows < 0))
 
     def values(self, name: str, *, of: str) -> Values:
         """A column as batches take it; `of`: name of the setting, for messages."""
@@ -134,11 +106,6 @@ class JoinedTable:
         """A column as captions; `of`: name of the setting, for messages."""
         column, keep = self._read(name), self._keep(name)
         return TableCaptions(column, self.table_rows, place=self._table.place, of=of, keep=keep)
-
-    def texts(self, shard: int, name: str) -> Any:
-        """A column of texts for the rows of a shard, an Arrow array; null where a row has none."""
-        rows = self.table_rows[self._starts[shard] : self._starts[shard + 1]]
-        return self._column(name).take(pa.array(rows, mask=rows < 0))
 
     def _column(self, name: str) -> Any:
         if name not in self._columns:

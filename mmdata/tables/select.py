@@ -17,10 +17,10 @@ from mmdata.config.data import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index
-from mmdata.tables.condition import parse_expression
-from mmdata.tables.index_columns import column_of, kinds_of, types_of, warn_of_hidden
+from mmdata.tables.condition import parse_condition
 from mmdata.tables.joined import Joined
 from mmdata.tables.joined_table import JoinedTable
+from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.row_files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
 from mmdata.tables.selection import Selection
 
@@ -153,13 +153,13 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
     if isinstance(select, str) and not is_file(select):
         if _is_a_path(select):
             raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
-        kinds, lines = kinds_of(index, joined), partial(read_lines, of=of)
-        expression = parse_expression(select, kinds, of=of, lines=lines, types=types_of(joined))
-        warn_of_hidden(expression.names, joined, of=of)
+        columns = RowColumns(index, joined)
+        condition = parse_condition(select, columns.types, of=of, lines=partial(read_lines, of=of))
+        columns.warn_of_hidden(condition.names, of=of)
 
         def of_columns(shard: int) -> Bools:
-            columns = {name: column_of(index, joined, shard, name) for name in expression.names}
-            return expression(columns, int(index.starts[shard + 1] - index.starts[shard]))
+            values = {name: columns.of_shard(shard, name) for name in condition.names}
+            return condition(values, int(index.starts[shard + 1] - index.starts[shard]))
 
         return Filter(f"{of} {select}", shards, of_columns)
     file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
@@ -169,7 +169,7 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
         return _of_keys(read_lines(file, column, of=of), keys, shards, name)
     array = NpyFile(file, of=of)
     if has_uids(array.dtype):
-        if UID in joined.names():
+        if UID in joined.types:
             table = joined.table_of(UID)
             keys = Texts(f"uids of {table}", partial(_uids_of_rows, table))
         return _of_keys(uids_of(array), keys, shards, name)
@@ -212,7 +212,7 @@ def _keys_of(index: Index, shard: int) -> list[str]:
 
 
 def _uids_of_rows(table: JoinedTable, shard: int) -> list[str | None]:
-    return table.of_shard(shard, UID).tolist()
+    return table.of_shard(shard, UID).to_pylist()
 
 
 def _rows_of_shard(rows: Ints, starts: Ints, shard: int) -> Bools:

@@ -141,7 +141,7 @@ class JoinedShards:
         if stop is not None and stop.is_set():
             raise Interrupted(self._known.tars[shard].name)
         data = self._opened(shard).read(offset, size)
-        if offset < 0 or data is None or len(data) != size:
+        if offset < 0 or len(data) != size:
             raise DataError(
                 f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._known.remedy}"
             )

@@ -129,7 +129,7 @@ class TextTransform:
             self._has_warned = True
             logger.warning(
                 "text_transform '%s': a text was cut to the text length of its batch, which is planned for the caption "
-                "as it is in the data; data.text_margin plans for longer texts, and loader.stats.cut counts those cut",
+                "as it is in the data; data.text_buckets gives longer ones, and loader.stats.cut counts those cut",
                 self._name,
             )
 

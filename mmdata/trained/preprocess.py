@@ -24,7 +24,7 @@ from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
+from mmdata.plan import Bucket, BucketPolicy, CaptionSources, LengthAspectPolicy, NativePolicy, ShardCaptions
 from mmdata.plan.buckets import Shapes
 from mmdata.plan.from_config import image_shapes
 from mmdata.safe_read import check_regular, read_regular
@@ -65,7 +65,7 @@ class Preprocess:
         Raises:
             ConfigError: `image_buckets` is auto, and the corpus from which the shapes are chosen is not there.
         """
-        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode != "fast")
+        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
 
     @property
     def shapes(self) -> list[str]:
@@ -166,7 +166,8 @@ def _policy(data: DataConfig) -> BucketPolicy:
     with suppress(ConfigError):  # without a validation set the shapes are those of training
         data = evaluation_data(data)
     try:
-        return LengthAspectPolicy([1], image_shapes(data, open_index(data)))
+        index = open_index(data)
+        return LengthAspectPolicy([1], image_shapes(data, index, CaptionSources.in_turn(ShardCaptions(index))))
     except (DataError, OSError) as error:
         raise ConfigError(
             f"data.image_buckets is auto, so the image shapes come from the corpus, which cannot be opened ({error}); "

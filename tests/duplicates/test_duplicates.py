@@ -220,7 +220,7 @@ def test_the_loader_takes_the_columns(tmp_path: Path):
         "image_size": 32,
         "tokenizer": "clip",
         "join": [{"table": str(tmp_path / "copies.parquet")}],
-        "meaning": "group",
+        "caption_hash": "group",
         "loading": {"num_workers": 1, "worker_type": "thread"},
     }
 

@@ -21,11 +21,9 @@ from mmdata.images.pixels import PixelTransform
 from mmdata.index import ShardStore, verify
 from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
-from mmdata.loader import corpus as corpus_of_config
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.text.tokenizer import train_tokenizer
 from tests.images.placed import pixels, png
-from tests.index.earlier import version_2
 from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
@@ -305,26 +303,6 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
     assert len(verify(damaged.folder / "shards")) > 0
     list(unaware := damaged.loader(check_images="never", num_workers=num_workers))
     assert list(unaware.ledger) == []
-
-
-def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
-    damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(corpus_of_config, "_warned_of", set())
-    version_2(damaged.folder / "shards")
-    flip(damaged, JPEG_ROW, 1)
-    (entry,) = compare(damaged, corpus, {JPEG_ROW}, check_images="always")
-    assert (entry.row, entry.stage, entry.reason) == (JPEG_ROW, "read", "file_changed")
-    assert not [record for record in caplog.records if "no fast hashes" in record.message]
-    for _ in range(2):
-        list(loader := damaged.loader())
-        assert list(loader.ledger) == []
-    (record,) = [record for record in caplog.records if "no fast hashes" in record.message]
-    assert f"'{damaged.folder / 'shards'}': its index was made by an earlier mmdata and has no fast" in record.message
-    assert (
-        "data.loading.check_images=always compares the SHA-256, which takes about 5 % of a photo's time"
-        in record.message
-    )
 
 
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):

@@ -55,7 +55,14 @@ def written(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"max_shapes": 9}, {"text_buckets": [32]}, {"captions": "every"}, {"select": "key < '00031'"}]
+    "changes",
+    [
+        {},
+        {"image_buckets": "auto", "image_size": 48, "patch_size": 8},
+        {"text_buckets": [32]},
+        {"captions": "every"},
+        {"select": "key < '00031'"},
+    ],
 )
 def test_batches_are_those_of_captions_written_in_the_template(
     corpus: Corpus, same: Same, written: Path, changes: dict[str, Any]

@@ -171,15 +171,8 @@ def test_columns_are_those_of_pandas_left_join(corpus: Corpus, tmp_path_factory:
     left = pd.DataFrame({"key": [sample.key for sample in corpus.samples]})
     expected = left.merge(table.to_pandas(), on="key", how="left")
     for name in ("whole", "text", "flag"):
-        found = np.ma.concatenate([joined.table_of(name).of_shard(shard, name) for shard in range(3)])
-        known = expected[name].notna().to_numpy()
-        missing = np.array([value is None or value != value for value in found.tolist()])
-        assert (missing == ~known).all()
-        assert [type_of(found)(value) for value in expected[name][known]] == found[known].tolist()
-
-
-def type_of(values: Any) -> Any:
-    return {"O": str, "f": float, "i": int}[values.dtype.kind]
+        found = [value for shard in range(3) for value in joined.table_of(name).of_shard(shard, name).to_pylist()]
+        assert found == [None if pd.isna(value) else value for value in expected[name]]
 
 
 @pytest.mark.parametrize(
@@ -425,7 +418,7 @@ def test_times_are_compared_as_times_and_come_as_texts_of_iso_8601(corpus: Corpu
         48,
     ]
     with pytest.raises(
-        ConfigError, match=r"data.select: '2026-1-3' is compared with a timestamp with a zone: expected I"
+        ConfigError, match=r"data.select: '2026-1-3' is compared with a timestamp with a zone: expected a date"
     ):
         corpus.loader(**given, select="time >= '2026-1-3'")
     with corpus.loader(**given, fields={"time": "join:time", "local": "join:local"}) as loader:

@@ -176,7 +176,7 @@ def test_a_tokenizer_for_labels_only_is_an_error_that_says_both_ways(folder, tmp
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": "auto", "image_size": 32, "max_shapes": 3}],
+    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": "auto", "image_size": 32}],
 )
 @pytest.mark.parametrize("captions", [False, True])
 def test_without_a_tokenizer_no_batch_has_texts(folder, images, tmp_path, captions, changes):

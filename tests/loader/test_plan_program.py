@@ -112,13 +112,13 @@ def test_plan_program_says_when_a_run_has_groups_of_its_own(corpus, tmp_path: Pa
     assert "stand in whole groups" not in said
 
 
-def test_plan_program_counts_duplicates_by_what_rows_mean(corpus, tmp_path: Path):
+def test_plan_program_counts_duplicates_by_the_column_of_the_hash(corpus, tmp_path: Path):
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[0] * 50)
-    settings = {**corpus.settings, "join": [{"table": table}], "meaning": "meant"}
+    settings = {**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"}
     said = plan(tmp_path, settings)
     batches = re.search(r"50 rows in (\d+) steps", said)
     assert batches is not None
-    told = f"duplicates: {50 - int(batches[1])} rows meet their own image, caption or meaning in a batch; "
+    told = f"duplicates: {50 - int(batches[1])} rows meet their own image or caption in a batch; "
     assert f"{told}train.mask_false_negatives=true makes them no negatives\n" in said
     said = plan(tmp_path, settings, "train.mask_false_negatives=true")
     assert f"{told}train.mask_false_negatives is set: they are no negatives\n" in said

@@ -190,10 +190,6 @@ def test_replay_program_says_why_a_row_of_the_ledger_is_masked(
         ([3, "--epoch", -1], "epoch -1: there is no such epoch; they are 0 to 1,048,575"),
         ([3, "--save", "x.xyz"], "--save 'x.xyz': its ending names no image format; give a name such as row.png"),
         ([3, "--save", "none/x.png"], "--save 'none/x.png': there is no folder 'none'; make it, or give another"),
-        (
-            [3, "data.image_patches=[4]", "data.image_buckets=null", "--save", "x.png"],
-            "--save: the row is patches at native resolution, not an image; leave --save out",
-        ),
     ],
 )
 def test_replay_program_says_in_one_line_what_is_wrong(

@@ -60,9 +60,7 @@ def test_stats_a_stage_that_holds_the_lock_is_named_and_not_those_that_wait_for_
 def test_stats_a_copy_longer_than_the_wait_for_batches_is_the_bottleneck():
     stats = timed(decode=(1.0, 1.0))
     stats.wait_s, stats.transfer_s = 0.1, 0.2
-    assert stats.bottleneck() == Bottleneck(
-        "transfer", "the copy to the device, or its decoder, takes longer than making the batches"
-    )
+    assert stats.bottleneck() == Bottleneck("transfer", "the copy to the device takes longer than making the batches")
 
 
 def test_stats_without_a_batch_name_nothing():

@@ -124,34 +124,6 @@ def test_tokens_are_those_of_the_text_cut_to_the_batch(corpus: Corpus, caplog: p
     assert said.startswith("text_transform 'my_transforms:prefix': a text was cut to the text length of its batch")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"text_buckets": [16, 32]},
-        {"text_buckets": [32]},
-        {"max_shapes": 9},
-        {"select": "key < '00031'"},
-        {"token_budget": 400, "global_batch_size": 32, "batch_multiple": 2},
-        {"image_buckets": None, "image_patches": [4, 9], "patch_size": 8},
-    ],
-)
-def test_a_margin_leaves_room_for_longer_texts(corpus: Corpus, changes: dict[str, Any]):
-    with corpus.loader(**{**PREFIX, **changes}) as loader:
-        list(loader)
-        assert (loader.stats.cut > 0) == (changes.get("text_buckets") != [32])
-    tokenizer = Tokenizer.load(corpus.folder / "tokenizer")
-    margin = tokenizer.count(["a dog a dog a"])[0] - tokenizer.count(["a"])[0]
-    with corpus.loader(**{**PREFIX, **changes}, text_margin=margin) as loader:
-        lengths = {batch["input_ids"].shape[1] for batch in loader}
-        assert loader.stats.cut == 0
-        assert len(lengths) > 1 or changes.get("text_buckets") == [32]
-        # Nothing is planned longer than it needs be: the texts fill the batches as well as captions do.
-        with corpus.loader(**changes) as plain:
-            list(plain)
-        assert loader.stats.padding_share < plain.stats.padding_share + 0.05
-
-
 def test_the_function_changes_what_a_source_gives(corpus: Corpus, tmp_path: Path):
     sources = {"join": write_table(corpus, tmp_path / "recaps.parquet"), "captions": {"join:recap": 1.0}}
     with corpus.loader(**PREFIX, **sources) as loader:
@@ -198,8 +170,6 @@ def test_a_state_of_another_function_is_refused(corpus: Corpus, tmp_path: Path, 
         ),
     ):
         other.load_state_dict(state)
-    with corpus.loader(**CHANGE, text_margin=3) as other, pytest.raises(ConfigError, match="another plan: policy was"):
-        other.load_state_dict(state)
     with (tmp_path / "my_transforms.py").open("a") as file:
         file.write("# a comment\n")
     with corpus.loader(**CHANGE) as other:
@@ -236,15 +206,21 @@ def test_a_replay_shows_the_text(corpus: Corpus):
 
 
 def test_an_evaluation_has_the_captions_as_they_are(corpus: Corpus):
-    data = DataConfig.model_validate({**corpus.settings, **CHANGE, "text_margin": 4, "val": {"share": 0.5}})
-    found = evaluation_data(data)
-    assert (found.text_transform, found.text_margin) == (None, 0)
+    data = DataConfig.model_validate({**corpus.settings, **CHANGE, "val": {"share": 0.5}})
+    assert evaluation_data(data).text_transform is None
 
 
 def test_a_stream_has_texts_too(corpus: Corpus):
-    for margin, expected in ((0, True), (10, False)):
-        stream = mmdata.stream(corpus.folder / "shards", {**corpus.settings, **PREFIX, "text_margin": margin})
+    for changes, expected in (({}, True), ({"text_buckets": [32]}, False)):
+        stream = mmdata.stream(corpus.folder / "shards", {**corpus.settings, **PREFIX, **changes})
         texts = [text for batch in stream for text in batch["captions"] if text]
         assert len(texts) == 50
         assert all(text.startswith("a dog a dog picture") for text in texts)
         assert (stream.stats.cut > 0) == expected
+
+
+def test_one_length_for_all_batches_leaves_room_for_longer_texts(corpus: Corpus):
+    with corpus.loader(**PREFIX) as loader, corpus.loader(**PREFIX, text_buckets=[32]) as longer:
+        list(loader)
+        list(longer)
+        assert loader.stats.cut > 0 == longer.stats.cut

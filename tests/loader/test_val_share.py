@@ -17,6 +17,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
 from mmdata.index import build_index
 from mmdata.integrations.adapt import SameEpoch
+from mmdata.plan import CaptionSources, ShardCaptions
 from mmdata.plan.from_config import bucket_policy, caption_histogram
 from mmdata.tables.select import select_rows
 
@@ -105,13 +106,15 @@ def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
     rows = np.concatenate(list(selection.chunks(10)))
     offsets, tokens = index.lists("caption_tokens")
     own = np.concatenate([tokens[offsets[row] : offsets[row + 1]] for row in rows.tolist()])
-    histogram = caption_histogram(index, "index", max_length=32, selection=selection)
+    stored, counted, uncounted = (
+        CaptionSources.in_turn(ShardCaptions(index, given)) for given in ("index", (offsets, tokens), None)
+    )
+    histogram = caption_histogram(index, stored, max_length=32, selection=selection)
     assert histogram.sum(axis=1).tolist() == np.bincount(np.minimum(own, 32), minlength=33).tolist()
-    counted = caption_histogram(index, (offsets, tokens), max_length=32, selection=selection)
-    assert np.array_equal(counted, histogram)
-    captions = caption_histogram(index, None, max_length=32, selection=selection)
+    assert np.array_equal(caption_histogram(index, counted, max_length=32, selection=selection), histogram)
+    captions = caption_histogram(index, uncounted, max_length=32, selection=selection)
     assert captions.sum(axis=0).tolist() == histogram.sum(axis=0).tolist()
-    assert bucket_policy(data, index, "index", selection=selection).buckets
+    assert bucket_policy(data, index, stored, selection=selection).buckets
 
 
 def test_labels_alone_are_split_and_planned_too(corpus: Corpus, tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import sys
 from http.server import BaseHTTPRequestHandler
@@ -21,7 +20,6 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.push import PushConfig, open_store, plan_push, push
 from mmdata.storage import ShardCache
-from tests.index.earlier import beside, version_2
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.storage.servers import Server
 
@@ -346,11 +344,3 @@ def test_a_server_that_stays_away_is_named_with_the_remedy(s3, shards, monkeypat
         DataError, match=r"'s3://bucket/a/photos': failed, the last attempt: EndpointConnectionError: .*ru"
     ):
         push_now(shards)
-
-
-def test_a_folder_of_an_earlier_version_is_pushed_as_it_lies(s3, shards, tmp_path, there):
-    old = beside(version_2(Path(shutil.copytree(shards, tmp_path / "old"))))
-    push_now(old)
-    assert "manifest.json" in there()
-    assert rows_of(URL, tmp_path / "cache") == rows_of(shards, tmp_path / "cache")
-    assert push_now(old) == []

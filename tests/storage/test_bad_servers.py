@@ -374,8 +374,9 @@ def test_a_file_of_unknown_size_that_goes_on_and_on_is_given_up(
 
 def test_an_answer_of_s3_that_never_ends_is_given_up(shards: Path, cache: ShardCache, monkeypatch: pytest.MonkeyPatch):
     with serve_s3(shards) as server:
-        store = ShardStore(Index.open("s3://bucket", cache=cache))
-        store.bytes_of(0)
+        index = Index.open("s3://bucket", cache=cache)
+        store = ShardStore(index)
+        index.listed(0)
         monkeypatch.setattr(remote_module, "ATTEMPT_S", 0.5)
         monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
         server.answers["/bucket/000000.tar"] = pieces(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n")

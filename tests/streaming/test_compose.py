@@ -138,9 +138,9 @@ def test_composer_keeps_its_text_lengths_for_later_passes_and_longer_captions(ma
 
 
 def test_composer_refuses_what_only_an_index_can_plan(make_composer):
-    message = r"data: a stream has no index to plan by, and cannot do image_buckets: auto, max_shapes; leave that out"
+    message = r"data: a stream has no index to plan by, and cannot do image_buckets: auto; leave that out"
     with pytest.raises(ConfigError, match=message):
-        make_composer(image_buckets="auto", max_shapes=8)
+        make_composer(image_buckets="auto")
     with pytest.raises(ConfigError, match=r"cannot do token_budget; leave that out, or make an index"):
         make_composer(token_budget=10_000)
     with pytest.raises(ConfigError, match=r"cannot do negative_captions; leave that out, or make an index"):

@@ -254,36 +254,13 @@ def test_settings_without_an_effect_are_told(
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
 
 
-@pytest.mark.parametrize(
-    ("data", "train", "told"),
-    [
-        ({}, {}, True),
-        ({}, {"mask_false_negatives": True}, False),
-        ({}, {"loss": "multi_positive"}, False),
-        ({}, {"loss": "multi_positive", "positives": "labels"}, True),
-        ({"groups": {"source": "run", "size": 2}}, {}, False),
-    ],
-)
-def test_a_meaning_that_nothing_goes_by_is_told(
-    sections: dict[str, Any], data: Any, train: Any, told: bool, caplog: pytest.LogCaptureFixture
-):
-    config = config_of(sections, data={"meaning": "key", **data}, train=train)
-    warn_of_no_effect(config, torch.device("cpu"), world_size=1)
-    said = (
-        "data.meaning is 'key', and nothing of the run goes by it: rows that mean the same are negatives of each other"
-    )
-    assert any(message.startswith(said) for message in caplog.messages) == told
-
-
-def test_false_negatives_are_counted_by_what_rows_mean(
+def test_false_negatives_are_counted_by_the_column_of_the_hash(
     sections: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    config = config_of(sections, data={"meaning": "height"})  # both images have one
+    config = config_of(sections, data={"caption_hash": "height"})  # both images have one
     with Loader.from_config(config.data) as loader:
-        warn_of_false_negatives(config.train, loader.plan, loader.meaning)
-    said = (
-        "false negatives: in the first 1 batches, of 2 rows, 1 rows meet their own image, caption or meaning in a batch"
-    )
+        warn_of_false_negatives(config.train, loader.plan)
+    said = "false negatives: in the first 1 batches, of 2 rows, 1 rows meet their own image or caption in a batch"
     assert any(message.startswith(said) for message in caplog.messages)
 
 
@@ -300,15 +277,6 @@ def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
         "train.micro_batch_size is 24, and a rank has 64 rows of a batch: each shape is compiled twice, the second "
         "time for the 16 rows that are left; a divisor of 64 is compiled once"
     )
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_decoding_for_gpus_is_told_on_a_cpu(sections: dict[str, Any], device: str, caplog: pytest.LogCaptureFixture):
-    warn_of_no_effect(config_of(sections, data={"decode": "device"}), torch.device(device), world_size=1)
-    assert caplog.messages == [
-        "data.decode is device, and the run is on a CPU: files are decoded in the training loop, which waits for it "
-        "(exact decodes in the loader's workers); this setting is for GPUs"
-    ] * (device == "cpu")
 
 
 @pytest.mark.parametrize(

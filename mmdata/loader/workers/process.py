@@ -276,6 +276,8 @@ class _WorkerProcess:
     def _receive_file(self) -> int:
         try:
             return recv_handle(self._connection)
+        except ConnectionError:
+            raise
         except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
             raise ConfigError(
                 f"data.loading.worker_type process: too many open files in process {os.getpid()}; {REMEDY}"
