@@ -30,8 +30,8 @@ from mmdata.errors import BadSample, DataError, Reason
 from mmdata.images import probe
 from mmdata.images.pillow import decode_pillow
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_pixels
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 from mmdata.safe_read import read_inside
 from mmdata.tars import clean_caption

@@ -148,7 +148,7 @@ def test_layers_facade_imports_nothing_of_the_library_when_loaded():
         ("plan/plan.py", "def f():\n    from torch import Tensor", "mmdata.plan imports torch.Tensor"),
         ("plan/rows.py", "from mmdata import loader", "mmdata.plan imports mmdata.loader"),
         ("text/tokenizer.py", "from ..convert import convert", "mmdata.text imports mmdata.convert"),
-        ("loader/batch_maker.py", "from mmdata.train import losses", "mmdata.loader imports mmdata.train"),
+        ("loader/builder.py", "from mmdata.train import losses", "mmdata.loader imports mmdata.train"),
         ("loader/loader.py", "import torch.distributed as d", "mmdata.loader imports torch.distributed"),
         ("convert/rows.py", "from torch import distributed", "mmdata.convert imports torch.distributed"),
         ("train/run/trainer.py", "from mmdata.loader import Loader", "mmdata.train imports mmdata.loader"),

@@ -19,7 +19,7 @@ from mmdata.index import Index, ShardStore
 from mmdata.inspect.gallery import row_thumbnail
 from mmdata.inspect.page import Found, Query, Section
 from mmdata.loader import Loader
-from mmdata.loader.samples import IndexSamples
+from mmdata.loader.reader import RowReader
 from mmdata.plan.from_config import num_rows
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.retrieval import TIE
@@ -170,7 +170,7 @@ def _worst(retrieved: Retrieved) -> list[int]:
 
 def _query(retrieved: Retrieved, index: Index, store: ShardStore, i: int) -> Query:
     rows = retrieved.rows[[i, *retrieved.nearest[i]]]
-    samples = IndexSamples(index, store, rows, np.zeros(len(rows), np.int64))
+    samples = RowReader(index, store, rows, np.zeros(len(rows), np.int64))
     captions = [_caption(samples, place) for place in range(len(rows))]
     pictures = [row_thumbnail(index, store, int(row), size=THUMBNAIL) for row in rows]
     found = [
@@ -181,7 +181,7 @@ def _query(retrieved: Retrieved, index: Index, store: ShardStore, i: int) -> Que
     return Query(captions[0], note, [Found("wanted", captions[0], True, *pictures[0]), *found])
 
 
-def _caption(samples: IndexSamples, i: int) -> str:
+def _caption(samples: RowReader, i: int) -> str:
     try:
         return samples.caption(i)
     except BadSample as error:

@@ -22,10 +22,10 @@ from mmdata.images.decode import decode_pixels, oriented
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
-from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_pixels
-from mmdata.loader.samples import IndexSamples
+from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import NOTICEABLE
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 from mmdata.text.tokenizer import Tokenizer
 
@@ -126,12 +126,12 @@ class _Sample:
         assert found.stats is not None
         row_s = (found.stats.wall_s["decode"] + found.stats.wall_s["transform"]) / max(1, found.stats.rows)
         count = int(min(SAMPLE_ROWS, max(4, TRIAL_S / max(row_s, 1e-6))))
-        self.read = IndexSamples(loader.index, loader.maker.store, rows[:count], passes[:count])
+        self.read = RowReader(loader.index, loader.builder.store, rows[:count], passes[:count])
         self.count = len(rows[:count])
         self.images = [self.read.stored_image(i) for i in range(self.count)]
         self.bucket: Bucket = step.bucket
-        self.transform: PixelTransform = loader.maker.transform
-        self.tokenizer: Tokenizer | None = loader.maker.tokenizer
+        self.transform: PixelTransform = loader.builder.spec.transform
+        self.tokenizer: Tokenizer | None = loader.builder.spec.tokenizer
         self.read_s = found.stats.wall_s["read"] / max(1, found.stats.rows)  # for a row
         self._spent_s = found.stats.own_s
 

@@ -18,8 +18,8 @@ from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.images.jpeg import oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
-from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.work import LoadedBatch
+from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
@@ -158,27 +158,27 @@ def find_step(
     )
 
 
-def replay(maker: BatchMaker, step: Step, added: Callable[[Batch], Batch] = lambda batch: batch) -> Replay:
+def replay(builder: BatchBuilder, step: Step, added: Callable[[Batch], Batch] = lambda batch: batch) -> Replay:
     """Make the row of a step of one row.
 
     Args:
-        maker: of batches.
+        builder: of batches.
         step: of the row.
         added: the batch with its entries from tables, see `Loader.added`.
 
     Raises:
         DataError: its shard is not the one that was indexed.
     """
-    samples = maker.samples(step.rows, step.passes)
+    samples = builder.read(step.rows, step.passes)
     image, epoch, bucket = samples.stored_image(0), int(step.passes[0]), step.bucket
     shape = None if bucket.patches else (bucket.height, bucket.width)
-    size = maker.index.take(step.rows, ["height", "width"])
+    size = builder.index.take(step.rows, ["height", "width"])
     decoded, caption = None, ""
     with suppress(BadSample):  # the batch's ledger line says it
-        decoded = maker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
+        decoded = builder.spec.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
     with suppress(BadSample):
-        caption = maker.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
-    made = maker.make(step)
+        caption = builder.spec.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
+    made = builder.make(step)
     entries: dict[str, Any] = dict(added(made.batch))
     fields = {name: values[0] for name, values in entries.items() if name not in Batch.__annotations__}
     chosen = samples.chosen_captions()

@@ -92,7 +92,7 @@ class Interoperable(ABC):
 def refuses_settings(initialize: Initializer) -> Initializer:
     """A decorator of `Loader.__init__`: `Loader("shards/photos")` is an error that says what to write.
 
-    Without it Python would say that an argument `maker` is missing. The signature stays as it is, for `help`.
+    Without it Python would say that an argument `builder` is missing. The signature stays as it is, for `help`.
     """
 
     @wraps(initialize)
@@ -101,7 +101,7 @@ def refuses_settings(initialize: Initializer) -> Initializer:
         if isinstance(given, (str, os.PathLike, dict, DataConfig, Config)):
             settings = '{"shards": "FOLDER", "tokenizer": "FOLDER/tokenizer", "global_batch_size": 256}'
             raise TypeError(
-                f"Loader takes a plan and a BatchMaker; got {excerpt(given)}. To make a loader of settings: "
+                f"Loader takes a plan and a BatchBuilder; got {excerpt(given)}. To make a loader of settings: "
                 f"Loader.from_config('CONFIG.yaml') or Loader.from_config({settings})"
             )
         initialize(self, *positional, **named)

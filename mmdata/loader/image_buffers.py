@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import NotRequired
 
 from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform
-from mmdata.loader.buffer_pool import BufferPool
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 
 

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.config.loading import LoadingConfig
@@ -30,6 +30,8 @@ KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
 
 Stage = Literal["read", "decode", "transform", "caption", "field"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order in which one is named of a row that fails at several."""
 
 
 @dataclass(frozen=True)

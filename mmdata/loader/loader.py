@@ -22,26 +22,25 @@ from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import counted
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.captions import all_captions
+from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
+from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
-from mmdata.loader.work import BatchSource
-from mmdata.loader.workers.choose import make_source
-from mmdata.loader.workers.steps import RankSteps
+from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
+from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.plan.rows import IndexRows, planned_rows, selection_of
 
 SHOWN = [
-    *("all_captions", "batch_size", "check_rows", "close", "from_config", "index", "ledger", "load_state_dict"),
-    *("maker", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
+    *("all_captions", "batch_size", "builder", "check_rows", "close", "from_config", "index", "ledger"),
+    *("load_state_dict", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
 ]
 """What `dir(loader)` and tab completion show: what users call. The other names are for frameworks."""
 
@@ -57,7 +56,7 @@ class Loader(Interoperable):
 
     Args:
         plan: of the global batches.
-        maker: makes batches.
+        builder: makes the batches.
         rank: 0 … world_size-1; None: as the launcher says, see `resolve_ranks`.
         world_size: processes that share each global batch; must divide the global batch size. Given with rank.
         num_workers: threads; auto: all usable cores of the rank; 0: batches are made in the caller's thread.
@@ -86,27 +85,27 @@ class Loader(Interoperable):
     def __init__(
         self,
         plan: Plan,
-        maker: BatchMaker,
+        builder: BatchBuilder,
         *,
         rank: int | None = None,
         world_size: int | None = None,
         num_workers: NumWorkers = "auto",
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
-        source: BatchSource | None = None,
+        source: BatchSource[LoadedBatch] | None = None,
         fields: Fields | None = None,
     ) -> None:
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
         self.plan = plan
-        self.maker = maker
-        self.index = maker.index
+        self.builder = builder
+        self.index = builder.index
         self.rank, self.world_size = ranks
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
         self._fields = fields
         self._source = source or ThreadedBatches(
-            RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch_batches
+            RankPipeline(plan, builder, ranks), num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
         # Process id, epoch and step of the batch that the source gives next; None: the source must begin anew. The id
         # differs in a forked child, which has none of its parent's workers.
@@ -146,11 +145,11 @@ class Loader(Interoperable):
         """As `from_config`, for ranks that are known."""
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        maker = BatchMaker.from_config(data, corpus, plan)
-        source = make_source(data, plan, maker, ranks)
+        builder = BatchBuilder.from_config(data, corpus, plan)
+        source = make_source(data, plan, builder, ranks)
         fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
         return cls(
-            plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
+            plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
 
     def __len__(self) -> int:
@@ -201,7 +200,7 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return {**identity_of(self.plan, self.maker), "fields": self._fields and self._fields.name}
+        return {**identity_of(self.plan, self.builder.spec), "fields": self._fields and self._fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""
@@ -209,7 +208,7 @@ class Loader(Interoperable):
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
-        return all_captions(self.maker, rows)
+        return self.builder.all_captions(rows)
 
     def blank_batches(self) -> list[tuple[str, Callable[[], Batch]]]:
         """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
@@ -225,11 +224,11 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        batch = self.maker.make(step).batch
+        batch = self.builder.make(step).batch
         return shown(self.added(batch))
 
     def added(self, batch: Batch) -> Batch:
-        """A batch of `maker` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
+        """A batch of `builder` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
         if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
             hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
             batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})

@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from mmdata.loader.stats import Stats
-from mmdata.loader.work import Work
 from mmdata.loader.workers.interrupt_safe import Promise
 from mmdata.loader.workers.threads import END_S, WorkerThreads
+from mmdata.loader.workers.work import Work
 
 Step = TypeVar("Step")
 Made = TypeVar("Made")

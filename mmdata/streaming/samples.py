@@ -147,7 +147,7 @@ class BufferedSample:
 
 
 class BatchSamples:
-    """The samples of one batch, in the form that `BatchBuilder` takes (`mmdata.loader.samples.Samples`)."""
+    """The samples of one batch, in the form that `UnfinishedBatch` takes (`mmdata.loader.reader.Samples`)."""
 
     def __init__(self, samples: list[BufferedSample]) -> None:
         self._buffered = samples

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
-from mmdata.loader.batch_builder import BatchSpec
+from mmdata.loader.builder import BatchSpec
 from mmdata.loader.state import differences
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.storage.fetch import display_name

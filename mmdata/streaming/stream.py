@@ -20,13 +20,15 @@ from mmdata.cores import most_workers
 from mmdata.errors import DataError, Reason, counted
 from mmdata.images.pixels import PixelTransform
 from mmdata.launcher import resolve_ranks
-from mmdata.loader.batch_builder import BatchBuilder, BatchSpec
+from mmdata.loader.builder import BatchSpec
 from mmdata.loader.frameworks import Interoperable, Iteration
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import data_config
 from mmdata.loader.stats import Stats
-from mmdata.loader.work import LoadedBatch, Work
+from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.interrupt_safe import SharedGenerator
+from mmdata.loader.workers.work import Work
 from mmdata.plan import rank_slice
 from mmdata.plan.position import check_count, check_epoch, check_state
 from mmdata.streaming.composer import Composer, StreamStep
@@ -138,12 +140,13 @@ class Stream(Interoperable):
         self._losses = Losses()
         self._composer = Composer(data, tokenizer, rank=rank, world_size=world_size)
         self._spec = BatchSpec(
-            tokenizer,
             transform,
+            tokenizer,
             TextTransform.from_config(data),
             add_hashes=data.add_hashes,
             add_captions=data.add_captions,
         )
+        self._buffers = BufferPool()
         self._identity = identity(shards, data, steps_per_epoch, spec=self._spec)
         self._position = StreamPosition(steps_per_epoch)
         # The passes at the end of an epoch, and their position: the next epoch goes on with the same buffer and shard.
@@ -364,5 +367,6 @@ class Stream(Interoperable):
             yield replace(step, step=step.step._replace(epoch=epoch, number=number), dropped=dropped)
 
     def _begin(self, step: StreamStep) -> Work[_Outcome]:
-        work = BatchBuilder(self._spec, step.step, step.samples, labels=step.labels).work()
+        batch = UnfinishedBatch(self._spec, step.step, step.samples, buffers=self._buffers, has_labels=step.labels)
+        work = batch.work()
         return work.then(lambda made: _Outcome(made, step.dropped, step.in_passes, step.samples.losses()))

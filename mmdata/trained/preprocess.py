@@ -20,9 +20,9 @@ from mmdata.images import probe
 from mmdata.images.jpeg import oriented_size
 from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, CaptionSources, LengthAspectPolicy, NativePolicy, ShardCaptions
 from mmdata.plan.buckets import Shapes
 from mmdata.plan.from_config import image_shapes

@@ -18,8 +18,8 @@ from mmdata.errors import DataError
 from mmdata.images import decoder_warnings
 from mmdata.images.decoder_warnings import name_warnings
 from mmdata.index import Index, ShardStore
-from mmdata.loader.buffer_pool import BufferPool
-from mmdata.loader.shard_prefetch import ShardPrefetcher
+from mmdata.loader.prefetch import ShardPrefetcher
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import LOCK_NAME, Remote
 from mmdata.storage.fetch import RemoteFolder

@@ -307,7 +307,7 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     flip(damaged, JPEG_ROW, 1)
     loader = damaged.loader(shuffle=False)
-    made = replay(loader.maker, find_step(loader.plan, JPEG_ROW, 0))
+    made = replay(loader.builder, find_step(loader.plan, JPEG_ROW, 0))
     assert made.decoded is None
     assert [(entry.row, entry.reason) for entry in made.made.masked] == [(JPEG_ROW, "file_changed")]
     assert _card(damaged.index, ShardStore(damaged.index), JPEG_ROW).problem.startswith(

@@ -158,13 +158,6 @@ def test_a_state_of_other_captions_is_refused(corpus: Corpus, mixed: dict[str, A
         loader.load_state_dict(state)
 
 
-def test_a_state_of_before_is_taken_without_sources(corpus: Corpus):
-    with corpus.loader() as loader:
-        state = loader.state_dict()
-        del state["plan"]["captions"]
-        loader.load_state_dict(state)
-
-
 def test_rows_without_a_recaption_keep_their_own(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     join = write_table(corpus, tmp_path / "recaps.parquet", ORDER[:30])
     with corpus.loader(join=join, captions={"shards": 0.0, "join:recap": 1.0}, add_captions=True) as loader:

@@ -319,9 +319,5 @@ def test_a_state_of_other_texts_is_refused(corpus: Corpus, caplog: pytest.LogCap
         pytest.raises(ConfigError, match="caption_template was None"),
     ):
         loader.load_state_dict(plain)
-    for name in ("text_transform", "text_transform_source", "caption_template", "caption_dropout"):
-        del plain["plan"][name]
-    with corpus.loader() as loader:
-        loader.load_state_dict(plain)  # of a version without
     with pytest.raises(ConfigError, match=r"caption_dropout.*less than 1"):
         corpus.loader(caption_dropout=1.0)

@@ -56,6 +56,5 @@ def test_loader_turns_by_raw_profile_and_names_the_image_of_a_warning(
 
 @pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("never", False)])
 def test_loader_compares_checksums_only_where_the_fast_hash_was_not(corpus: Corpus, setting: str, expected: bool):
-    worker = corpus.loader(check_images=setting, num_workers=0).maker
-    samples = worker.samples(np.array([1]), np.array([0]))
+    samples = corpus.loader(check_images=setting, num_workers=0).builder.read(np.array([1]), np.array([0]))
     assert (samples.image(0).checked, samples.stored_image(0).checked) == (expected, False)

@@ -52,7 +52,7 @@ def test_replay_gives_the_rows_of_the_batches_bit_for_bit(corpus: Corpus, settin
                 row = int(batch["rows"][place])
                 if row < 0:
                     continue
-                found = replay(loader.maker, find_step(loader.plan, row, epoch))
+                found = replay(loader.builder, find_step(loader.plan, row, epoch))
                 assert (found.step.epoch, found.step.number, found.key) == (epoch, step, batch["keys"][place])
                 for name, value in batch.items():
                     if isinstance(value, torch.Tensor):
@@ -61,7 +61,7 @@ def test_replay_gives_the_rows_of_the_batches_bit_for_bit(corpus: Corpus, settin
 
 def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
     loader = corpus.loader()
-    found = replay(loader.maker, find_step(loader.plan, 9, 0))  # row % 9 == 0: turned by EXIF
+    found = replay(loader.builder, find_step(loader.plan, 9, 0))  # row % 9 == 0: turned by EXIF
     assert found.image.orientation == 6
     assert bytes(found.image.data) == corpus.samples[9].image
     assert found.caption in corpus.samples[9].captions
@@ -156,7 +156,7 @@ def test_replay_program_prints_the_stages_and_saves_the_pixels(
     loader = corpus.loader()
     step = find_step(loader.plan, 7, 1)
     assert f"epoch 1, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}" in shown
-    expected = replay(loader.maker, step).made.batch["pixel_values"][0].permute(1, 2, 0)
+    expected = replay(loader.builder, step).made.batch["pixel_values"][0].permute(1, 2, 0)
     assert np.array_equal(np.asarray(Image.open(png)), expected.numpy())
     assert run_tool(monkeypatch, path, "--key", "00007", "--epoch", 1) == 0
     first = [line for line in capsys.readouterr().out.splitlines() if " ms  " not in line]

@@ -96,17 +96,6 @@ def test_state_of_another_share_is_refused_by_name(corpus: Corpus, share: float 
         ConfigError, match=rf"selection was 'data\.split train of data\.val\.share 0\.3' and is .*{told}"
     ):
         corpus.loader(val={"share": share}, text_buckets=[32]).load_state_dict(state)
-    del state["plan"]["selection"]  # as an earlier version wrote it, which had no shares
-    with pytest.raises(ConfigError, match=r"selection was None and is .data\.split train of data\.val\.share 0\.3"):
-        corpus.loader(val={"share": SHARE}, text_buckets=[32]).load_state_dict(state)
-
-
-def test_states_of_earlier_versions_fit_a_loader_without_a_share(corpus: Corpus):
-    loader = corpus.loader()
-    state = {**loader.state_dict(), "step": 3}
-    state["plan"] = {name: value for name, value in state["plan"].items() if name != "selection"}
-    loader.load_state_dict(state)
-    assert len(list(loader)) == len(loader) - 3
 
 
 def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):

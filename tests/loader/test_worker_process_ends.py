@@ -73,7 +73,7 @@ def test_worker_process_killed_is_an_error_and_resuming_is_exact(
     del caught  # its traceback holds the loader
     assert re.match(
         rf"the loader's worker process {killed[0]} has ended \(killed by SIGKILL\) before (the batch of epoch [01], "
-        r"step \d|it got '(begin|go on)'); the kernel's out-of-memory killer does this where memory is short: lower "
+        r"step \d|it got '(begin|next)'); the kernel's out-of-memory killer does this where memory is short: lower "
         r"data\.loading\.prefetch_batches or data\.loading\.num_workers\. Resuming is exact: ",
         said,
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.loader.workers import parent
+from mmdata.loader.workers import process
 from tests.flat_settings import grouped
 from tests.programs import Program
 
@@ -33,7 +33,10 @@ def worker_processes(of: int | None = None) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(ppid) == (of or os.getpid()) and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes():
+            if (
+                int(ppid) == (of or os.getpid())
+                and b"mmdata.loader.workers.process" in (folder / "cmdline").read_bytes()
+            ):
                 found.append(int(folder.name))
     return found
 
@@ -56,7 +59,7 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Worker processes end with their loaders. They are forked from a template."""
-    monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
     yield
     gc.collect()
     assert worker_processes() == []

@@ -13,8 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mmdata.loader.buffer_pool import BufferPool, own_memory
 from mmdata.loader.stats import Stats
+from mmdata.loader.workers.buffers import BufferPool, own_memory
 from tests.programs import PATIENCE_S
 
 SHAPE = (2, 3, 4, 5)

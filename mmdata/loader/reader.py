@@ -1,4 +1,4 @@
-"""The samples of a step, read when they are needed."""
+"""The samples of a step, each member read by its offset when it is needed."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ CheckImages = Literal["auto", "never"]
 """See `LoadingConfig.check_images`."""
 
 
-class IndexSamples:
-    """The samples of n rows of an index.
+class RowReader:
+    """Reads the samples of n rows of an index by their offsets in the shards.
 
     Args:
         index: of the shards.

@@ -13,8 +13,8 @@ import pytest
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
-from mmdata.loader.workers import choose
-from mmdata.loader.workers.parent import WorkerProcesses
+from mmdata.loader import source
+from mmdata.loader.workers.process import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches
 from tests.flat_settings import grouped
 
@@ -38,16 +38,16 @@ TRANSFORMS = """
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Without a GPU, with a file of transforms."""
     caplog.set_level(logging.INFO, "mmdata")
-    monkeypatch.setattr(choose, "has_gpu", lambda: False)
+    monkeypatch.setattr(source, "has_gpu", lambda: False)
     transforms(tmp_path, monkeypatch, TRANSFORMS)
 
 
 def chosen(loader: Loader) -> tuple[str, int]:
-    source: Any = loader._source
-    if isinstance(source, ThreadedBatches):
+    workers: Any = loader._source
+    if isinstance(workers, ThreadedBatches):
         return "thread", 0
-    assert isinstance(source, WorkerProcesses)
-    return "process", source._num_processes
+    assert isinstance(workers, WorkerProcesses)
+    return "process", workers._task.num_processes
 
 
 def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corpus, caplog: pytest.LogCaptureFixture):
@@ -59,7 +59,7 @@ def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corp
 def test_auto_is_a_worker_process_where_there_is_a_gpu(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(choose, "has_gpu", lambda: True)
+    monkeypatch.setattr(source, "has_gpu", lambda: True)
     loader = corpus.loader()
     assert chosen(loader) == ("process", 1)
     (said,) = [record.getMessage() for record in caplog.records]
@@ -86,7 +86,7 @@ def section(settings: dict[str, Any]) -> DataConfig:
 def test_auto_leaves_a_transform_of_the_program_itself_to_threads(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(choose, "has_gpu", lambda: True)
+    monkeypatch.setattr(source, "has_gpu", lambda: True)
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
     loader = corpus.loader(transform="__main__:mine", num_workers=1)
     assert chosen(loader) == ("thread", 0)

@@ -6,15 +6,15 @@ The choice among a row's negative captions depends on the row and its pass alone
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.hashing import hash64
@@ -28,49 +28,6 @@ from mmdata.text.tokenizer import Tokenizer
 
 REMEDY = "expected Parquet with the columns key (string) and captions (list of strings, null where one is missing)"
 CHUNK = 4096
-
-
-@dataclass(frozen=True)
-class NegativeTexts:
-    """The negative captions of the n samples of a step.
-
-    Attributes:
-        texts: n captions, None where a sample has none.
-        length: width of their tokens in the batch; all captions fit.
-        template: around each text.
-    """
-
-    texts: Sequence[str | None]
-    length: int
-    template: str | None = None
-
-    def present(self) -> NDArray[np.bool_]:
-        """Which samples have a negative caption, bool (n,)."""
-        return np.array([text is not None for text in self.texts], bool)
-
-    def encode(
-        self, tokenizer: Tokenizer, places: NDArray[np.int64], rows: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """input_ids and attention_mask of a batch, int64 (rows, length) each.
-
-        Every row has at least one unmasked position, since attention over none is NaN.
-
-        Args:
-            tokenizer: tokenizes all captions in one call.
-            places: int64 (n,), rows of the samples in the batch.
-            rows: of the batch.
-        """
-        input_ids = np.full((rows, self.length), tokenizer.pad_id, np.int64)
-        attention_mask = np.zeros((rows, self.length), np.int64)
-        present = places[self.present()]
-        texts = [filled(self.template, text) for text in self.texts if text is not None]
-        input_ids[present], attention_mask[present] = tokenizer.encode(texts, self.length)
-        attention_mask[:, 0] = 1
-        return input_ids, attention_mask
-
-    def hashes(self) -> NDArray[np.int64]:
-        """Hashes as those of captions, int64 (n,); 0 where a sample has none."""
-        return np.array([0 if text is None else hash64(text.encode()) for text in self.texts], np.int64)
 
 
 class NegativeCaptions:
@@ -121,17 +78,44 @@ class NegativeCaptions:
         length = min(longest, tokenizer.max_length)
         return cls(of_rows, len(index), length=length, fingerprint=fingerprint, template=template)
 
-    def choose(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> NegativeTexts:
-        """The negative caption of each of n rows, int64 (n,), in its pass.
+    def entries(
+        self, tokenizer: Tokenizer, rows: NDArray[np.int64], passes: NDArray[np.int64], *, add_hashes: bool
+    ) -> dict[str, Tensor]:
+        """The entries of a batch; see `Batch`. `negative_valid` says which rows have a negative caption.
 
-        Chosen as the row's own caption is: where a row has as many of both, the i-th goes with the i-th.
+        It is chosen as the row's own caption is: where a row has as many of both, the i-th goes with the i-th.
+
+        Args:
+            tokenizer: tokenizes all captions in one call.
+            rows: int64 (B,), -1 where a row is padding.
+            passes: int64 (B,), of the rows.
+            add_hashes: add their hashes, 0 where there is none.
         """
+        places = np.flatnonzero(rows >= 0)  # (n,)
+        texts = self._choose(rows[places], passes[places])
+        present = places[[text is not None for text in texts]]
+        found = [text for text in texts if text is not None]
+        input_ids = np.full((len(rows), self.length), tokenizer.pad_id, np.int64)
+        attention_mask = np.zeros((len(rows), self.length), np.int64)
+        input_ids[present], attention_mask[present] = tokenizer.encode(
+            [filled(self._template, text) for text in found], self.length
+        )
+        attention_mask[:, 0] = 1  # attention over no token is NaN
+        valid = np.zeros(len(rows), bool)
+        valid[present] = True
+        entries = {"negative_input_ids": input_ids, "negative_attention_mask": attention_mask, "negative_valid": valid}
+        if add_hashes:
+            entries["negative_caption_hash"] = np.zeros(len(rows), np.int64)
+            entries["negative_caption_hash"][present] = [hash64(text.encode()) for text in found]
+        return {name: torch.from_numpy(values) for name, values in entries.items()}
+
+    def _choose(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> list[str | None]:
+        """The negative caption of each of n rows, int64 (n,), in its pass; None where it has none."""
         count = self._count[rows]  # 0 for a row without any: it chooses text 0, which is then replaced by None
         chosen = self._start[rows] + choose_captions(rows, np.maximum(count, 1), passes)
         present = count > 0
         found: list[str | None] = self._texts.take(pa.array(np.where(present, chosen, 0))).to_pylist()
-        texts = [text if some else None for text, some in zip(found, present.tolist(), strict=True)]
-        return NegativeTexts(texts, self.length, self._template)
+        return [text if some else None for text, some in zip(found, present.tolist(), strict=True)]
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str | None]], str]:

@@ -6,7 +6,10 @@ A batch may be kept for as long as the user likes: its memory comes back when th
 from __future__ import annotations
 
 import math
+import weakref
+from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +17,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.forked import new_lock
-from mmdata.loader.lending import Lending
+
+T = TypeVar("T")
+
+
+class Lending(Generic[T]):
+    """Remembers what was lent with which object, and which of these objects are gone.
+
+    `weakref.finalize` runs Python code in whichever line the object dies. A Ctrl-C that arrives within such code is
+    lost: Python reports that it ignores a KeyboardInterrupt, and the program goes on. A deque's `append` is C code, in
+    which no signal is handled and which needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._gone: deque[weakref.ref[object]] = deque()
+        self._lent: dict[int, tuple[weakref.ref[object], T]] = {}
+
+    def add(self, borrower: object, thing: T) -> None:
+        """Lend `thing` for as long as `borrower` lives."""
+        reference = weakref.ref(borrower, self._gone.append)
+        self._lent[id(reference)] = (reference, thing)
+
+    def returned(self) -> list[T]:
+        """What has come back since the last call. Not to be called by two threads at once."""
+        return [self._lent.pop(id(self._gone.popleft()))[1] for _ in range(len(self._gone))]
 
 
 def own_memory(size: int) -> NDArray[np.uint8]:
