@@ -20,7 +20,7 @@ from mmdata.errors import ConfigError
 from mmdata.loader.meaning import Meaning
 from mmdata.nearest import meant
 from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.values import Values
+from mmdata.tables.values import ColumnValues
 from mmdata.tars.member_values import KINDS, KNOWN, kind_of
 from mmdata.tars.members import Selector
 
@@ -105,7 +105,7 @@ class Fields:
         meaning: Meaning | None = None,
     ) -> None:
         self._sources, self.meaning = dict(settings), meaning
-        self._values: dict[str, Values] = {
+        self._values: dict[str, ColumnValues] = {
             name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
             for name, source in parse_fields(settings, joined).items()
             if isinstance(source, ColumnSource)

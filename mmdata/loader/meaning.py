@@ -19,7 +19,7 @@ from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan import CaptionSources, Groups, IndexRows
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.tables.dates import DATES, date_kind, iso_texts
+from mmdata.tables.arrow_values import DATES, date_kind, iso_texts
 from mmdata.tables.joined import Joined
 from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import row_chunks

@@ -29,7 +29,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     Args:
         data: settings.
         index: of the shards.
-        joined: what `data.join` names; None: it is read here.
+        joined: what `data.join` names; None: it is opened here.
 
     Raises:
         ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.

@@ -31,7 +31,7 @@ INNER = f"{INNER_NAME}/"
 MEMBERS_HEAD_NAME = "members.json"
 """Of the index of tars without images, see `keys_index`."""
 JOINS_NAME = "joins"
-"""The sub-folder of `__mmdata__` that says which rows of tables belong to the rows of the index."""
+"""The sub-folder of `__mmdata__` with the side files: columns of tables, aligned to the rows of the index."""
 BESIDE = ""
 """Prefix of the file names in a folder that an earlier version wrote."""
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -31,28 +31,33 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError, excerpt
 from mmdata.nearest import meant
 from mmdata.tables.arrow_values import (
+    DATES,
+    Kind,
     arithmetic,
     compare_numbers,
+    compared_type,
+    compute,
     contains,
+    date_kind,
     divide,
+    examples_of,
     is_in,
     is_in_numbers,
+    kind_of,
     negative,
     number_of,
     number_sets,
+    parse_date,
     plain_values,
     remainder,
     rounded_to,
 )
-from mmdata.tables.dates import DATES, DateKind, compared_type, compute, date_kind, examples_of, parse_date
 from mmdata.tables.table import in_condition
 
 MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
 """Parts within each other; far fewer than Python's stack holds."""
 
-Kind = Literal["number", "text", "bool", "other", "condition"] | DateKind
-"""Of a part of a condition; of a column all but condition."""
 Columns = Mapping[str, Any]
 """Arrow arrays (n,) by name; null and NaN are missing."""
 Evaluate = Callable[[Columns], Any]
@@ -90,7 +95,7 @@ _HINTS = {
 """What other languages write, and what is written here."""
 
 
-class _Part(NamedTuple):
+class _Operand(NamedTuple):
     """A part of a condition."""
 
     kind: Kind
@@ -130,17 +135,6 @@ class Condition:
         if isinstance(found, pa.Scalar):
             return np.full(num_rows, found.as_py() is True)
         return found.fill_null(False).to_numpy(zero_copy_only=False)
-
-
-def kind_of(kind: Any) -> Kind:
-    """What a condition may do with a column of an Arrow type; of "other" it may ask whether a row has a value."""
-    if (dates := date_kind(kind)) is not None:
-        return dates
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return "number"
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "other"
 
 
 def parse_condition(
@@ -213,12 +207,12 @@ class _Parser:
         bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
         return next((name for name in self._types if in_condition(name) != name and name in bare), None)
 
-    def _part(self, node: ast.expr, depth: int) -> _Part:
+    def _part(self, node: ast.expr, depth: int) -> _Operand:
         if depth > MAX_DEPTH:
             self._refuse(node, f"more than {MAX_DEPTH} parts within each other")
         if isinstance(node, ast.BoolOp):
             parts = [self._condition(value, depth + 1) for value in node.values]
-            return _Part("condition", _all_of(parts) if isinstance(node.op, ast.And) else _any_of(parts))
+            return _Operand("condition", _all_of(parts) if isinstance(node.op, ast.And) else _any_of(parts))
         if isinstance(node, ast.UnaryOp):
             return self._unary(node, depth)
         if isinstance(node, ast.BinOp):
@@ -239,9 +233,9 @@ class _Parser:
             self._refuse(node, f"a condition is needed, such as width >= 256, and this is a {part.kind}")
         return part.evaluate
 
-    def _unary(self, node: ast.UnaryOp, depth: int) -> _Part:
+    def _unary(self, node: ast.UnaryOp, depth: int) -> _Operand:
         if isinstance(node.op, ast.Not):
-            return _Part("condition", _not(self._condition(node.operand, depth + 1)))
+            return _Operand("condition", _not(self._condition(node.operand, depth + 1)))
         if not isinstance(node.op, (ast.USub, ast.UAdd)):
             self._refuse(node, "~ is not known; write not")
         part = self._part(node.operand, depth + 1)
@@ -249,24 +243,24 @@ class _Parser:
             self._refuse(node, f"a sign before a {part.kind}")
         if isinstance(node.op, ast.UAdd):
             return part
-        return _Part("number", _apply(negative, part.evaluate))
+        return _Operand("number", _apply(negative, part.evaluate))
 
-    def _binary(self, node: ast.BinOp, depth: int) -> _Part:
+    def _binary(self, node: ast.BinOp, depth: int) -> _Operand:
         if (operate := _ARITHMETIC.get(type(node.op))) is None:
             self._refuse(node, "of operators + - * / % are known; conditions are joined by and, or")
         sides = [self._part(side, depth + 1) for side in (node.left, node.right)]
         for side, part in zip((node.left, node.right), sides, strict=True):
             if part.kind not in _NUMBERS:
                 self._refuse(side, f"a number is needed, and this is a {part.kind}")
-        return _Part("number", _pairwise(operate, sides[0].evaluate, sides[1].evaluate))
+        return _Operand("number", _pairwise(operate, sides[0].evaluate, sides[1].evaluate))
 
-    def _compare(self, node: ast.Compare, depth: int) -> _Part:
+    def _compare(self, node: ast.Compare, depth: int) -> _Operand:
         found: list[Evaluate] = []
         left = node.left
         for operation, right in zip(node.ops, node.comparators, strict=True):
             found.append(self._compared(left, operation, right, depth + 1))
             left = right
-        return _Part("condition", _all_of(found))
+        return _Operand("condition", _all_of(found))
 
     def _compared(self, left: ast.expr, operation: ast.cmpop, right: ast.expr, depth: int) -> Evaluate:
         if isinstance(operation, (ast.In, ast.NotIn)):
@@ -307,7 +301,7 @@ class _Parser:
         shown = in_condition(name) if name in self._types else "score"
         self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
 
-    def _date(self, node: ast.expr, part: _Part, other: ast.expr) -> Evaluate:
+    def _date(self, node: ast.expr, part: _Operand, other: ast.expr) -> Evaluate:
         """One side of a comparison with dates: a column of them, or a text beside one."""
         if part.kind in DATES:
             return part.evaluate
@@ -327,7 +321,7 @@ class _Parser:
         """Arrow's type of a plain column; None of another part."""
         return self._types.get(self._quoted.get(node.id, node.id)) if isinstance(node, ast.Name) else None
 
-    def _beside(self, node: ast.expr, other: ast.expr, part: _Part) -> Evaluate:
+    def _beside(self, node: ast.expr, other: ast.expr, part: _Operand) -> Evaluate:
         """A side of a comparison of numbers: a number beside a column is rounded to the column's type."""
         if not _is_literal(node) or part.kind != "number":
             return part.evaluate
@@ -353,7 +347,7 @@ class _Parser:
             return self._in_numbers(part, left, right, values)
         return self._refuse(right, f"a {part.kind} is looked for in a list of other values")
 
-    def _in_numbers(self, part: _Part, left: ast.expr, node: ast.expr, values: Sequence[Any]) -> Evaluate:
+    def _in_numbers(self, part: _Operand, left: ast.expr, node: ast.expr, values: Sequence[Any]) -> Evaluate:
         try:
             numbers = [number_of(value) for value in values]
         except ValueError:
@@ -383,7 +377,7 @@ class _Parser:
             return list(self._lines(file, column))
         return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
 
-    def _column(self, node: ast.Name, *, any_type: bool = False) -> _Part:
+    def _column(self, node: ast.Name, *, any_type: bool = False) -> _Operand:
         name = self._quoted.get(node.id, node.id)
         if name not in self._types:
             if needs := self._unquoted():
@@ -398,14 +392,14 @@ class _Parser:
                 "bool, and of others is None",
             )
         self._names.add(name)
-        return _Part(kind, _apply(plain_values, itemgetter(name)))
+        return _Operand(kind, _apply(plain_values, itemgetter(name)))
 
-    def _constant(self, node: ast.Constant) -> _Part:
+    def _constant(self, node: ast.Constant) -> _Operand:
         value = node.value
         if isinstance(value, str):
-            return _Part("text", _constant(pa.scalar(value, pa.large_string())))
+            return _Operand("text", _constant(pa.scalar(value, pa.large_string())))
         if isinstance(value, bool):
-            return _Part("bool", _constant(pa.scalar(value)))
+            return _Operand("bool", _constant(pa.scalar(value)))
         if isinstance(value, int) and value >= 2**63:
             self._refuse(
                 node,
@@ -413,7 +407,7 @@ class _Parser:
             )
         if not isinstance(value, (int, float)):
             self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
-        return _Part("number", _constant(pa.scalar(value)))
+        return _Operand("number", _constant(pa.scalar(value)))
 
     def _refuse(self, node: ast.expr, why: str) -> NoReturn:
         before = self._text.encode()[: node.col_offset]

@@ -17,6 +17,7 @@ from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.meaning import Meaning, rows_alike
 from mmdata.plan.groups import write_groups
+from tests.joins import join_first
 
 from .conftest import Corpus
 from .test_join import write_table
@@ -74,6 +75,7 @@ def test_a_column_of_the_index_is_a_meaning_too(corpus: Corpus):
 def test_rows_alike_are_those_of_one_image_or_one_meaning(corpus: Corpus, tmp_path: Path):
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[row % 4 for row in range(50)])
     data = DataConfig.model_validate({**corpus.settings, "join": [{"table": table}], "meaning": "meant"})
+    join_first(data)
     opened = open_corpus(data)
     meaning = Meaning.from_config(data, opened.index, opened.joined)
     assert meaning is not None
