@@ -16,13 +16,11 @@ true nor false, as in SQL, and selects no row, also behind `not`.
 from __future__ import annotations
 
 import ast
-import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -52,9 +50,9 @@ from mmdata.tables.arrow_values import (
     remainder,
     rounded_to,
 )
+from mmdata.tables.condition_text import ConditionText
 from mmdata.tables.table import in_condition
 
-MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
 """Parts within each other; far fewer than Python's stack holds."""
 
@@ -62,6 +60,8 @@ Columns = Mapping[str, Any]
 """Arrow arrays (n,) by name; null and NaN are missing."""
 Evaluate = Callable[[Columns], Any]
 """An Arrow array of n rows, or a scalar for all of them."""
+ReadsLines = Callable[[str, str | None], Iterable[str]]
+"""Gives the lines of a file, or the values of a column of a table."""
 Bools = NDArray[np.bool_]
 
 _NUMBERS = ("number", "bool")  # a bool counts as 0 or 1
@@ -83,16 +83,6 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _NONE = ("none", "null", "nil", "nan", "na")
 """What languages call a missing value, in lower case."""
-_TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`([^`]+)`")
-_HINTS = {
-    r"&&": "conditions are joined by and, not &&",
-    r"\|\|": "conditions are joined by or, not ||",
-    r"!(?!=)": "a condition is turned round by not, not !",
-    r"(?<![=!<>])=(?!=)": "values are compared by ==, not =",
-    r"<>": "values are compared by !=, not <>",
-}
-"""What other languages write, and what is written here."""
 
 
 class _Operand(NamedTuple):
@@ -137,9 +127,7 @@ class Condition:
         return found.fill_null(False).to_numpy(zero_copy_only=False)
 
 
-def parse_condition(
-    text: str, types: Mapping[str, Any], *, of: str, lines: Callable[[str, str | None], Iterable[str]]
-) -> Condition:
+def parse_condition(text: str, types: Mapping[str, Any], *, of: str, lines: ReadsLines) -> Condition:
     """Parse a condition.
 
     Args:
@@ -152,60 +140,20 @@ def parse_condition(
     Raises:
         ConfigError: not a condition, an unknown column, values that cannot be compared; names the place.
     """
-    return _Parser(text.strip(), types, of, lines).parse()
+    return _Parser(ConditionText(text.strip(), list(types), of=of), types, lines).parse()
 
 
 class _Parser:
     """Turns Python's syntax tree of a condition into functions; what is not named here is refused."""
 
-    def __init__(
-        self, text: str, types: Mapping[str, Any], of: str, lines: Callable[[str, str | None], Iterable[str]]
-    ) -> None:
-        self._text, self._types, self._of, self._lines = text, types, of, lines
+    def __init__(self, text: ConditionText, types: Mapping[str, Any], lines: ReadsLines) -> None:
+        self._text, self._types, self._lines = text, types, lines
+        self._refuse, self._column_of = text.refuse, text.column_of
         self._names: set[str] = set()
-        self._quoted: dict[str, str] = {}  # columns in backquotes, by the names that stand for them
 
     def parse(self) -> Condition:
-        if len(self._text) > MAX_CHARACTERS:
-            raise ConfigError(
-                f"{self._of}: a condition of {len(self._text):,} characters, and at most {MAX_CHARACTERS:,} are read; "
-                "put a list of values into a file: key in lines('keys.txt')"
-            )
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)
-                tree = ast.parse(_QUOTED.sub(self._stand_in, self._text.replace("\n", " ")), mode="eval")
-        except SyntaxError as error:
-            self._refuse_text(error)
-        except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
-            raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
-        condition = self._condition(tree.body, 1)
-        return Condition(self._text, frozenset(self._names), self._of, condition)
-
-    def _stand_in(self, found: re.Match[str]) -> str:
-        """A name of the same length for a column in backquotes, which may be no name of Python's."""
-        if found[1] is None:
-            return found[0]  # a text, which may hold backquotes
-        name = f"_{len(self._quoted)}".ljust(len(found[0]), "_")
-        self._quoted[name] = found[1]
-        return name
-
-    def _refuse_text(self, error: SyntaxError) -> NoReturn:
-        """Refuse what Python's parser does not take."""
-        for pattern, why in _HINTS.items():
-            if found := re.search(pattern, _TEXTS.sub(lambda text: "_" * len(text[0]), self._text)):
-                self._refuse_at(found.start() + 1, why)
-        if name := self._unquoted():
-            self._refuse_at(self._text.index(name) + 1, _in_backquotes(name))
-        place = error.offset or len(self._text) + 1  # 0 is the end
-        self._refuse_at(
-            place, "something is missing" if error.msg == "invalid syntax" and place > len(self._text) else error.msg
-        )
-
-    def _unquoted(self) -> str | None:
-        """A column that stands in the condition without the backquotes that its name needs."""
-        bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
-        return next((name for name in self._types if in_condition(name) != name and name in bare), None)
+        condition = self._condition(self._text.tree, 1)
+        return Condition(self._text.text, frozenset(self._names), self._text.of, condition)
 
     def _part(self, node: ast.expr, depth: int) -> _Operand:
         if depth > MAX_DEPTH:
@@ -294,10 +242,10 @@ class _Parser:
         """Refuse a comparison with None, or with what other languages call it."""
         is_none = isinstance(node, ast.Constant) and node.value is None
         if not is_none and not (
-            isinstance(node, ast.Name) and node.id.lower() in _NONE and node.id not in {*self._types, *self._quoted}
+            isinstance(node, ast.Name) and node.id.lower() in _NONE and self._column_of(node.id) not in self._types
         ):
             return
-        name = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else "score"
+        name = self._column_of(left.id) if isinstance(left, ast.Name) else "score"
         shown = in_condition(name) if name in self._types else "score"
         self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
 
@@ -319,7 +267,7 @@ class _Parser:
 
     def _type_of(self, node: ast.expr) -> Any:
         """Arrow's type of a plain column; None of another part."""
-        return self._types.get(self._quoted.get(node.id, node.id)) if isinstance(node, ast.Name) else None
+        return self._types.get(self._column_of(node.id)) if isinstance(node, ast.Name) else None
 
     def _beside(self, node: ast.expr, other: ast.expr, part: _Operand) -> Evaluate:
         """A side of a comparison of numbers: a number beside a column is rounded to the column's type."""
@@ -378,10 +326,9 @@ class _Parser:
         return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
 
     def _column(self, node: ast.Name, *, any_type: bool = False) -> _Operand:
-        name = self._quoted.get(node.id, node.id)
+        name = self._column_of(node.id)
         if name not in self._types:
-            if needs := self._unquoted():
-                self._refuse(node, _in_backquotes(needs))
+            self._text.refuse_unquoted(node)
             listed = ", ".join(sorted(self._types))
             self._refuse(node, f"no column '{name}'{meant(name, self._types)}; there are {listed}")
         kind = kind_of(self._types[name])
@@ -408,13 +355,6 @@ class _Parser:
         if not isinstance(value, (int, float)):
             self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
         return _Operand("number", _constant(pa.scalar(value)))
-
-    def _refuse(self, node: ast.expr, why: str) -> NoReturn:
-        before = self._text.encode()[: node.col_offset]
-        self._refuse_at(len(before.decode(errors="ignore")) + 1, why)
-
-    def _refuse_at(self, place: int, why: str) -> NoReturn:
-        raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")
 
 
 def _constant(value: Any) -> Evaluate:
@@ -448,7 +388,3 @@ def _is_literal(node: ast.expr) -> bool:
 
 def _is_true_or_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
-
-
-def _in_backquotes(name: str) -> str:
-    return f"the column '{name}' is no plain name: write it in backquotes, `{name}`"

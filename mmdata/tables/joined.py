@@ -78,8 +78,8 @@ class JoinedTable:
         self._words = [word for part in self._parts for word in part.words]
         self._files = find_files(self._words, of=of)
         statuses = [(path.name, path.stat()) for path in self._files]
-        files = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]
-        self._made_of = {"version": VERSION, "key": self._key, "files": files}
+        files = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]  # there may be 100,000
+        self._made_of = {"version": VERSION, "key": self._key, "files": digest_of(files)}
         others = [source.folder.identity for source in index.sources[1:]]
         named = list(settings.table) if isinstance(settings.table, dict) else []
         paths = [[*map(os.path.abspath, part.words)] for part in self._parts]
