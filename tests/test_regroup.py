@@ -25,6 +25,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.loader.regrouped import RegroupedLoader
 from mmdata.train.memory.neighbours import group_neighbours
+from tests.joins import join_first
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.train.test_loop import last_state
 
@@ -110,6 +111,7 @@ def test_rows_of_one_caption_hash_stand_in_no_group_together(config: Path, tmp_p
     (tmp_path / "meant.csv").write_text("\n".join(["key,meant", *rows]))
     content["data"] |= {"join": [{"table": str(tmp_path / "meant.csv")}], "caption_hash": "meant"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    join_first(tmp_path / "run.yaml")
     finish([*command(tmp_path / "run.yaml", tmp_path / "run"), "train.steps=12"])
     groups = groups_of(tmp_path / "run" / "groups" / "epoch-1.arrow")
     pairs = [np.flatnonzero(groups == group) for group in range(groups.max() + 1)]

@@ -144,7 +144,8 @@ def lines(found: Duplicates, options: argparse.Namespace) -> list[str]:
     select = " and ".join(["first"] + (["leak is None"] if options.against else []))
     if found.val is not None:
         select = f"{select} and split == 'train'"
-    return [*said, f"{options.out}; to use it: data.join: [{{table: {options.out}}}], data.select: {select}"]
+    settings = f"data.join: [{{table: {options.out}}}], data.select: {select}"
+    return [*said, f"{options.out}; to use it: {settings}; then `mmdata join CONFIG`"]
 
 
 if __name__ == "__main__":

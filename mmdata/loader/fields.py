@@ -19,7 +19,7 @@ from mmdata.batch import Batch
 from mmdata.errors import ConfigError
 from mmdata.nearest import meant
 from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.values import Values
+from mmdata.tables.values import ColumnValues
 from mmdata.tars.member_values import KINDS, KNOWN, kind_of
 from mmdata.tars.members import Selector
 
@@ -102,7 +102,7 @@ class Fields:
         rows: Callable[[], Iterable[NDArray[np.int64]]],
     ) -> None:
         self._sources = dict(settings)
-        self._values: dict[str, Values] = {
+        self._values: dict[str, ColumnValues] = {
             name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
             for name, source in parse_fields(settings, joined).items()
             if isinstance(source, ColumnSource)

@@ -15,7 +15,7 @@ from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan.captions import CaptionSource, CaptionSources, ShardCaptions
-from mmdata.tables.dates import DATES
+from mmdata.tables.arrow_values import DATES
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import Selection, row_chunks
@@ -33,7 +33,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     Args:
         data: settings.
         index: of the shards.
-        joined: what `data.join` names; None: it is read here.
+        joined: what `data.join` names; None: it is opened here.
 
     Raises:
         ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.

@@ -41,7 +41,7 @@ def row_weights(
         index: of the shards.
         starts: first row of each shard, then the number of rows.
         selection: rows outside it have the weight 0; None: all rows are used.
-        joined: the tables of `data.join`; None: they are read here.
+        joined: what `data.join` names; None: it is opened here.
 
     Raises:
         ConfigError: no such column or file, a weight that is negative or no number, or no weight above 0.

@@ -25,7 +25,7 @@ QUARANTINE_NAME = "quarantine.jsonl"
 MEMBERS_HEAD_NAME = "members.json"
 """Of the index of tars without images, see `keys_index`."""
 JOINS_NAME = "joins"
-"""The sub-folder of `__mmdata__` that says which rows of tables belong to the rows of the index."""
+"""The sub-folder of `__mmdata__` with the side files: columns of tables, aligned to the rows of the index."""
 
 T = TypeVar("T")
 

@@ -16,13 +16,11 @@ true nor false, as in SQL, and selects no row, also behind `not`.
 from __future__ import annotations
 
 import ast
-import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,32 +29,39 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError, excerpt
 from mmdata.nearest import meant
 from mmdata.tables.arrow_values import (
+    DATES,
+    Kind,
     arithmetic,
     compare_numbers,
+    compared_type,
+    compute,
     contains,
+    date_kind,
     divide,
+    examples_of,
     is_in,
     is_in_numbers,
+    kind_of,
     negative,
     number_of,
     number_sets,
+    parse_date,
     plain_values,
     remainder,
     rounded_to,
 )
-from mmdata.tables.dates import DATES, DateKind, compared_type, compute, date_kind, examples_of, parse_date
+from mmdata.tables.condition_text import ConditionText
 from mmdata.tables.table import in_condition
 
-MAX_CHARACTERS = 10_000
 MAX_DEPTH = 50
 """Parts within each other; far fewer than Python's stack holds."""
 
-Kind = Literal["number", "text", "bool", "other", "condition"] | DateKind
-"""Of a part of a condition; of a column all but condition."""
 Columns = Mapping[str, Any]
 """Arrow arrays (n,) by name; null and NaN are missing."""
 Evaluate = Callable[[Columns], Any]
 """An Arrow array of n rows, or a scalar for all of them."""
+ReadsLines = Callable[[str, str | None], Iterable[str]]
+"""Gives the lines of a file, or the values of a column of a table."""
 Bools = NDArray[np.bool_]
 
 _NUMBERS = ("number", "bool")  # a bool counts as 0 or 1
@@ -78,19 +83,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 _NONE = ("none", "null", "nil", "nan", "na")
 """What languages call a missing value, in lower case."""
-_TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`([^`]+)`")
-_HINTS = {
-    r"&&": "conditions are joined by and, not &&",
-    r"\|\|": "conditions are joined by or, not ||",
-    r"!(?!=)": "a condition is turned round by not, not !",
-    r"(?<![=!<>])=(?!=)": "values are compared by ==, not =",
-    r"<>": "values are compared by !=, not <>",
-}
-"""What other languages write, and what is written here."""
 
 
-class _Part(NamedTuple):
+class _Operand(NamedTuple):
     """A part of a condition."""
 
     kind: Kind
@@ -132,20 +127,7 @@ class Condition:
         return found.fill_null(False).to_numpy(zero_copy_only=False)
 
 
-def kind_of(kind: Any) -> Kind:
-    """What a condition may do with a column of an Arrow type; of "other" it may ask whether a row has a value."""
-    if (dates := date_kind(kind)) is not None:
-        return dates
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return "number"
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "other"
-
-
-def parse_condition(
-    text: str, types: Mapping[str, Any], *, of: str, lines: Callable[[str, str | None], Iterable[str]]
-) -> Condition:
+def parse_condition(text: str, types: Mapping[str, Any], *, of: str, lines: ReadsLines) -> Condition:
     """Parse a condition.
 
     Args:
@@ -158,67 +140,27 @@ def parse_condition(
     Raises:
         ConfigError: not a condition, an unknown column, values that cannot be compared; names the place.
     """
-    return _Parser(text.strip(), types, of, lines).parse()
+    return _Parser(ConditionText(text.strip(), list(types), of=of), types, lines).parse()
 
 
 class _Parser:
     """Turns Python's syntax tree of a condition into functions; what is not named here is refused."""
 
-    def __init__(
-        self, text: str, types: Mapping[str, Any], of: str, lines: Callable[[str, str | None], Iterable[str]]
-    ) -> None:
-        self._text, self._types, self._of, self._lines = text, types, of, lines
+    def __init__(self, text: ConditionText, types: Mapping[str, Any], lines: ReadsLines) -> None:
+        self._text, self._types, self._lines = text, types, lines
+        self._refuse, self._column_of = text.refuse, text.column_of
         self._names: set[str] = set()
-        self._quoted: dict[str, str] = {}  # columns in backquotes, by the names that stand for them
 
     def parse(self) -> Condition:
-        if len(self._text) > MAX_CHARACTERS:
-            raise ConfigError(
-                f"{self._of}: a condition of {len(self._text):,} characters, and at most {MAX_CHARACTERS:,} are read; "
-                "put a list of values into a file: key in lines('keys.txt')"
-            )
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)
-                tree = ast.parse(_QUOTED.sub(self._stand_in, self._text.replace("\n", " ")), mode="eval")
-        except SyntaxError as error:
-            self._refuse_text(error)
-        except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
-            raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
-        condition = self._condition(tree.body, 1)
-        return Condition(self._text, frozenset(self._names), self._of, condition)
+        condition = self._condition(self._text.tree, 1)
+        return Condition(self._text.text, frozenset(self._names), self._text.of, condition)
 
-    def _stand_in(self, found: re.Match[str]) -> str:
-        """A name of the same length for a column in backquotes, which may be no name of Python's."""
-        if found[1] is None:
-            return found[0]  # a text, which may hold backquotes
-        name = f"_{len(self._quoted)}".ljust(len(found[0]), "_")
-        self._quoted[name] = found[1]
-        return name
-
-    def _refuse_text(self, error: SyntaxError) -> NoReturn:
-        """Refuse what Python's parser does not take."""
-        for pattern, why in _HINTS.items():
-            if found := re.search(pattern, _TEXTS.sub(lambda text: "_" * len(text[0]), self._text)):
-                self._refuse_at(found.start() + 1, why)
-        if name := self._unquoted():
-            self._refuse_at(self._text.index(name) + 1, _in_backquotes(name))
-        place = error.offset or len(self._text) + 1  # 0 is the end
-        self._refuse_at(
-            place, "something is missing" if error.msg == "invalid syntax" and place > len(self._text) else error.msg
-        )
-
-    def _unquoted(self) -> str | None:
-        """A column that stands in the condition without the backquotes that its name needs."""
-        bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
-        return next((name for name in self._types if in_condition(name) != name and name in bare), None)
-
-    def _part(self, node: ast.expr, depth: int) -> _Part:
+    def _part(self, node: ast.expr, depth: int) -> _Operand:
         if depth > MAX_DEPTH:
             self._refuse(node, f"more than {MAX_DEPTH} parts within each other")
         if isinstance(node, ast.BoolOp):
             parts = [self._condition(value, depth + 1) for value in node.values]
-            return _Part("condition", _all_of(parts) if isinstance(node.op, ast.And) else _any_of(parts))
+            return _Operand("condition", _all_of(parts) if isinstance(node.op, ast.And) else _any_of(parts))
         if isinstance(node, ast.UnaryOp):
             return self._unary(node, depth)
         if isinstance(node, ast.BinOp):
@@ -239,9 +181,9 @@ class _Parser:
             self._refuse(node, f"a condition is needed, such as width >= 256, and this is a {part.kind}")
         return part.evaluate
 
-    def _unary(self, node: ast.UnaryOp, depth: int) -> _Part:
+    def _unary(self, node: ast.UnaryOp, depth: int) -> _Operand:
         if isinstance(node.op, ast.Not):
-            return _Part("condition", _not(self._condition(node.operand, depth + 1)))
+            return _Operand("condition", _not(self._condition(node.operand, depth + 1)))
         if not isinstance(node.op, (ast.USub, ast.UAdd)):
             self._refuse(node, "~ is not known; write not")
         part = self._part(node.operand, depth + 1)
@@ -249,24 +191,24 @@ class _Parser:
             self._refuse(node, f"a sign before a {part.kind}")
         if isinstance(node.op, ast.UAdd):
             return part
-        return _Part("number", _apply(negative, part.evaluate))
+        return _Operand("number", _apply(negative, part.evaluate))
 
-    def _binary(self, node: ast.BinOp, depth: int) -> _Part:
+    def _binary(self, node: ast.BinOp, depth: int) -> _Operand:
         if (operate := _ARITHMETIC.get(type(node.op))) is None:
             self._refuse(node, "of operators + - * / % are known; conditions are joined by and, or")
         sides = [self._part(side, depth + 1) for side in (node.left, node.right)]
         for side, part in zip((node.left, node.right), sides, strict=True):
             if part.kind not in _NUMBERS:
                 self._refuse(side, f"a number is needed, and this is a {part.kind}")
-        return _Part("number", _pairwise(operate, sides[0].evaluate, sides[1].evaluate))
+        return _Operand("number", _pairwise(operate, sides[0].evaluate, sides[1].evaluate))
 
-    def _compare(self, node: ast.Compare, depth: int) -> _Part:
+    def _compare(self, node: ast.Compare, depth: int) -> _Operand:
         found: list[Evaluate] = []
         left = node.left
         for operation, right in zip(node.ops, node.comparators, strict=True):
             found.append(self._compared(left, operation, right, depth + 1))
             left = right
-        return _Part("condition", _all_of(found))
+        return _Operand("condition", _all_of(found))
 
     def _compared(self, left: ast.expr, operation: ast.cmpop, right: ast.expr, depth: int) -> Evaluate:
         if isinstance(operation, (ast.In, ast.NotIn)):
@@ -300,14 +242,14 @@ class _Parser:
         """Refuse a comparison with None, or with what other languages call it."""
         is_none = isinstance(node, ast.Constant) and node.value is None
         if not is_none and not (
-            isinstance(node, ast.Name) and node.id.lower() in _NONE and node.id not in {*self._types, *self._quoted}
+            isinstance(node, ast.Name) and node.id.lower() in _NONE and self._column_of(node.id) not in self._types
         ):
             return
-        name = self._quoted.get(left.id, left.id) if isinstance(left, ast.Name) else "score"
+        name = self._column_of(left.id) if isinstance(left, ast.Name) else "score"
         shown = in_condition(name) if name in self._types else "score"
         self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
 
-    def _date(self, node: ast.expr, part: _Part, other: ast.expr) -> Evaluate:
+    def _date(self, node: ast.expr, part: _Operand, other: ast.expr) -> Evaluate:
         """One side of a comparison with dates: a column of them, or a text beside one."""
         if part.kind in DATES:
             return part.evaluate
@@ -325,9 +267,9 @@ class _Parser:
 
     def _type_of(self, node: ast.expr) -> Any:
         """Arrow's type of a plain column; None of another part."""
-        return self._types.get(self._quoted.get(node.id, node.id)) if isinstance(node, ast.Name) else None
+        return self._types.get(self._column_of(node.id)) if isinstance(node, ast.Name) else None
 
-    def _beside(self, node: ast.expr, other: ast.expr, part: _Part) -> Evaluate:
+    def _beside(self, node: ast.expr, other: ast.expr, part: _Operand) -> Evaluate:
         """A side of a comparison of numbers: a number beside a column is rounded to the column's type."""
         if not _is_literal(node) or part.kind != "number":
             return part.evaluate
@@ -353,7 +295,7 @@ class _Parser:
             return self._in_numbers(part, left, right, values)
         return self._refuse(right, f"a {part.kind} is looked for in a list of other values")
 
-    def _in_numbers(self, part: _Part, left: ast.expr, node: ast.expr, values: Sequence[Any]) -> Evaluate:
+    def _in_numbers(self, part: _Operand, left: ast.expr, node: ast.expr, values: Sequence[Any]) -> Evaluate:
         try:
             numbers = [number_of(value) for value in values]
         except ValueError:
@@ -383,11 +325,10 @@ class _Parser:
             return list(self._lines(file, column))
         return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
 
-    def _column(self, node: ast.Name, *, any_type: bool = False) -> _Part:
-        name = self._quoted.get(node.id, node.id)
+    def _column(self, node: ast.Name, *, any_type: bool = False) -> _Operand:
+        name = self._column_of(node.id)
         if name not in self._types:
-            if needs := self._unquoted():
-                self._refuse(node, _in_backquotes(needs))
+            self._text.refuse_unquoted(node)
             listed = ", ".join(sorted(self._types))
             self._refuse(node, f"no column '{name}'{meant(name, self._types)}; there are {listed}")
         kind = kind_of(self._types[name])
@@ -398,14 +339,14 @@ class _Parser:
                 "bool, and of others is None",
             )
         self._names.add(name)
-        return _Part(kind, _apply(plain_values, itemgetter(name)))
+        return _Operand(kind, _apply(plain_values, itemgetter(name)))
 
-    def _constant(self, node: ast.Constant) -> _Part:
+    def _constant(self, node: ast.Constant) -> _Operand:
         value = node.value
         if isinstance(value, str):
-            return _Part("text", _constant(pa.scalar(value, pa.large_string())))
+            return _Operand("text", _constant(pa.scalar(value, pa.large_string())))
         if isinstance(value, bool):
-            return _Part("bool", _constant(pa.scalar(value)))
+            return _Operand("bool", _constant(pa.scalar(value)))
         if isinstance(value, int) and value >= 2**63:
             self._refuse(
                 node,
@@ -413,14 +354,7 @@ class _Parser:
             )
         if not isinstance(value, (int, float)):
             self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
-        return _Part("number", _constant(pa.scalar(value)))
-
-    def _refuse(self, node: ast.expr, why: str) -> NoReturn:
-        before = self._text.encode()[: node.col_offset]
-        self._refuse_at(len(before.decode(errors="ignore")) + 1, why)
-
-    def _refuse_at(self, place: int, why: str) -> NoReturn:
-        raise ConfigError(f"{self._of}: {why}; at character {place} of {excerpt(self._text, 200)}")
+        return _Operand("number", _constant(pa.scalar(value)))
 
 
 def _constant(value: Any) -> Evaluate:
@@ -454,7 +388,3 @@ def _is_literal(node: ast.expr) -> bool:
 
 def _is_true_or_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
-
-
-def _in_backquotes(name: str) -> str:
-    return f"the column '{name}' is no plain name: write it in backquotes, `{name}`"

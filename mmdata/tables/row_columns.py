@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.index.index import Index
-from mmdata.tables.condition import kind_of
+from mmdata.tables.arrow_values import kind_of
 from mmdata.tables.joined import Joined
 
 logger = logging.getLogger("mmdata")

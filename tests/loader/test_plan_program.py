@@ -20,6 +20,7 @@ from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
 from mmdata.index import ShardWriter
 from mmdata.plan.groups import write_groups
+from tests.joins import join_first
 from tests.programs import run_program
 
 from .test_join import write_table
@@ -115,6 +116,7 @@ def test_plan_program_says_when_a_run_has_groups_of_its_own(corpus, tmp_path: Pa
 def test_plan_program_counts_duplicates_by_the_column_of_the_hash(corpus, tmp_path: Path):
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[0] * 50)
     settings = {**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"}
+    join_first(settings)
     said = plan(tmp_path, settings)
     batches = re.search(r"50 rows in (\d+) steps", said)
     assert batches is not None
@@ -169,6 +171,7 @@ def test_plan_program_takes_a_condition_in_backquotes_from_the_command_line(corp
     table = pa.table({"key": [sample.key for sample in corpus.samples], "clip score": [row / 50 for row in range(50)]})
     pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
     settings = {**corpus.settings, "join": [{"table": str(tmp_path / "scores.parquet")}]}
+    join_first({**settings, "select": "`clip score` > 0.39"})
     said = plan(tmp_path, settings, "data.select=`clip score` > 0.39")
     assert "data.select `clip score` > 0.39 (" in said
     assert ": 30 of 50 rows" in said

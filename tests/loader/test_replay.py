@@ -21,6 +21,7 @@ from mmdata import cli
 from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
 from tests.flat_settings import grouped
+from tests.joins import join_first
 
 from .conftest import Corpus
 
@@ -255,6 +256,7 @@ def test_replay_of_a_row_that_is_left_out_names_the_condition(
     pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
     join = [{"table": str(tmp_path / "scores.parquet"), "missing": "mask"}]
     path = config(corpus, tmp_path, join=join, select="score > 0.1 and width > 0")
+    join_first(path)
     assert run_tool(monkeypatch, path, 2) == 2
     assert "row 2 is not loaded: data.select score > 0.1 and width > 0 leaves it out;" in capsys.readouterr().err
     assert run_tool(monkeypatch, path, 45) == 2
@@ -283,6 +285,7 @@ def test_replay_shows_fields_and_the_source_of_the_caption(
         fields=fields,
         captions={"shards": 0, "join:recaption": 1},
     )
+    join_first(path)
     assert run_tool(monkeypatch, path, 5) == 0
     said = capsys.readouterr().out
     assert re.search(r"^caption +'(one|two)', of join:recaption, number [01]$", said, re.MULTILINE)

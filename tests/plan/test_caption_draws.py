@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.hashing import hash64
+from mmdata.index.side import SideFile
 from mmdata.plan import CaptionSources
-from mmdata.tables.captions import TableCaptions
+from mmdata.tables.captions import TableCaptions, cleaned
+from mmdata.tables.table import take_rows
 
 PROBABILITIES = [0.5, 0.3, 0.2, 0.0]
 
@@ -30,7 +34,13 @@ class CountsLetters:
 def table(lists: list[Any], *, rows: list[int] | None = None) -> TableCaptions:
     """A column of lists of captions; `rows`: the row of the column for each row of the index."""
     of_rows = np.arange(len(lists)) if rows is None else np.array(rows, np.int64)
-    return TableCaptions(pa.chunked_array([pa.array(lists, pa.list_(pa.string()))]), of_rows, place=str, of="x")
+    values = take_rows(pa.chunked_array([pa.array(lists, pa.list_(pa.string()))]), of_rows)
+
+    def in_memory(kind: str, make: Callable[[], Any]) -> SideFile:
+        columns = make()
+        return SideFile(columns, xxhash.xxh3_128_hexdigest(str(columns.to_pydict()).encode()), Path())
+
+    return TableCaptions(in_memory, lambda: cleaned(values, place=str, of="x"))
 
 
 def sources(
