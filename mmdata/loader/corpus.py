@@ -15,7 +15,7 @@ from mmdata.loader.negative_captions import NegativeCaptions
 from mmdata.loader.shard_prefetch import warn_of_small_cache
 from mmdata.loader.workers.open_files import ensure_files, files_needed
 from mmdata.plan import CaptionSources
-from mmdata.plan.caption_sources import caption_sources
+from mmdata.plan.captions import caption_sources
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
 from mmdata.tables.joined import Joined
@@ -85,6 +85,7 @@ def needs_hashes(data: DataConfig) -> bool:
     return (
         data.add_hashes
         or data.caption_hash is not None
+        or data.order is not None
         or again
         or (data.groups is not None and data.groups.candidates is not None)
     )

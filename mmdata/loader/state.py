@@ -42,6 +42,8 @@ def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
     return {
         "weights": None,
+        "order": None,
+        "leftover": "merge",
         **plan.identity(),
         "negative_captions": maker.negatives and maker.negatives.fingerprint,
         "captions": maker.captions and maker.captions.name,

@@ -26,7 +26,7 @@ from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
-from mmdata.plan.from_config import image_shapes
+from mmdata.plan.choose import image_shapes
 from mmdata.safe_read import check_regular, read_regular
 from mmdata.tars.samples import MAX_IMAGE_BYTES
 
