@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
-from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.images.image import Box, decode, resize_crop
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.text.tokenizer import train_tokenizer
+from mmdata.trained.pairs import load_pairs, read_pairs
 from tests.images.placed import patches
 
 

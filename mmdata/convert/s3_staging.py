@@ -38,7 +38,7 @@ class File(NamedTuple):
     sha256: str
 
 
-class Stored(NamedTuple):
+class CommittedUnit(NamedTuple):
     """A committed unit: what its receipt says.
 
     Attributes:
@@ -70,7 +70,7 @@ class S3Staging(Staging):
         self.bucket = bucket
         self.digest = digest
         self.units = f"units-{digest}"
-        self._stored: dict[int, Stored] = {}
+        self._stored: dict[int, CommittedUnit] = {}
 
     def begin(self, run: dict[str, Any], *, overwrites: bool = False) -> None:
         """See `Staging.begin`. The file of the run is put under a condition by `S3Output`."""
@@ -96,7 +96,7 @@ class S3Staging(Staging):
         files = {file: File(path.stat().st_size, file_sha256(path)) for file, path in paths.items()}
         for file, path in paths.items():
             self.bucket.put(self._name(receipt.unit, name, file), path, files[file].sha256)
-        stored = Stored(receipt, name, files)
+        stored = CommittedUnit(receipt, name, files)
         place = self._name(receipt.unit, RECEIPT_NAME)
         if not self.bucket.put_new(place, _to_json(stored)):
             first = self._read(receipt.unit)
@@ -197,12 +197,12 @@ class S3Staging(Staging):
         remove_units(self.bucket, f"{self.units}/")
         self.bucket.remove([RUN_NAME])
 
-    def _remove(self, stored: Stored, files: Iterable[str]) -> None:
+    def _remove(self, stored: CommittedUnit, files: Iterable[str]) -> None:
         unit = stored.receipt.unit
         self.bucket.remove([self._name(unit, RECEIPT_NAME)])
         self.bucket.remove(self._name(unit, stored.attempt, name) for name in files)
 
-    def _read(self, number: int) -> Stored | None:
+    def _read(self, number: int) -> CommittedUnit | None:
         found = self.bucket.get(self._name(number, RECEIPT_NAME))
         return None if found is None else _from_json(found.data)
 
@@ -216,7 +216,7 @@ class S3Staging(Staging):
                 self._download(stored, name, part / name)
         part.rename(folder)
 
-    def _download(self, stored: Stored, file: str, path: Path) -> None:
+    def _download(self, stored: CommittedUnit, file: str, path: Path) -> None:
         name = self._name(stored.receipt.unit, stored.attempt, file)
         try:
             self.bucket.download(name, path, stored.files[file].sha256)
@@ -244,11 +244,11 @@ def units_are_gone(url: str) -> DataError:
     )
 
 
-def _to_json(stored: Stored) -> bytes:
+def _to_json(stored: CommittedUnit) -> bytes:
     return json.dumps({**stored._asdict(), "receipt": asdict(stored.receipt)}).encode()
 
 
-def _from_json(data: bytes) -> Stored:
+def _from_json(data: bytes) -> CommittedUnit:
     content: dict[str, Any] = json.loads(data)
     files = {name: File(*file) for name, file in content["files"].items()}
-    return Stored(Receipt(**content["receipt"]), content["attempt"], files)
+    return CommittedUnit(Receipt(**content["receipt"]), content["attempt"], files)

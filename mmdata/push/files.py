@@ -74,7 +74,7 @@ class PushedFile:
 
 
 @dataclass(frozen=True)
-class Part:
+class PushedFolder:
     """A folder with a manifest.
 
     Attributes:
@@ -100,7 +100,7 @@ class Part:
         return {"": "train", "val": "validation"}.get(self.name, self.name)
 
 
-def read_parts(folder: Location) -> list[Part]:
+def read_parts(folder: Location) -> list[PushedFolder]:
     """The folder itself if it has a manifest, or its sub-folders that have one, by name; no shard is read.
 
     Raises:
@@ -115,7 +115,7 @@ def read_parts(folder: Location) -> list[Part]:
     return parts or [_part(local, "")]  # which says what is there instead
 
 
-def _part(root: Path, name: str) -> Part:
+def _part(root: Path, name: str) -> PushedFolder:
     folder = root / name
     manifest = Manifest.read(folder)
     if manifest.location != ".":
@@ -133,7 +133,7 @@ def _part(root: Path, name: str) -> Part:
             "`mmdata verify` says where"
         )
     content = read_regular(folder / manifest.prefix / MANIFEST_NAME, "manifest")
-    return Part(name, manifest, files, PushedFile.of(f"{before}{manifest.prefix}{MANIFEST_NAME}", content))
+    return PushedFolder(name, manifest, files, PushedFile.of(f"{before}{manifest.prefix}{MANIFEST_NAME}", content))
 
 
 def _files(folder: Path, before: str, manifest: Manifest, faults: list[str]) -> Iterator[PushedFile]:

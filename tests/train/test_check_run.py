@@ -19,7 +19,7 @@ from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.models.limits import Limits, limits_of, shape_problems
+from mmdata.train.models.limits import ModelLimits, limits_of, shape_problems
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 CLIP = {
@@ -145,54 +145,54 @@ def test_limits_refuse_what_the_built_in_tower_refuses(changes: dict[str, Any], 
     ("limits", "changes", "message"),
     [
         (
-            Limits(patch_size=32),
+            ModelLimits(patch_size=32),
             {"image_buckets": "auto"},
             "data.patch_size 16: the shapes that image_buckets chooses are multiples of it, and the model's patches "
             "are 32 pixels wide; set data.patch_size=32",
         ),
         (
-            Limits(patch_size=8),
+            ModelLimits(patch_size=8),
             {"image_buckets": [[16, 24], [24, 20]]},
             "data.image_buckets [[24, 20]]: sides must be multiples of the model's patch size 8",
         ),
         (limits_of(ModelConfig(name="vit_b_16")), {"image_size": 100}, "data.image_size 100: not a multiple of the "
          "model's patch size 16; set data.image_size=96"),
-        (Limits(patch_size=32), {"image_size": 10}, "data.image_size 10: not a multiple of the model's patch size 32; "
-         "set data.image_size=32"),
+        (ModelLimits(patch_size=32), {"image_size": 10}, "data.image_size 10: not a multiple of the model's patch size "
+         "32; set data.image_size=32"),
         (
-            Limits(takes_patches=False),
+            ModelLimits(takes_patches=False),
             {"image_patches": [64]},
             "data.image_patches: the image tower takes whole images: set data.image_size or data.image_buckets in its "
             "place, or choose a SigLIP 2 NaFlex model (model_type siglip2)",
         ),
         (
-            Limits(takes_patches=True, native_patch_size=14),
+            ModelLimits(takes_patches=True, native_patch_size=14),
             {"image_patches": [64]},
             "data.patch_size 16: the model's patches are 14 pixels wide; set data.patch_size=14",
         ),
         (
-            Limits(positions=64),
+            ModelLimits(positions=64),
             {"text_buckets": [77]},
             "data.max_length: texts of up to 77 tokens are longer than the 64 positions of the text tower; set "
             "data.max_length=64",
         ),
     ],
 )  # fmt: skip
-def test_shapes_that_the_model_does_not_take_are_told(limits: Limits, changes: dict[str, Any], message: str):
+def test_shapes_that_the_model_does_not_take_are_told(limits: ModelLimits, changes: dict[str, Any], message: str):
     assert shape_problems(limits, DataConfig(shards="s", tokenizer="t", global_batch_size=2, **changes)) == [message]
 
 
 def test_limits_of_transformers_models_come_from_their_settings():
     clip = limits_of(ModelConfig(name="pretrained", clip=CLIP))
-    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500, has_bias=False)
+    assert clip == ModelLimits(takes_patches=False, positions=12, vocab_size=500, has_bias=False)
     siglip = limits_of(ModelConfig(name="pretrained", clip=SIGLIP2))
-    assert siglip == Limits(
+    assert siglip == ModelLimits(
         patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500, has_bias=True
     )
-    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(
+    assert limits_of(ModelConfig(name="vit_l_14")) == ModelLimits(
         patch_size=14, takes_patches=False, positions=77, has_bias=False
     )
-    assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
+    assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == ModelLimits()
 
 
 @pytest.mark.parametrize(
