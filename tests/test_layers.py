@@ -36,7 +36,7 @@ GROUND = [
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*INDEX, "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
+    *(*INDEX, "tables", "plan", "loader", "samplers", "streaming", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -54,7 +54,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "loader": [*INDEX, "tables", "plan"],
     "samplers": [*TOP, "plan"],
     "streaming": [*INDEX, "plan", "loader"],
-    "compositional": [*INDEX, "plan", "loader"],
     "convert": INDEX,
     "duplicates": INDEX,
     "push": INDEX,
@@ -155,7 +154,7 @@ def test_layers_facade_imports_nothing_of_the_library_when_loaded():
         ("train/run/trainer.py", "if True:\n    from PIL import Image", "mmdata.train imports PIL.Image"),
         ("config/config.py", "import mmdata.tars.tar", "mmdata.config imports mmdata.tars"),
         ("batch.py", "from datasets import scenes", "the library imports datasets.scenes"),
-        ("compositional.py", "import mmdata.inspect", "mmdata.compositional imports mmdata.inspect"),
+        ("trained/pairs.py", "import mmdata.inspect", "mmdata.trained imports mmdata.inspect"),
         ("handlers.py", "import os", "mmdata.handlers belongs to no layer"),
     ],
 )

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
-from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.images.crop import Crop, resize_crop
 from mmdata.images.decode import decode
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.text.tokenizer import train_tokenizer
+from mmdata.trained.pairs import load_pairs, read_pairs
 from tests.images.placed import patches
 
 

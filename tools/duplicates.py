@@ -10,7 +10,7 @@ No row is dropped: the table has a row for each, and the loader does what a conf
     data:
       join: [{table: copies.parquet}]
       select: first and leak is None      # one row of each group, and none that the other shards have
-      meaning: group                      # or: near copies are no negatives of each other
+      caption_hash: group                 # or: near copies are no negatives of each other
 
 With --val-share the column "split" is train or val (data.select: split == 'train'): one of the two for all rows that
 chains of the near copies found connect.

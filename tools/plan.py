@@ -30,7 +30,7 @@ def main() -> int:
     from mmdata.commands.plan import plan_of
     from mmdata.inspect.epoch import epoch_in_words
     from mmdata.plan import IndexRows, summarize
-    from mmdata.plan.weighted_plan import WeightedPlan
+    from mmdata.plan.weights import WeightedPlan
 
     planned = plan_of(arguments.config, arguments.overrides)
     plan, rows = planned.plan, planned.plan.rows

@@ -16,7 +16,7 @@ from mmdata.errors import ConfigError
 from mmdata.index.caption_lengths import counts_of
 from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
-from mmdata.plan.caption_sources import caption_sources, equal_rows
+from mmdata.plan.captions import caption_sources, equal_rows
 from mmdata.plan.row_weights import row_weights
 from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize

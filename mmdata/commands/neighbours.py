@@ -22,7 +22,7 @@ from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
 from mmdata.plan import CaptionSources, IndexRows, NoTexts
-from mmdata.plan.caption_sources import equal_rows
+from mmdata.plan.captions import equal_rows
 from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.joined import Joined

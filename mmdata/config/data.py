@@ -302,6 +302,13 @@ class DataConfig(Settings):
     shuffle: bool = True
     """Whether rows come in a new random order in each epoch; false: in the order of the index within each batch
     shape."""
+    order: Location | None = None
+    """Exactly the rows that an epoch has, in this order: a .npy file of int64 row numbers of the index, in which a row
+    may come several times. For a curriculum, or to replay rows. It needs `shuffle: false`; null: every row once."""
+    leftover: Literal["merge", "pad", "drop"] = "merge"
+    """What becomes of rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
+    and the last batches are filled up with masked rows. pad: the last batch of each shape is filled up. drop: they are
+    left out of the epoch."""
     seed: Integer = 0
     """Seed of everything random in the data: order, crops, augmentation. Equal seeds give equal batches on any number
     of ranks and workers."""
@@ -387,17 +394,19 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _check_weights(self) -> DataConfig:
-        weighs = [
-            name for name, on in (("row_weights", self.row_weights), ("captions every", self.captions == "every")) if on
-        ]
+        ways = {"order": self.order, "row_weights": self.row_weights, "captions every": self.captions == "every"}
+        weighs = [name for name, on in ways.items() if on]
         if len(weighs) > 1:
-            raise ValueError("row_weights and captions every exclude each other: give one")
+            raise ValueError(f"{' and '.join(weighs)} exclude each other: give one")
         several = isinstance(self.shards, list) and any(one.weight or one.repeat for one in self.shards)
         others = {
             "groups": self.groups,
             "num_lanes above 1": self.num_lanes > 1,
             "a weight or repeat of shards": several,
         }
+        if self.order:
+            others |= {"token_budget": self.token_budget, "shuffle (set shuffle to false)": self.shuffle}
+            others |= {f"leftover {self.leftover}": self.leftover != "merge"}
         if weighs and (found := [name for name, on in others.items() if on]):
             raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
         return self
@@ -497,6 +506,10 @@ class DataConfig(Settings):
                     "weights are shares of batches of one size without groups: with token_budget or groups, "
                     "give each dataset a repeat"
                 )
+            if self.leftover != "merge":
+                raise ValueError(
+                    f"weights fill every batch by merging, and leftover is {self.leftover}: set it to merge"
+                )
             unit = sum(weights) // math.gcd(*weights)  # the smallest batch that holds them to the row
             rows = self.global_batch_size
             if rows % unit:
@@ -542,6 +555,8 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "negative_captions": None,
         "caption_hash": None,
         "row_weights": None,
+        "order": None,
+        "leftover": "merge",
         "captions": "one",
     }
     if isinstance(data.captions, dict) and "shards" not in data.captions:

@@ -89,7 +89,7 @@ def webdataset_batches(data: DataConfig) -> Iterable[int]:
 def torch_batches(data: DataConfig) -> Iterable[int]:
     """A map-style Dataset and the DataLoader of torch."""
     loader: DataLoader[Any] = DataLoader(
-        Rows(data),
+        PeerRows(data),
         batch_size=data.global_batch_size,
         shuffle=data.shuffle,
         num_workers=most_workers(data.loading.num_workers),
@@ -101,7 +101,7 @@ def torch_batches(data: DataConfig) -> Iterable[int]:
             yield len(images)
 
 
-class Rows(Dataset[tuple[Tensor, str]]):
+class PeerRows(Dataset[tuple[Tensor, str]]):
     """The rows that a plan would plan: a float image and its caption."""
 
     def __init__(self, data: DataConfig) -> None:

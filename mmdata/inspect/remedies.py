@@ -79,7 +79,7 @@ def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
     stage = found.bottleneck
     if stage in ("device", "transfer", "") or found.stats is None:
         return []
-    sample = _Sample(loader, found)
+    sample = _FirstRows(loader, found)
     tried: list[Remedy | None] = []
     if stage in ("decode", "transform"):
         tried += [_shrink(sample, data), _decode_fast(sample, data)]
@@ -117,7 +117,7 @@ def cores_in_words(found: Profile) -> str:
     )
 
 
-class _Sample:
+class _FirstRows:
     """Some rows of the first batch, with what a worker needs to make them."""
 
     def __init__(self, loader: Loader, found: Profile) -> None:
@@ -153,7 +153,7 @@ class _Sample:
         return make
 
 
-def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
+def _shrink(sample: _FirstRows, data: DataConfig) -> Remedy | None:
     bucket = sample.bucket
     if bucket.patches:
         return None  # at native resolution every pixel counts
@@ -178,7 +178,7 @@ def _shrink_command(data: DataConfig, side: int) -> str:
     return shlex.join(["mmdata", "convert", *map(str, folders), "--resize", str(side), *tokenizer])
 
 
-def _pixels_remedy(words: str, gain: float, sample: _Sample) -> Remedy:
+def _pixels_remedy(words: str, gain: float, sample: _FirstRows) -> Remedy:
     measured = f"decoding and cropping {sample.count} of your images"
     return Remedy(words, gain, measured, sample.share("decode", "transform"))
 
@@ -197,7 +197,7 @@ def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
     return image._replace(data=data, format="JPEG", orientation=1)
 
 
-def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:
+def _decode_fast(sample: _FirstRows, data: DataConfig) -> Remedy | None:
     if data.decode == "fast":
         return None
     fast = PixelTransform.from_config(data.model_copy(update={"decode": "fast"}))
@@ -205,7 +205,7 @@ def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:
     return _pixels_remedy("data.decode=fast", gain, sample)
 
 
-def _read_again(sample: _Sample) -> Remedy:
+def _read_again(sample: _FirstRows) -> Remedy:
     """Reads the sample again: its bytes are in the kernel's page cache now, which is the best case of a local disk."""
     started = time.perf_counter()
     for i in range(sample.count):
@@ -222,7 +222,7 @@ def _read_again(sample: _Sample) -> Remedy:
     return Remedy(words, sample.read_s / again_s, measured, sample.share("read"))
 
 
-def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
+def _fast_tokenizer(sample: _FirstRows, data: DataConfig) -> Remedy | None:
     tokenizer = sample.tokenizer
     if type(tokenizer) is Tokenizer or tokenizer is None or data.tokenizer is None:
         return None

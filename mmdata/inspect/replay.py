@@ -24,7 +24,7 @@ from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
-from mmdata.plan.weighted_plan import WeightedPlan
+from mmdata.plan.weights import WeightedPlan
 
 MAX_NUMBERS = 16
 """Numbers of an entry that are listed."""

@@ -22,7 +22,7 @@ from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.prefetch import warn_of_small_cache
 from mmdata.plan import CaptionSources, Plan
-from mmdata.plan.caption_sources import caption_sources
+from mmdata.plan.captions import caption_sources
 from mmdata.plan.rows import selection_of
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
@@ -101,6 +101,7 @@ def needs_hashes(data: DataConfig) -> bool:
     return (
         data.add_hashes
         or data.caption_hash is not None
+        or data.order is not None
         or again
         or (data.groups is not None and data.groups.candidates is not None)
     )

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
@@ -33,7 +33,7 @@ from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.loader.workers.work import BatchSource
-from mmdata.plan import Plan, Step
+from mmdata.plan import OrderedPlan, Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.plan.rows import IndexRows, planned_rows, selection_of
@@ -65,6 +65,7 @@ class Loader(Interoperable):
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
         fields: adds values of tables to the batches; None: nothing.
+        order: int64 (n,), the rows that each epoch has, in this order, as `data.order`; None: the order of the plan.
 
     Attributes:
         index: of the shards.
@@ -94,7 +95,12 @@ class Loader(Interoperable):
         max_bad_share: float = 0.05,
         source: BatchSource[LoadedBatch] | None = None,
         fields: Fields | None = None,
+        order: ArrayLike | None = None,
     ) -> None:
+        if order is not None:
+            if source is not None:
+                raise ValueError("order and source exclude each other: a source makes the batches of its own plan")
+            plan = OrderedPlan.of(plan, order)
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
         self.plan = plan

@@ -35,6 +35,8 @@ def identity_of(plan: Plan, spec: BatchSpec) -> Identity:
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
     return {
         "weights": None,
+        "order": None,
+        "leftover": "merge",
         **plan.identity(),
         "negative_captions": spec.negatives and spec.negatives.fingerprint,
         "captions": spec.captions and spec.captions.name,

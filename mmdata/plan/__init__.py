@@ -1,10 +1,12 @@
 """Which rows make which batch: decided from the index, before a byte of a shard is read.
 
-- `rows` is what a plan knows of the corpus. `buckets` are the shapes of batches; a policy gives each row its bucket.
+- `rows` is what a plan knows of the corpus, `captions` which caption a row has in a pass.
+- `buckets` are the shapes of batches; a policy gives each row its bucket, and `choose` makes the policy of settings.
 - `mixture` says which datasets fill a batch; `windows` assigns their shards to lanes and cuts them into windows.
-- `bucket_queues` hold the rows of windows by bucket; the `schedule`, from counts alone, turns them into batches.
+- `schedule`: rows of windows wait in queues by bucket; counts alone say when they become a batch.
 - `plan` runs these steps from any step of any epoch, for any rank; `summary` counts an epoch.
-- `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
+- `weights` and `ordered` are plans of rows that come more or less often, and of an order that is given.
+- `from_config` makes a plan of settings. Nothing in this package reads an image.
 """
 
 from mmdata.length_bounds import choose_lengths
@@ -17,9 +19,9 @@ from mmdata.plan.buckets import (
     TokenBudgetPolicy,
 )
 from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions, choose_captions
-from mmdata.plan.choose_shapes import choose_image_shapes
-from mmdata.plan.groups import Groups
-from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
+from mmdata.plan.choose import choose_image_shapes
+from mmdata.plan.mixture import BatchShare, Groups, Mixture, ShardSpan
+from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
@@ -38,6 +40,7 @@ __all__ = [
     "Mixture",
     "NativePolicy",
     "NoTexts",
+    "OrderedPlan",
     "Plan",
     "PlanSummary",
     "Rows",

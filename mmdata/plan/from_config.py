@@ -1,50 +1,43 @@
-"""From settings to a plan: chooses the text lengths and image shapes, and makes their buckets. Reads no image."""
+"""From settings to a plan. Reads no image."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from bisect import bisect
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.config.data import GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens, counts_of
-from mmdata.index.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
 from mmdata.plan import (
     BatchShare,
     BucketPolicy,
     CaptionSources,
     Groups,
     IndexRows,
-    LengthAspectPolicy,
     Mixture,
-    NativePolicy,
     NoTexts,
+    OrderedPlan,
     Plan,
     ShardCaptions,
     ShardSpan,
-    TokenBudgetPolicy,
-    choose_image_shapes,
-    choose_lengths,
 )
-from mmdata.plan.caption_sources import caption_sources, check_rows, equal_rows
-from mmdata.plan.groups import read_groups
+from mmdata.plan.captions import caption_sources, check_rows, equal_rows
+from mmdata.plan.choose import bucket_policy
+from mmdata.plan.mixture import read_groups
 from mmdata.plan.row_weights import OF, row_weights
 from mmdata.plan.rows import starts_of
-from mmdata.plan.weighted_plan import WeightedPlan
-from mmdata.plan.weights import RowWeights
+from mmdata.plan.weights import WeightedPlan
 from mmdata.tables.joined import Joined
+from mmdata.tables.row_files import NpyFile
 from mmdata.tables.select import select_rows
-from mmdata.tables.selection import Selection, row_chunks
+from mmdata.tables.selection import Selection
 
 logger = logging.getLogger("mmdata")
 
@@ -86,22 +79,19 @@ def build_plan(
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
                 "out, or leave the dataset out of data.shards"
             )
-    selection = select_rows(data, index, starts_of(index, data.max_rows), joined)
+    starts = starts_of(index, data.max_rows)
+    selection = select_rows(data, index, starts, joined)
     if tokenizer is not None:
         captions = captions or caption_sources(data, index, joined)
     if captions is not None:
-        check_rows(captions, index, starts_of(index, data.max_rows), selection)
-    if tokenizer is None:
-        captions = CaptionSources.in_turn(NoTexts(index))
-    elif captions is None:
-        _check_captions(index)
-        captions = CaptionSources.in_turn(ShardCaptions(index))
-    if tokenizer is not None and (count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1):
-        captions.count(counts_of(tokenizer, data.caption_template))
+        check_rows(captions, index, starts, selection)
+    captions = _planned_captions(data, index, tokenizer, captions, count_lengths=count_lengths)
     equals = equal_rows(data, index, joined)
     rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
     policy = bucket_policy(data, index, captions, selection=selection)
     mixture = build_mixture(data, index, rows)
+    if data.order is not None:
+        return _ordered_plan(data, rows, policy, mixture)
     _check_batch_size(data, policy, mixture, rows, selection)
     settings: dict[str, Any] = {
         "global_batch_size": data.global_batch_size,
@@ -109,12 +99,44 @@ def build_plan(
         "shuffle": data.shuffle,
         "window_rows": data.shuffle_window_rows,
         "mixture": mixture,
+        "leftover": data.leftover,
     }
-    if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
-        weighted = WeightedPlan(rows, policy, weights, **settings)
-        _check_padding(weighted)
-        return weighted
-    return Plan(rows, policy, num_lanes=data.num_lanes, **settings)
+    weights = row_weights(data, index, starts, selection, joined)
+    if weights is None:
+        plan = Plan(rows, policy, num_lanes=data.num_lanes, **settings)
+    else:
+        plan = WeightedPlan(rows, policy, weights, **settings)
+        _check_padding(plan)
+    if data.leftover == "drop" and plan.num_steps(0) == 0:
+        raise ConfigError(
+            f"data.leftover drop: none of the {len(policy.buckets)} batch shapes fills a batch of "
+            f"{data.global_batch_size:,} rows: set data.global_batch_size lower, or have fewer shapes "
+            "(data.num_text_buckets)"
+        )
+    return plan
+
+
+def _planned_captions(
+    data: DataConfig,
+    index: Index,
+    tokenizer: CountsTokens | None,
+    captions: CaptionSources | None,
+    *,
+    count_lengths: bool,
+) -> CaptionSources:
+    """The captions of batches, counted where the plan needs their lengths; `captions`: the sources of `data.captions`.
+
+    Raises:
+        ConfigError: a folder of the index holds labels only, and there is a tokenizer.
+    """
+    if tokenizer is None:
+        return CaptionSources.in_turn(NoTexts(index))
+    if captions is None:
+        _check_captions(index)
+        captions = CaptionSources.in_turn(ShardCaptions(index))
+    if count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1:
+        captions.count(counts_of(tokenizer, data.caption_template))
+    return captions
 
 
 def _check_batch_size(
@@ -140,6 +162,28 @@ def _check_batch_size(
         f"data.global_batch_size {data.global_batch_size:,}: no batch can have more than {limit:,} rows{selected}, so "
         f"none would be full; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
     )
+
+
+def _ordered_plan(data: DataConfig, rows: IndexRows, policy: BucketPolicy, mixture: Mixture) -> OrderedPlan:
+    """The plan of `data.order`.
+
+    Raises:
+        ConfigError: no such file, or it holds something else than rows that are selected; or fewer than a batch.
+        DataError: the file is damaged.
+    """
+    assert data.order is not None
+    file = NpyFile(data.order, of="data.order")
+    settings: dict[str, Any] = {"global_batch_size": data.global_batch_size, "seed": data.seed, "mixture": mixture}
+    try:
+        plan = OrderedPlan(rows, policy, file.read(0, len(file)), **settings)
+    except ValueError as error:
+        raise ConfigError(f"data.order '{data.order}': {str(error).removeprefix('order: ')}") from error
+    if len(plan.order) < data.global_batch_size and not data.allow_larger_batch:
+        raise ConfigError(
+            f"data.global_batch_size {data.global_batch_size:,}: data.order has {len(plan.order):,} rows, so no batch "
+            "would be full; set it lower, or set data.allow_larger_batch=true, which fills batches up with masked rows"
+        )
+    return plan
 
 
 def _check_padding(plan: WeightedPlan) -> None:
@@ -168,19 +212,11 @@ def _check_padding(plan: WeightedPlan) -> None:
         )
         logger.warning("%s; %s masks less", said, less)
         return
-    # Rows of an epoch grow less and less with the largest weight: few enough places are masked up to some `most`.
-    too_few = partial(_masks_most, weights, batch_rows)
-    largest = max(1, bisect(range(1, parts), False, key=too_few))
-    instead = f"data.max_repeats to {largest} or less" if is_cut else "data.captions to one"
+    instead = f"data.max_repeats to less than {parts}" if is_cut else "data.captions to one"
     raise ConfigError(
         f"{said}, {places - round(total):,} of {places:,}. A part has no row twice, so there are as many as the "
         f"largest weight: set {instead}, or data.global_batch_size to {max(1, math.ceil(2 * rows) - 1)} or less"
     )
-
-
-def _masks_most(weights: RowWeights, batch_rows: int, most: int) -> bool:
-    """Whether half of the places or more are masked where weights above `most` count as that."""
-    return 2 * weights.rows_of_epoch(most) <= most * batch_rows
 
 
 def num_rows(data: DataConfig) -> int:
@@ -205,102 +241,6 @@ def _check_captions(index: Index) -> None:
                 "leave data.tokenizer out for batches of images and labels; or make captions of the class names with "
                 '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
             )
-
-
-def bucket_policy(
-    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
-) -> BucketPolicy:
-    """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
-
-    Args:
-        data: settings.
-        index: of the shards.
-        captions: of the rows; their tokens are counted if text bounds are to be chosen.
-        selection: the rows that the choice looks at; None: all of the index.
-
-    Raises:
-        ValueError: a bucket's batch does not fit into the token budget.
-    """
-    bounds = text_lengths(data, index, captions, selection=selection)
-    if data.image_patches is not None:
-        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
-    else:
-        policy = LengthAspectPolicy(bounds, image_shapes(data, index, captions, selection=selection))
-    if data.token_budget is None:
-        return policy
-    return TokenBudgetPolicy(
-        policy,
-        data.token_budget,
-        global_batch_size=data.global_batch_size,
-        multiple=data.batch_multiple,
-        patch_size=data.patch_size,
-    )
-
-
-def image_shapes(
-    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
-) -> list[tuple[int, int]]:
-    """The (height, width) pairs that the settings name, or those that crop least."""
-    if data.image_buckets != "auto":
-        return data.image_buckets or [(data.image_size, data.image_size)]
-    aspects = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=0)
-    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
-
-
-def text_lengths(
-    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
-) -> list[int]:
-    """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
-    if not captions.has_texts:
-        return [0]
-    if isinstance(data.text_buckets, list):
-        return data.text_buckets
-    if selection is None and captions.in_histograms == "tokens":
-        histogram = index.token_histogram()
-        cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
-        counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
-    else:
-        counts = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=1)
-    return choose_lengths(counts, data.num_text_buckets)
-
-
-def caption_histogram(
-    index: Index, captions: CaptionSources, *, max_length: int, selection: Selection | None = None
-) -> NDArray[np.int64]:
-    """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
-
-    Reads the manifest's histograms where they tell; else the size of every image. Of several sources, the captions that
-    the rows draw in the first epoch count, and each length of a row's longest caption once more.
-
-    Args:
-        index: of the shards.
-        captions: of the rows; captions that are not counted have 0 or 1 tokens.
-        max_length: longer captions count as this long.
-        selection: the rows whose captions are counted; None: all rows.
-
-    Returns:
-        int64 (max_length + 1, ASPECT_BINS).
-    """
-    counts = np.zeros((max_length + 1) * ASPECT_BINS)
-    if selection is None and captions.in_histograms is not None:
-        for _, cells, number in index.cells():
-            tokens, bins = unpack_cells(cells)
-            tokens = np.minimum(tokens, max_length if captions.in_histograms == "tokens" else 0)
-            counts += np.bincount(pack_cells(tokens, bins), number, minlength=len(counts))
-        return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
-    rows = IndexRows(index, captions)
-    for numbers in row_chunks(selection, len(index)):
-        bins = aspect_bin(*rows.sizes(numbers))
-        of_rows, tokens = captions.all_tokens(numbers)
-        if len(captions.sources) > 1:
-            # A caption that is longer than those that are drawn needs its place, too, among images of each shape.
-            longest = np.zeros(len(numbers), np.int64)
-            np.maximum.at(longest, of_rows, tokens)
-            counts[np.unique(pack_cells(np.minimum(longest, max_length), bins))] += 1
-            of_rows, tokens = np.arange(len(numbers)), captions.tokens(numbers, 0)
-        cells = pack_cells(np.minimum(tokens, max_length), bins[of_rows])
-        counts += np.bincount(cells, minlength=len(counts))
-    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)
 
 
 def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:

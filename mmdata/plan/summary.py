@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from mmdata.config.train import MASK_REMEDY
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.plan import Plan, rank_slice
-from mmdata.plan.row_ranges import occurrences_of
+from mmdata.plan.ranges import occurrences_of
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.plan.window_rows import shapes_of
+from mmdata.plan.windows import shapes_of
 
 
 @dataclass

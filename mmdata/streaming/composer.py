@@ -28,8 +28,8 @@ from mmdata.plan import (
     choose_captions,
     choose_lengths,
 )
-from mmdata.plan.bucket_queues import fill_up
 from mmdata.plan.buckets import merge_groups
+from mmdata.plan.schedule import fill_up
 from mmdata.seeding import Purpose, permutation, random_raw
 from mmdata.streaming.position import PassPosition
 from mmdata.streaming.samples import BatchSamples, BufferedSample, Dropped, StreamSample
@@ -133,6 +133,8 @@ def _refuse_planned(data: DataConfig) -> None:
         "fields": bool(data.fields),
         "caption_hash": data.caption_hash is not None,
         "row_weights": data.row_weights is not None,
+        "order": data.order is not None,
+        "leftover": data.leftover != "merge",
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),
         "negative_captions": data.negative_captions is not None,

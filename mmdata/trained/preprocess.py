@@ -23,9 +23,9 @@ from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.plan import Bucket, BucketPolicy, CaptionSources, LengthAspectPolicy, NativePolicy, ShardCaptions
+from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
-from mmdata.plan.from_config import image_shapes
+from mmdata.plan.choose import image_shapes
 from mmdata.safe_read import check_regular, read_regular
 from mmdata.tars.samples import MAX_IMAGE_BYTES
 
@@ -162,8 +162,7 @@ def _policy(data: DataConfig) -> BucketPolicy:
     with suppress(ConfigError):  # without a validation set the shapes are those of training
         data = evaluation_data(data)
     try:
-        index = open_index(data)
-        return LengthAspectPolicy([1], image_shapes(data, index, CaptionSources.in_turn(ShardCaptions(index))))
+        return LengthAspectPolicy([1], image_shapes(data, open_index(data)))
     except (DataError, OSError) as error:
         raise ConfigError(
             f"data.image_buckets is auto, so the image shapes come from the corpus, which cannot be opened ({error}); "

@@ -15,7 +15,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.corpus import open_corpus
 from mmdata.plan import IndexRows
-from mmdata.plan.caption_sources import equal_rows
+from mmdata.plan.captions import equal_rows
 
 from .conftest import Corpus
 from .test_join import write_table

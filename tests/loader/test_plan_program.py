@@ -19,7 +19,7 @@ import yaml
 from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
 from mmdata.index import ShardWriter
-from mmdata.plan.groups import write_groups
+from mmdata.plan.mixture import write_groups
 from tests.joins import join_first
 from tests.programs import run_program
 

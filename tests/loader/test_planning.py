@@ -20,7 +20,8 @@ from mmdata.plan import (
     choose_image_shapes,
     choose_lengths,
 )
-from mmdata.plan.from_config import bucket_policy, build_plan, caption_histogram, text_lengths
+from mmdata.plan.choose import bucket_policy, caption_histogram, text_lengths
+from mmdata.plan.from_config import build_plan
 from mmdata.text.tokenizer import Tokenizer
 
 

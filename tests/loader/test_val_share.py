@@ -18,7 +18,7 @@ from mmdata.hashing import hash64, in_share
 from mmdata.index import build_index
 from mmdata.integrations.adapt import SameEpoch
 from mmdata.plan import CaptionSources, ShardCaptions
-from mmdata.plan.from_config import bucket_policy, caption_histogram
+from mmdata.plan.choose import bucket_policy, caption_histogram
 from mmdata.tables.select import select_rows
 
 from .conftest import Corpus

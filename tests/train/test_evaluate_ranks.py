@@ -22,9 +22,9 @@ import yaml
 from PIL import Image
 
 from mmdata import Index, cli
-from mmdata.compositional import load_pairs
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
+from mmdata.trained.pairs import load_pairs
 from tests.programs import PATIENCE_S, run_program
 
 ROOT = Path(__file__).parents[2]

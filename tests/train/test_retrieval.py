@@ -18,7 +18,14 @@ from mmdata import Batch, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.text.tokenizer import Tokenizer
-from mmdata.train.evaluation.evaluate import Features, Texts, embed, evaluate_retrieval, retrieval, score_retrieval
+from mmdata.train.evaluation.evaluate import (
+    EvaluatedTexts,
+    Features,
+    embed,
+    evaluate_retrieval,
+    retrieval,
+    score_retrieval,
+)
 
 IMAGES, CAPTIONS = 24, 4
 
@@ -86,7 +93,7 @@ def test_rows_of_equal_images_are_captions_of_one_image():
 def test_equal_captions_of_two_images_are_true_of_both():
     images = torch.eye(4)
     texts = torch.eye(4)[[1, 0, 2, 2, 3]]  # texts 0 and 1 lie at each other's image; 2 and 3 are of images 2 and 3
-    captions = Texts(texts, torch.tensor([0, 1, 2, 3, 3]), torch.tensor([7, 7, 8, 9, 5]))
+    captions = EvaluatedTexts(texts, torch.tensor([0, 1, 2, 3, 3]), torch.tensor([7, 7, 8, 9, 5]))
     ids = torch.tensor([[1, 7], [2, 7], [3, 8], [4, 9]])
     scores = score_retrieval(Features(images, images, torch.arange(4), None, ids, captions))
     assert (scores["images"], scores["texts"]) == (4, 5)

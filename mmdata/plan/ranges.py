@@ -22,6 +22,9 @@ PASS_SHIFT = 40
 """An occurrence of a row is one int64: the row's number in the low 40 bits, the number of the pass over its dataset
 above them; -1 is padding. One integer, so that queues of occurrences are split and joined as one array."""
 
+MAX_PASS = 1 << (63 - PASS_SHIFT)
+"""Passes are below this number."""
+
 
 class RowRanges(NamedTuple):
     """Ranges of consecutive rows, each in one shard and one pass; int64 (n,) each.

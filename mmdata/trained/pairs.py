@@ -120,7 +120,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
     """
     file = Path(path)
     if not file.is_file():
-        raise DataError(f"pairs '{file}': no such file; expected JSONL, one pair a line (see mmdata.compositional)")
+        raise DataError(f"pairs '{file}': no such file; expected JSONL, one pair a line (see mmdata.trained.pairs)")
     content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         whole: Any = json.loads(content)

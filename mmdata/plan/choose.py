@@ -1,11 +1,116 @@
-"""Chooses the image shapes that crop least, from a corpus's counts. Text bounds: `mmdata.length_bounds`."""
+"""Chooses the shapes of batches: of settings, and those that pad and crop least for the counts of a corpus.
+
+Text bounds alone: `mmdata.length_bounds`. Reads no image.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.index.histogram import ASPECT_BINS, aspect_ratio
+from mmdata.config import DataConfig
+from mmdata.index import Index
+from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
+from mmdata.length_bounds import choose_lengths
+from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, TokenBudgetPolicy
+from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
+from mmdata.plan.rows import IndexRows
+from mmdata.tables.selection import Selection, row_chunks
+
+
+def bucket_policy(
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+) -> BucketPolicy:
+    """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        captions: of the rows; their tokens are counted if text bounds are to be chosen.
+        selection: the rows that the choice looks at; None: all of the index.
+
+    Raises:
+        ValueError: a bucket's batch does not fit into the token budget.
+    """
+    bounds = text_lengths(data, index, captions, selection=selection)
+    if data.image_patches is not None:
+        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
+    else:
+        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
+    if data.token_budget is None:
+        return policy
+    return TokenBudgetPolicy(
+        policy,
+        data.token_budget,
+        global_batch_size=data.global_batch_size,
+        multiple=data.batch_multiple,
+        patch_size=data.patch_size,
+    )
+
+
+def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:
+    """The (height, width) pairs that the settings name, or those that crop least."""
+    if data.image_buckets != "auto":
+        return data.image_buckets or [(data.image_size, data.image_size)]
+    captions = CaptionSources.in_turn(ShardCaptions(index) if index.captions else NoTexts(index))
+    aspects = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=0)
+    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
+
+
+def text_lengths(
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+) -> list[int]:
+    """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
+    if not captions.has_texts:
+        return [0]
+    if isinstance(data.text_buckets, list):
+        return data.text_buckets
+    if selection is None and captions.in_histograms == "tokens":
+        histogram = index.token_histogram()
+        cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
+        counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
+    else:
+        counts = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=1)
+    return choose_lengths(counts, data.num_text_buckets)
+
+
+def caption_histogram(
+    index: Index, captions: CaptionSources, *, max_length: int, selection: Selection | None = None
+) -> NDArray[np.int64]:
+    """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
+
+    Reads the manifest's histograms where they tell; else the size of every image. Of several sources, the captions that
+    the rows draw in the first epoch count, and each length of a row's longest caption once more.
+
+    Args:
+        index: of the shards.
+        captions: of the rows; captions that are not counted have 0 or 1 tokens.
+        max_length: longer captions count as this long.
+        selection: the rows whose captions are counted; None: all rows.
+
+    Returns:
+        int64 (max_length + 1, ASPECT_BINS).
+    """
+    counts = np.zeros((max_length + 1) * ASPECT_BINS)
+    if selection is None and captions.in_histograms is not None:
+        for _, cells, number in index.cells():
+            tokens, bins = unpack_cells(cells)
+            tokens = np.minimum(tokens, max_length if captions.in_histograms == "tokens" else 0)
+            counts += np.bincount(pack_cells(tokens, bins), number, minlength=len(counts))
+        return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
+    rows = IndexRows(index, captions)
+    for numbers in row_chunks(selection, len(index)):
+        bins = aspect_bin(*rows.sizes(numbers))
+        of_rows, tokens = captions.all_tokens(numbers)
+        if len(captions.sources) > 1:
+            # A caption that is longer than those that are drawn needs its place, too, among images of each shape.
+            longest = np.zeros(len(numbers), np.int64)
+            np.maximum.at(longest, of_rows, tokens)
+            counts[np.unique(pack_cells(np.minimum(longest, max_length), bins))] += 1
+            of_rows, tokens = np.arange(len(numbers)), captions.tokens(numbers, 0)
+        cells = pack_cells(np.minimum(tokens, max_length), bins[of_rows])
+        counts += np.bincount(cells, minlength=len(counts))
+    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)
 
 
 def choose_image_shapes(
