@@ -51,6 +51,7 @@ KILLED = (
     "the kernel's out-of-memory killer does this where memory is short: lower data.loading.prefetch_batches or "
     "data.loading.num_workers"
 )
+CLOSED = "the program ends, or another thread raised an error"
 KNOWN_ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
 LINE_END = "\n"
 
@@ -167,9 +168,12 @@ class WorkerProcesses(Generic[T]):
             LoadError: its process has ended.
             Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
         """
+        when = f"before the batch of epoch {epoch}, step {step}"
+        if not self._processes:
+            raise LoadError(f"the loader's worker processes were closed {when}: {CLOSED}. {RETRY}")
         with self._closed_by_errors():
             process = self._processes[self._taken % self._task.num_processes]
-            made = process.take(self._run, f"before the batch of epoch {epoch}, step {step}")
+            made = process.take(self._run, when)
             process.request("next", self._run, epoch)
             self._taken += 1
             return made
@@ -293,10 +297,7 @@ class _WorkerProcess:
 
     def _end_error(self, when: str) -> LoadError:
         if not self.is_open:
-            return LoadError(
-                f"the loader's worker process {self._process.pid} was closed {when}: the program ends, or another "
-                f"thread raised an error. {RETRY}"
-            )
+            return LoadError(f"the loader's worker process {self._process.pid} was closed {when}: {CLOSED}. {RETRY}")
         self._connection.close()  # it has ended, or ends now
         code = self._process.wait()
         name = f"the loader's worker process {self._process.pid} has ended"
