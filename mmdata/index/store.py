@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.forked import new_lock
-from mmdata.index.spans import spans_of
 from mmdata.storage.extract import Extract
 from mmdata.storage.fetch import NoRanges
 
@@ -152,8 +151,12 @@ class ShardStore:
     def _find_extract(self, shard: int, rows: NDArray[np.int64]) -> Extract | None:
         whole = self._index.listed(shard).bytes
         if self._whole_samples:
-            own = rows - self._index.starts[shard]
-            offsets, sizes = spans_of(self._index.shard(shard), own, shard_bytes=whole)
+            columns, own = self._index.shard(shard), rows - self._index.starts[shard]
+            members = columns.members_of(own).flatten()
+            offsets, sizes = (
+                np.concatenate([columns.fixed(f"image_{name}")[own], members.field(field).to_numpy()])
+                for name, field in (("offset", "offset"), ("bytes", "size"))
+            )
         else:
             columns = self._index.take(rows, [f"{kind}_{what}" for kind in MEMBERS for what in ("offset", "bytes")])
             offsets = np.concatenate([columns[f"{kind}_offset"] for kind in MEMBERS]).astype(np.int64)

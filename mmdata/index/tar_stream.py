@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterator
+from itertools import chain
 from threading import Event
 from typing import Any, BinaryIO, cast
 
 from mmdata.errors import ConfigError, DamagedShard, DataError, Interrupted
+from mmdata.hashing import fast_hash_of
 from mmdata.images.probe import sniff
 from mmdata.images.unread import unread_format
 from mmdata.storage.fetch import GIVE_CREDENTIALS, RemoteFolder, cause_of, display_name, is_denied, is_http, is_missing
@@ -66,6 +68,7 @@ class TarStream:
             self._tap.copy = Incoming.begin(folder.cache, self._place, self.size)
         self._file = ForwardFile(cast(BinaryIO, io.BufferedReader(self._tap, _BUFFER)), self._explained, self.size)
         self._payloads: dict[str, dict[int, bytes]] = {}  # by key of the sample, and offset
+        self._hashes: dict[int, int] = {}  # by offset
         self.keeps_all = False
         self.samples = SampleReader(self._members(), name=name)
 
@@ -75,6 +78,10 @@ class TarStream:
             if (data := payloads.get(member.offset)) is not None:
                 return data
         raise AssertionError(f"{member} of {self._place} was forgotten")
+
+    def hash_of(self, member: Member) -> int:
+        """The `fast_hash` of such a member."""
+        return self._hashes[member.offset]
 
     def finish(self) -> tuple[str, int]:
         """Read what is left of the tar, and give the SHA-256 and the size of the whole."""
@@ -110,9 +117,10 @@ class TarStream:
 
     def _read(self, member: Member, key: str, extension: str) -> bytes:
         """What is needed of a member: of those that are neither captions nor images only the beginning."""
-        if member.size > MAX_IMAGE_BYTES:
-            return b""  # it is refused by its size
         self._file.seek(member.offset)
+        if member.size > MAX_IMAGE_BYTES:
+            self._hash(member, b"")
+            return b""  # it is refused by its size
         data = self._file.read(min(member.size, HEAD_BYTES))
         is_image = extension in IMAGE_EXTENSIONS or bool(sniff(data) or unread_format(data))
         if is_image and member.size > len(data) == HEAD_BYTES:
@@ -130,7 +138,13 @@ class TarStream:
                 "fetch or convert the shard again",
                 (key, member.start),
             )
+        self._hash(member, data)
         return data
+
+    def _hash(self, member: Member, data: bytes) -> None:
+        """Hash a member of which `data` was read; the rest of it is read in pieces."""
+        sizes = (min(_BUFFER, member.size - at) for at in range(len(data), member.size, _BUFFER))
+        self._hashes[member.offset] = fast_hash_of(chain([data], map(self._file.read, sizes)))
 
     def _explained(self, offset: int, error: Exception) -> Exception:
         if isinstance(error, (DataError, ConfigError, Interrupted)):

@@ -94,7 +94,9 @@ class UrlTars:
             self._in_work.add(number)
         try:
             name = self.names[number]
-            scan = scan_samples(stream.samples, stream.payload, name=name, limits=limits, members=members, step=step)
+            scan = scan_samples(
+                stream.samples, stream.payload, stream.hash_of, name=name, limits=limits, members=members, step=step
+            )
             sha256, size = stream.finish()
             return ReadTar(scan, sha256, size)
         finally:

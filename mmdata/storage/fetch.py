@@ -44,7 +44,7 @@ from mmdata.storage.cache import Remote, ShardCache
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.extract import Extract
 from mmdata.storage.http import Span, WrongAnswer
-from mmdata.storage.listed import INNER, MANIFEST_NAME, ListedShard
+from mmdata.storage.listed import INNER, MANIFEST_NAME, FileRange, ListedShard
 
 logger = logging.getLogger("mmdata")
 
@@ -150,11 +150,25 @@ class RemoteFolder:
             DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
         """
         url = self.url_of(".", name)
+        return self._with_cached(url, sha256, lambda: self._whole(url, MAX_INDEX_BYTES), use)
+
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
+        url, span = self.url_of(".", part.name), Span(part.start, part.end, part.size)
+
+        def fetch() -> bytes:
+            # Of a server without ranges all that follows comes, too.
+            return self._request(url, span, Event())[: part.end - part.start]
+
+        return self._with_cached(url, part.sha256, fetch, lambda path: use(path, 0))
+
+    def _with_cached(self, url: str, sha256: str, fetch: Callable[[], bytes], use: Callable[[Path], T]) -> T:
+        """Result of `use` on the path, in the cache, of bytes with this hash."""
         damaged: DataError | None = None
         for _ in range(_OPENS):
             path = self.cache.path(sha256)
             if not self.cache.touch(sha256):
-                os.close(self._keep_small(url, sha256))
+                os.close(self._keep_small(url, sha256, fetch()))
             try:
                 return use(path)
             except FileNotFoundError:  # another process needed its room in the cache
@@ -229,9 +243,7 @@ class RemoteFolder:
         """URL of a file, for messages."""
         return display_name(self.url_of(location, name))
 
-    def _keep_small(self, url: str, sha256: str) -> int:
-        data = self._whole(url, MAX_INDEX_BYTES)
-
+    def _keep_small(self, url: str, sha256: str, data: bytes) -> int:
         def rest(offset: int) -> Iterator[bytes]:
             return iter([data[offset:]])
 

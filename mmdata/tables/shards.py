@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from threading import Event
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, counted, excerpt
 from mmdata.hashing import fast_hash
 from mmdata.index.index import Index
-from mmdata.index.keys_index import KeysIndex
-from mmdata.index.member_hashes import hash_member
-from mmdata.index.sample_members import ShardFile, find_members
-from mmdata.index.store import OpenShard, OpenShards
-from mmdata.safe_read import open_regular
+from mmdata.index.members import SampleMembers
+from mmdata.index.ragged import offsets_of
+from mmdata.index.store import OpenShards, ShardStore
+from mmdata.storage.folder import local_folder
 from mmdata.tables.captions import TableCaptions
-from mmdata.tables.match import check_missing, match, warn_of_shared_keys
+from mmdata.tables.match import check_missing, first_twice, match, warn_of_shared_keys
 from mmdata.tables.place import name_of_words
 from mmdata.tables.stored import Arrays, Keep, Store, make_anew
-from mmdata.tars.tar import Member, split_name
+from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_captions
+from mmdata.tars.member_values import absent, kind_of, open_member, pick
+from mmdata.tars.members import Selector
+from mmdata.tars.row import IndexedMember
 
-CAPTIONS_VERSION = 1
+logger = logging.getLogger("mmdata")
+
+HELD_ROWS = 2**22
+"""Samples whose columns stay in memory, some 170 bytes each: rows may have them in any order."""
+CAPTIONS_VERSION = 2
 """Of what is kept of captions; raise it when captions are cleaned in another way."""
 
 
@@ -42,11 +50,10 @@ class JoinedShards:
     Attributes:
         folder, missing, of: as given.
         leaves_out: whether rows that the tars do not have are not loaded.
-        open_shards: the tars that stay open.
 
     Raises:
         ConfigError: no row of the index has one of the keys, or rows without one are an error.
-        DataError: there is no index, or it is damaged.
+        DataError: there is no index, it is damaged, or a key comes twice in it.
     """
 
     def __init__(
@@ -59,132 +66,135 @@ class JoinedShards:
         keys: Callable[[int], Any] | None = None,
         store: Store | None = None,
     ) -> None:
-        self.of = of
-        self._store, self._fingerprint = store, index.fingerprint
+        self.of, self.folder = of, folder
+        self._keeps, self._fingerprint = store, index.fingerprint
         self.missing: Literal["keep", "mask", "error"] = missing
         self.leaves_out = missing == "mask"
-        known = KeysIndex.read(folder, of=of)
-        found = match(known.keys, index, keys)
-        check_missing(found, missing, known.keys, index, of=of, where=f"'{folder}'", what="its samples", keys_of=keys)
+        local_folder(folder)
+        try:
+            self._known = Index.open(folder)
+        except DataError as error:
+            raise DataError(f"{of}: {error}") from error
+        self._known.held_rows = HELD_ROWS
+        known = self._keys()
+        self._refuse_twice(known)
+        found = match(known, index, keys)
+        check_missing(found, missing, known, index, of=of, where=f"'{folder}'", what="its samples", keys_of=keys)
         warn_of_shared_keys(found, index, of=of, what="the tars")
-        self.folder, self._known, self._firsts = folder, known, known.firsts
         self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
         self._first_rows = index.starts
-        self.open_shards = OpenShards()
+        self._shards = ShardStore(self._known)
+        self._read = SampleMembers(self._known, self._shards)
 
     def __str__(self) -> str:
         return f"'{self.folder}'"
+
+    @property
+    def open_shards(self) -> OpenShards:
+        """The tars that stay open."""
+        return self._shards.open_shards
 
     def has_rows(self, shard: int) -> NDArray[np.bool_]:
         """Whether the tars have each row of a shard."""
         return self._samples[self._first_rows[shard] : self._first_rows[shard + 1]] >= 0
 
-    def command(self, member: str) -> str:
-        """The command that indexes the captions of one more member."""
-        return self._known.command(member)
-
-    @property
-    def caption_names(self) -> list[str]:
-        """The members whose captions are kept beside the index."""
-        return list(self._known.captions)
-
-    def captions(self, name: str, *, of: str) -> TableCaptions:
-        """The captions of a member, one of `caption_names`; `of`: name of the setting, for messages."""
-        column = self._known.captions_of(name, of=of)
-        return TableCaptions(column, self._samples, place=self._place_of_sample, of=of, keep=self._keep(name))
-
-    def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
-        """Members of a row's sample by extension: all of them, or some with the wanted ones.
+    def captions(self, selector: Selector, *, of: str) -> TableCaptions:
+        """The captions in a member; `of`: name of the setting, for messages.
 
         Raises:
-            BadSample: the tars have no sample of the row, or are not those that were indexed.
+            ConfigError: the member holds no texts, or no sample has a caption in it.
         """
-        sample, tar = self._locate(row)
-        if sample < 0:
+        kind = kind_of(selector, of=of)
+        if kind not in ("json", "txt") or (kind == "json" and not selector.key):
+            raise ConfigError(f"{of}: '{selector}': captions are in json:KEY or txt")
+        keep = self._keep(selector)
+        found = keep("texts", lambda: self._texts(selector, kind, of=of))
+        texts = pa.LargeStringArray.from_buffers(
+            len(found["ends"]) - 1, pa.py_buffer(found["ends"]), pa.py_buffer(found["bytes"])
+        )
+        column = pa.LargeListArray.from_arrays(pa.array(found["starts"]), texts)
+        return TableCaptions(pa.chunked_array([column]), self._samples, place=self._read.place, of=of, keep=keep)
+
+    def members(self, row: int) -> dict[str, IndexedMember]:
+        """All members of a row's sample, by extension.
+
+        Raises:
+            BadSample: the tars have no sample of the row.
+        """
+        if (sample := int(self._samples[row])) < 0:
             raise BadSample(Reason.MISSING_FIELD, f"no sample of the row's key in {self}")
-        name, size, _ = self._known.tars[tar]
-        file = ShardFile(self, tar, size, stop)
-        start = int(self._known.starts[sample])
-        key = self._key(sample)
-        return find_members(file, start, key, name=name, exact=True, wanted=wanted, remedy=self._known.remedy)
+        return self._read.members(sample)
 
-    def read_member(self, row: int, member: Member, stop: Event) -> bytes:
-        """The bytes of a member of a row's sample.
+    def read_member(self, row: int, member: IndexedMember, stop: Event) -> bytes:
+        """The bytes of a member of a row's sample; see `SampleMembers.read_member`."""
+        return self._read.read_member(int(self._samples[row]), member, stop)
 
-        Raises:
-            BadSample: they are not those that were indexed; only where the index has hashes.
-        """
-        sample, tar = self._locate(row)
-        data = self.read(tar, member.offset, member.size, stop)
-        split = split_name(member.name)
-        if self._known.hashes is not None and split is not None:
-            try:
-                is_known = hash_member(split[1], data) in self._known.hashes.of(sample)
-            except ValueError as error:
-                raise DataError(f"{self.of}: {error}; make the index anew with `{self._known.command()}`") from None
-            if not is_known:
-                raise BadSample(Reason.FILE_CHANGED, f"its bytes are not those that were indexed; {self._known.remedy}")
-        return data
+    def key(self, row: int) -> str:
+        """The key of a row's sample in these tars."""
+        return self._read.key(int(self._samples[row]))
 
     def place(self, row: int) -> str:
         """Tar and sample of a row, for messages."""
-        sample, _ = self._locate(row)
-        return str(self) if sample < 0 else self._place_of_sample(sample)
+        sample = int(self._samples[row])
+        return str(self) if sample < 0 else self._read.place(sample)
 
-    def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
-        """Bytes [offset, offset + size) of a tar.
+    def _keys(self) -> Any:
+        """The keys of all samples, Arrow texts: copied, so that other columns need not stay in memory."""
+        shards = map(self._known.shard, range(self._known.num_shards))
+        keys = [columns.keys.take(pa.array(np.arange(len(columns)))) for columns in shards]
+        return pa.chunked_array(keys, pa.string()).cast(pa.large_string())
 
-        Raises:
-            DataError: it is missing, its size is not the indexed one, or the range lies outside it.
-            Interrupted: `stop` is set.
-        """
-        if stop is not None and stop.is_set():
-            raise Interrupted(self._known.tars[shard].name)
-        data = self._opened(shard).read(offset, size)
-        if offset < 0 or data is None or len(data) != size:
-            raise DataError(
-                f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._known.remedy}"
-            )
-        return data
+    def _refuse_twice(self, keys: Any) -> None:
+        if (rows := first_twice(keys.combine_chunks())) is not None:
+            shards, _ = self._known.locate(np.array(rows))
+            places = " and ".join(f"'{self._known.shard_name(shard)}'" for shard in shards.tolist())
+            key = excerpt(keys[rows[0]].as_py())
+            raise DataError(f"{self.of}: {self}: key {key} comes twice: in {places}; a row could have only one of them")
 
-    def _keep(self, name: str) -> Keep:
+    def _texts(self, selector: Selector, kind: str, *, of: str) -> Arrays:
+        """The captions of the samples that rows have: UTF-8, the ends of the texts, and the first of each sample."""
+        samples = np.unique(self._samples[self._samples >= 0])
+        counts = np.zeros(len(self._known), np.int64)
+        texts: list[bytes] = []
+        lacking, first = 0, ""
+        for sample in samples.tolist():
+            try:
+                captions = self._captions_of(sample, selector, kind)
+            except BadSample as bad:
+                lacking += 1
+                first = first or f"{self._read.place(sample)}: {bad}"
+                continue
+            counts[sample] = len(captions)
+            texts += [caption.encode() for caption in captions]
+        if not texts:
+            raise ConfigError(f"{of}: none of {counted(len(samples), 'sample')} has a caption in {selector}: {first}")
+        if lacking:
+            logger.warning("%s: %s without a caption in it; the first: %s", of, counted(lacking, "sample"), first)
+        ends = offsets_of(np.array([len(text) for text in texts], np.int64))
+        return {"starts": offsets_of(counts), "ends": ends, "bytes": np.frombuffer(b"".join(texts), np.uint8)}
+
+    def _captions_of(self, sample: int, selector: Selector, kind: str) -> list[str]:
+        """The captions of a sample, at least one; raises BadSample."""
+        member = self._read.members(sample).get(selector.extension)
+        if member is None:
+            raise BadSample(Reason.MISSING_FIELD, f"no member .{selector.extension}")
+        if member.size > MAX_CAPTION_BYTES:
+            raise BadSample(Reason.CAPTION_TOO_LONG, f"{member.size} bytes; at most {MAX_CAPTION_BYTES}")
+        opened = open_member(self._read.read_member(sample, member, Event()), kind)
+        value = pick(opened, selector)
+        if value is None:
+            raise BadSample(Reason.MISSING_FIELD, absent(selector, opened))
+        return clean_captions(value)[0]
+
+    def _keep(self, selector: Selector) -> Keep:
         """Keeps arrays that are made of the captions of a member, beside the index of the rows."""
-        if (store := self._store) is None:
+        if (store := self._keeps) is None:
             return make_anew
-        which = [self._fingerprint, str(self._known.checksum), str(fast_hash(self._samples.tobytes()))]
-        made_of = {"version": CAPTIONS_VERSION, "member": name, "of": which}
-        words = name_of_words(self.folder, [os.path.abspath(self.folder), name])
+        which = [self._fingerprint, self._known.fingerprint, str(fast_hash(self._samples.tobytes()))]
+        made_of = {"version": CAPTIONS_VERSION, "member": str(selector), "of": which}
+        words = name_of_words(self.folder, [os.path.abspath(self.folder), str(selector)])
 
         def keep(what: str, make: Callable[[], Arrays]) -> Arrays:
             return store.get(f"{words}.{what}", lambda found: found == made_of, lambda: (made_of, make())).arrays
 
         return keep
-
-    def _locate(self, row: int) -> tuple[int, int]:
-        """Number of a row's sample, and of its tar; -1 and any tar if the row has none."""
-        sample = int(self._samples[row])
-        return sample, int(np.searchsorted(self._firsts, sample, side="right")) - 1
-
-    def _place_of_sample(self, sample: int) -> str:
-        tar = int(np.searchsorted(self._firsts, sample, side="right")) - 1
-        return f"shard '{self._known.path(tar)}', sample '{self._key(sample)}'"
-
-    def _key(self, sample: int) -> str:
-        return self._known.keys[sample].as_py()
-
-    def _opened(self, shard: int) -> OpenShard:
-        if (known := self.open_shards.get(shard)) is not None:
-            return known
-        path, expected = self._known.path(shard), self._known.tars[shard].bytes
-        try:
-            opened = OpenShard(open_regular(path, "shard"), cached=False)
-        except FileNotFoundError:
-            raise DataError(
-                f"{self.of}: shard '{path}': no such file, and it was indexed; {self._known.remedy}"
-            ) from None
-        if opened.size != expected:
-            raise DataError(
-                f"{self.of}: shard '{path}': {opened.size} bytes, and its index was made of {expected}; "
-                f"{self._known.remedy}"
-            )
-        return self.open_shards.keep(shard, opened)

@@ -222,7 +222,7 @@ def test_one_tar_is_indexed_beside_itself_or_elsewhere(shards, tmp_path):
     alone.mkdir()
     shutil.copy(shards / "000001.tar", alone / "x.tar")
     report = build_index(alone / "x.tar", out=tmp_path / "far" / "index")
-    names = ["manifest-00000.arrow", "manifest.json", "quarantine.jsonl", "x.index.arrow"]
+    names = ["index-00000.arrow", "manifest-00000.arrow", "manifest.json", "quarantine.jsonl"]
     made = [f"__mmdata__/{name}" for name in names]
     assert sorted(content(tmp_path / "far" / "index")) == made
     assert report.manifest.location == "../../alone"
@@ -280,9 +280,8 @@ def test_a_rerun_after_a_kill_is_as_if_undisturbed(shards, tmp_path):
     killed = tmp_path / "killed"
     inner = killed / "__mmdata__"
     inner.mkdir(parents=True)
-    shutil.copy(tmp_path / "good" / "__mmdata__" / "000000.index.arrow", inner)
-    (inner / "000001.index.arrow").write_bytes(b"of an earlier try")
-    for page in ("manifest-00000.arrow", "manifest-00001.arrow"):  # the earlier try had more shards
+    shutil.copy(tmp_path / "good" / "__mmdata__" / "index-00000.arrow", inner)
+    for page in ("manifest-00000.arrow", "manifest-00001.arrow", "index-00001.arrow"):  # it had more shards
         (inner / page).write_bytes(b"of an earlier try")
     build_index(shards, out=killed)
     assert content(killed) == content(tmp_path / "good")
