@@ -66,7 +66,8 @@ def main() -> int:
             fill_cache=options.fill_cache,
             num_workers=options.workers,
         )
-    for line in (*account_lines(report), *next_commands(report.folder, report.manifest)):
+    following = next_commands(report.folder, report.manifest) if report.manifest.has_images else []
+    for line in (*account_lines(report), *following):
         print(printable(line))
     accounts = report.accounts
     if "samples" not in accounts:  # those of the conversion that made the tars, which has compared them

@@ -86,6 +86,7 @@ class Part:
     def __exit__(self, *error: object) -> None:
         for future in self._composing:
             future.cancel()
+        self._manifest.discard()
         self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
 
     def add(self, decided: Decided) -> None:

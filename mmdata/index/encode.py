@@ -19,7 +19,7 @@ from mmdata.tars.row import IndexRow
 
 _PLACES = ("offset", "size", "xxh3")
 
-CountTokens = Callable[[list[str]], list[int]]
+CountTokens = Callable[[list[str]], Sequence[int]]
 """Lengths of captions in tokens: special tokens included, nothing truncated."""
 
 
