@@ -34,10 +34,16 @@ class Totals:
     labels: int = 0
     lengths: Counter[int] = field(default_factory=Counter[int])
 
-    @property
-    def has_images(self) -> bool:
-        """Whether the rows have images; True without rows."""
-        return self.images > 0 or self.rows == 0
+    def fields(self) -> dict[str, Any]:
+        """What manifest.json says of all shards together."""
+        return {
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "captions": self.captions,
+            "lengths": sorted(self.lengths.items()),
+            "has_images": self.images > 0 or self.rows == 0,
+            "has_labels": self.labels > 0,
+        }
 
     def add(self, entry: ShardEntry) -> None:
         """Add a shard."""
@@ -97,13 +103,8 @@ class ManifestWriter:
         if self._entries:
             self._write_page()
         return Manifest(
-            rows=self._totals.rows,
-            bytes=self._totals.bytes,
+            **self._totals.fields(),
             num_shards=sum(page.shards for page in self._pages),
-            captions=self._totals.captions,
-            lengths=sorted(self._totals.lengths.items()),
-            has_images=self._totals.has_images,
-            has_labels=self._totals.labels > 0,
             pages=self._pages,
             tokenizer=tokenizer,
             location=location,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +121,8 @@ def verify_tars(
     members = _members([path for path in paths if path.is_file()])
     bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
     found: list[list[str]] = [[] for _ in paths]
-    reads: dict[int, _Read] = {}
+    scans: dict[int, Scan] = {}
+    captioned, lacks_images = False, True
     read = partial(_read_tar, members=members)
     for place, one in enumerate(map_in_processes(read, paths, names=names, workers=workers, step=bar.steps)):
         bar.finish(place, sizes[place])
@@ -129,17 +130,18 @@ def verify_tars(
             found[place].append(one)
             edges = Edges()
             continue
-        reads[place] = one
-        report.samples += one.scan.samples
+        scan, has_captions, may_lack_images = one
+        captioned, lacks_images = captioned or has_captions, lacks_images and may_lack_images
+        scans[place] = scan
+        report.samples += scan.samples
         report.bytes += sizes[place]
-        if (split := edges.add(names[place], one.scan.edges)) is not None:
+        if (split := edges.add(names[place], scan.edges)) is not None:
             found[place].append(str(split))
-        if one.scan.damage is not None:
-            found[place].append(_detail(names[place], one.scan.damage))
+        if scan.damage is not None:
+            found[place].append(_detail(names[place], scan.damage))
             edges = Edges()
-    captioned = any(one.has_captions for one in reads.values())
-    for place, one in reads.items():
-        scan = one.scan.in_captioned_corpus(names[place], members) if captioned else one.scan
+    for place, one in () if lacks_images else scans.items():
+        scan = one.in_captioned_corpus(names[place], members) if captioned else one
         found[place] += [
             f"byte {line['offset']}: sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
             for line in scan.quarantined
@@ -254,19 +256,12 @@ def _wrong_entry(entry: ShardEntry, again: Encoded) -> Iterator[str]:
 
 
 def _wrong_sums(manifest: Manifest) -> Iterator[str]:
-    """Compare the totals in manifest.json with the pages; rows were compared when the pages were opened."""
+    """Compare the totals in manifest.json with the pages."""
     totals = Totals()
     for entry in manifest:
         totals.add(entry)
-    if manifest.lengths != sorted(totals.lengths.items()):
-        yield "its lengths of captions are not those of its shards"
-    for name in ("bytes", "captions"):
-        if getattr(manifest, name) != getattr(totals, name):
-            yield f"{getattr(manifest, name)} {name}, and its shards have {getattr(totals, name)}"
-    if manifest.has_images != totals.has_images:
-        yield f"has_images is {manifest.has_images}, and {totals.images} rows of its shards have an image"
-    if manifest.has_labels != (totals.labels > 0):
-        yield f"has_labels is {manifest.has_labels}, and {totals.labels} rows of its shards have a label"
+    if wrong := [name for name, value in totals.fields().items() if getattr(manifest, name) != value]:
+        yield f"its {', '.join(wrong)} are not those of its shards"
 
 
 def _wrong_files(manifest: Manifest) -> Iterator[Problem]:
@@ -332,19 +327,12 @@ def _quarantined(folder: Path) -> dict[str, set[str]]:
     return excused
 
 
-class _Read(NamedTuple):
-    """What was read of a tar: its faults, and whether its usable samples have captions."""
-
-    scan: Scan
-    has_captions: bool
-
-
-def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> _Read | str:
-    """Read a tar; why it cannot be read, if it cannot."""
+def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> tuple[Scan, bool, bool] | str:
+    """What is wrong in a tar, whether its samples have captions, and may lack images; or why it cannot be read."""
     try:
         check_regular(path, "shard")
         scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step)
-        return _Read(scan.without_sound_rows(), scan.has_captions)
+        return scan.without_sound_rows(), scan.has_captions, scan.may_lack_images
     except (DataError, OSError) as error:
         return _detail(path.name, error)
 
