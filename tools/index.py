@@ -7,7 +7,7 @@
     mmdata index /data/cc12m --skip-damaged
     mmdata index "https://host/cc12m-{0000..1023}.tar" --out index --tokenizer clip
     mmdata index "s3://bucket/cc12m/{0000..1023}.tar" --out index --fill-cache
-    mmdata index /data/features --members-only             # tars without images, for data.join
+    mmdata index /data/features                            # tars without images, for data.join
 
 Tars behind URLs are fetched into the loader's cache, four at a time, read there and removed: the index lies in --out,
 and the loader fetches a tar from its URL when it needs it. --fill-cache keeps them in the cache.
@@ -15,10 +15,8 @@ and the loader fetches a tar from its URL when it needs it. --fill-cache keeps t
 All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
 finished: run the same command again, and only new and changed tars are read.
 
---members-only is for tars without images, such as embeddings or synthetic captions of the images of other tars:
-data.join brings their members to the rows by key. They are read once, and a hash of each member is kept, by which a
-value that changes later is found; with --no-hashes only headers are read. The captions that --caption names
-(syn.json:syn_text) are kept beside the index: data.captions draws from them.
+Tars without any image, such as embeddings or synthetic captions of the images of other tars, get an index too:
+data.join brings their members to the rows of others by key.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ from mmdata.index import IndexReport, build_index
 from mmdata.index.build import MakeTokenizer
 from mmdata.index.caption_lengths import counts_of
 from mmdata.index.encode import CountTokens
-from mmdata.index.joined_captions import parse_captions
-from mmdata.index.keys_index import build_keys_index
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
 from mmdata.tars.members import Members
@@ -46,8 +42,6 @@ from mmdata.tars.members import Members
 def main() -> int:
     """Index a folder of tars or one tar; 1 if the accounts do not balance."""
     options = parse_arguments()
-    if options.members_only:
-        return index_members(options)
     count_tokens, tokenizer = None, None
     if options.tokenizer:
         from mmdata.text.tokenizer import Tokenizer  # imports torch, which only the tokenizer needs
@@ -72,7 +66,8 @@ def main() -> int:
             fill_cache=options.fill_cache,
             num_workers=options.workers,
         )
-    for line in (*account_lines(report), *next_commands(report.folder, report.manifest)):
+    following = next_commands(report.folder, report.manifest) if report.manifest.has_images else []
+    for line in (*account_lines(report), *following):
         print(printable(line))
     accounts = report.accounts
     if "samples" not in accounts:  # those of the conversion that made the tars, which has compared them
@@ -118,15 +113,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--fill-cache", action="store_true", help="keep the tars of URLs in the loader's cache, as many as it holds"
     )
-    parser.add_argument(
-        "--members-only", action="store_true", help="index tars without images, whose members data.join brings to rows"
-    )
-    parser.add_argument(
-        "--no-hashes", action="store_true", help="with --members-only: read headers only; changed values are not found"
-    )
-    parser.add_argument(
-        "--cache-dir", type=Path, help="cache for tars of URLs, as data.loading.cache_dir; default: in ~/.cache"
-    )
+    parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(
         "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
     )
@@ -135,39 +122,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(
             f"--caption-template {template!r}: needs --tokenizer, which counts, and {{}} once, where the caption stands"
         )
-    of_images = ("tokenizer", "caption_template", "train_tokenizer", "image", "label", "skip_damaged", "fill_cache")
-    given = [f"--{name.replace('_', '-')}" for name in of_images if getattr(options, name)]
-    if options.members_only and (given or len(options.source) > 1):
-        what = given[0] if given else "several sources"
-        parser.error(f"--members-only reads the tars of one folder, and does not go with {what}")
-    if options.no_hashes and not options.members_only:
-        parser.error("--no-hashes goes with --members-only: images and captions always have hashes")
     return options
-
-
-def index_members(options: argparse.Namespace) -> int:
-    """Index a folder of tars without images."""
-    captions = parse_captions(options.caption, of="--caption")
-    with progress_in_bytes("index") as progress:
-        made, about_captions = build_keys_index(
-            options.source[0],
-            out=options.out,
-            captions_in=captions,
-            hashes=not options.no_hashes,
-            overwrite=options.overwrite,
-            progress=progress,
-        )
-    listed = ", ".join(f".{extension} ({count:,})" for extension, count in made.extensions.items())
-    lines = [
-        f"members: {listed or 'none'}",
-        *about_captions,
-        f"{counted(len(made), 'sample')} in {counted(len(made.tars), 'shard')}, {counted(made.ignored, 'member')} "
-        f"ignored; index in {made.folder}",
-        f"next: data.join: [{{shards: {made.folder}, name: NAME}}] and data.fields: {{x: join:NAME:MEMBER}}",
-    ]
-    for line in lines:
-        print(printable(line))
-    return 0
 
 
 def _gigabytes(text: str) -> float:
@@ -194,7 +149,11 @@ def account_lines(report: IndexReport) -> list[str]:
             f'captions: {selector.words}, as no sample looked at has a .txt, or "captions" or "caption" in its JSON '
             f"(--caption {selector})"
         )
-    if not report.manifest.has_captions:
+    if not report.manifest.has_images:
+        lines.append(
+            f"images: none; data.join: [{{shards: {report.folder}, name: NAME}}] brings these members to rows of others"
+        )
+    elif not report.manifest.has_captions:
         lines.append(
             "captions: none, a corpus of labels; leave data.tokenizer out, or name their member with --caption"
         )

@@ -1,7 +1,6 @@
 """mmdata verify: hash every shard, read it strictly, and compare it with its index and the manifest.
 
     mmdata verify shards/photos/train            # a folder with an index: every byte is hashed
-    mmdata verify dr                             # tars for data.join, with the index of `mmdata index --members-only`
     mmdata verify /data/cc12m                    # tars without an index: headers, texts, heads of images
     mmdata verify "/data/{0000..0331}.tar"       # tars, and folders: what has an index is compared with it
 
@@ -10,15 +9,18 @@ Each problem is a line with shard, offset and remedy, and the next tar is read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.errors import counted, printable
 from mmdata.index import Manifest, Problem, verify
-from mmdata.index.verify_given import sort_given
-from mmdata.index.verify_members import has_members_index, verify_members
-from mmdata.index.verify_tars import verify_tars
-from mmdata.storage.folder import has_manifest, local_folder
+from mmdata.index.verify import verify_tars
+from mmdata.storage.folder import INNER, has_manifest, local_folder
+from mmdata.tars.braces import expand_braces
+from mmdata.tars.foreign import TAR_ENDS
 
 
 def main() -> int:
@@ -32,18 +34,62 @@ def main() -> int:
     parser.add_argument("--workers", type=int, help="processes; default: one for each core")
     options = parser.parse_args()
     given = sort_given(options.folder)
-    codes = [check_folder(folder, shards, options.workers) for folder, shards in given.folders.items()]
+    codes = [check_rows(folder, shards, options.workers) for folder, shards in given.folders.items()]
     if given.tars:
         codes.append(check_tars(given.tars, options.workers))
     return max(codes)
 
 
-def check_folder(folder: str, shards: Collection[str] | None, workers: int | None) -> int:
-    """Check a folder with an index of rows, of members, or of both; only some of its shards, unless None."""
-    if shards is not None or not has_members_index(folder):
-        return check_rows(folder, shards, workers)
-    code = check_members(folder)
-    return code if not has_manifest(local_folder(folder)) else max(code, check_rows(folder, None, workers))
+@dataclass
+class Given:
+    """What `mmdata verify` is given, by the check that is for it.
+
+    Attributes:
+        folders: that have an index, with the names of the shards that are given; None: the folder itself is.
+        tars: tars and folders of tars without an index.
+    """
+
+    folders: dict[str, set[str] | None] = field(default_factory=dict[str, "set[str] | None"])
+    tars: list[str] = field(default_factory=list[str])
+
+
+def sort_given(given: Sequence[str | os.PathLike[str]]) -> Given:
+    """Tell folders with an index, and tars of such folders, from the rest: tars, folders, brace patterns.
+
+    Raises:
+        DataError: the manifest beside a tar is damaged.
+        ConfigError: a URL; see also `expand_braces`.
+    """
+    names = [name for one in given for name in expand_braces(os.fspath(one))]
+    sorted_out = Given()
+    listed: dict[Path, set[str]] = {}
+    for name in names:
+        path = local_folder(name)
+        if path.is_dir() or (len(names) == 1 and not path.exists()):
+            # Also a folder whose manifest is gone: the check says what is missing.
+            has_tars = path.is_dir() and any(one.endswith(TAR_ENDS) for one in os.listdir(path))
+            if has_tars and not (path / INNER).is_dir():
+                sorted_out.tars.append(name)
+            else:
+                sorted_out.folders[name] = None
+            continue
+        folder = path.parent
+        if folder not in listed:
+            listed[folder] = _listed(folder)
+        if path.name not in listed[folder]:
+            sorted_out.tars.append(name)
+        elif (shards := sorted_out.folders.setdefault(str(folder), set())) is not None:
+            shards.add(path.name)
+    return sorted_out
+
+
+def _listed(folder: Path) -> set[str]:
+    """Names of the shards in a folder that its index lists; none without an index, or if its tars lie elsewhere."""
+    if not has_manifest(folder):
+        return set()
+    manifest = Manifest.read(folder)
+    is_here = os.path.realpath(folder / manifest.location) == os.path.realpath(folder)
+    return {entry.name for entry in manifest} if is_here else set()
 
 
 def check_rows(folder: str, shards: Collection[str] | None, workers: int | None) -> int:
@@ -55,19 +101,6 @@ def check_rows(folder: str, shards: Collection[str] | None, workers: int | None)
     checked = [entry for entry in Manifest.read(folder) if shards is None or entry.name in shards]
     sums = (sum(entry.rows for entry in checked), "row"), (sum(entry.bytes for entry in checked), "byte")
     return well((len(checked), "shard"), *sums, more="" if shards is None else f", compared with the index of {folder}")
-
-
-def check_members(folder: str) -> int:
-    """Check tars that are joined to the rows of others."""
-    with progress_in_bytes("verify") as progress:
-        index, problems = verify_members(folder, progress)
-    if problems:
-        return say(problems, f"{counted(shards_of(problems), 'shard')} of {folder}")
-    sums = (len(index.tars), "shard"), (len(index), "sample"), (sum(tar.bytes for tar in index.tars), "byte")
-    well(*sums, more=", of tars without images (data.join)")
-    if index.hashes is None:
-        print(printable(f"members were not compared: their index has no hashes; `{index.command()}` makes them"))
-    return 0
 
 
 def check_tars(given: list[str], workers: int | None) -> int:

@@ -56,7 +56,7 @@ def convert_small(folder: Path, rows: int) -> None:
     print(f"records, until the end: {bytes_of(out.rglob('records.arrow')) / rows:.0f} bytes a row")
     with timed("putting units together", rows):
         convert(table, out, config, finish=True, engine=threads(1))
-    print(f"index: {bytes_of(inner.glob('*.index.arrow')) / rows:.0f} bytes a row")
+    print(f"index: {bytes_of(inner.glob('index-*.arrow')) / rows:.0f} bytes a row")
     print(f"list of rows: {bytes_of(inner.glob('rows/*')) / rows:.1f} bytes a row")
     print(f"timings: {bytes_of(inner.glob('timings.parquet')) / rows:.1f} bytes a row")
     shards = Manifest.read(out).num_shards

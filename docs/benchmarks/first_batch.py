@@ -45,10 +45,9 @@ IMPORTS = {
 
 
 def make() -> None:
-    """Hard links to tars, copies of their index files, which are all read, and a manifest that names them."""
+    """Hard links to tars, and an index of them with as many shards, which are all read."""
     from mmdata.index import Manifest
-    from mmdata.index.manifest_writer import write_manifest
-    from mmdata.storage.folder import INNER
+    from mmdata.index.manifest_writer import ManifestWriter
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     (source := FOLDER / "source").mkdir(parents=True)
@@ -62,13 +61,12 @@ def make() -> None:
     tokenizer = str(loading.HOME / "tokenizer")
     subprocess.run([sys.executable, "-m", "mmdata", "index", str(source), "--tokenizer", tokenizer], check=True)
     manifest = Manifest.read(source)
-    (FOLDER / INNER).mkdir(exist_ok=True)
-    entries: list[Any] = []
-    for shard, entry in zip(range(SHARDS), cycle(manifest), strict=False):
-        entries.append(replace(entry, name=f"{shard:05d}.tar", index=f"{shard:05d}.index.arrow"))
-        os.link(source / entry.name, FOLDER / entries[-1].name)
-        shutil.copyfile(source / INNER / entry.index, FOLDER / INNER / entries[-1].index)
-    write_manifest(FOLDER, entries, tokenizer=manifest.tokenizer)
+    writer = ManifestWriter(FOLDER)
+    for shard, number in zip(range(SHARDS), cycle(range(manifest.num_shards)), strict=False):
+        entry = manifest.entry(number)
+        writer.add(replace(entry, name=f"{shard:05d}.tar"), bytes(manifest.columns(number).data))
+        os.link(source / entry.name, FOLDER / f"{shard:05d}.tar")
+    writer.close(tokenizer=manifest.tokenizer)
 
 
 def batches_of(name: str) -> Iterator[Any]:

@@ -27,7 +27,7 @@ import pyarrow.parquet
 import mmdata
 from mmdata.commands.join import join_tables
 from mmdata.config import DataConfig
-from mmdata.index.keys_index import build_keys_index
+from mmdata.index import build_index
 
 HOME = Path(os.environ.get("MMDATA_BENCH_DIR", "/tmp/mmdata-loading"))
 DIMENSIONS = 768
@@ -57,7 +57,7 @@ def write_tar(path: Path, index: mmdata.Index, kind: str) -> None:
             info.size = file.tell()
             file.seek(0)
             tar.addfile(info, file)
-    build_keys_index(path.parent)
+    build_index(path.parent)
 
 
 def samples_per_s(settings: dict[str, Any], seconds: float) -> float:

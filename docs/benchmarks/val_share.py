@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from mmdata.config import DataConfig
-from mmdata.images.probe import ImageInfo
+from mmdata.images.probe import FORMATS
 from mmdata.index import Index
 from mmdata.index.encode import encode
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.plan.from_config import build_plan
-from mmdata.tars.row import Place, Row
+from mmdata.tars.captions import TXT
+from mmdata.tars.row import IndexedMember, IndexRow
 
 SHARD_ROWS, TEMPLATES = 10_000, 16
 
@@ -43,16 +44,12 @@ def write_index(folder: Path, rows: int) -> None:
         words = np.clip(generator.lognormal(np.log(12), 0.6, SHARD_ROWS), 3, 75).astype(int).tolist()
         encoded = encode(
             [
-                Row(
+                IndexRow(
                     f"{number:09d}",
-                    Place(1536 * number, 500),
-                    Place(1536 * number + 1024, 90),
-                    0,
-                    ImageInfo("JPEG", *[(480, 640), (640, 480), (512, 512)][number % 3], 1),
-                    -1,
-                    image_hash,
-                    image_hash | 1,
-                    ["a " * length],
+                    *(1536 * number, 500, FORMATS.index("JPEG"), 1536 * number + 1024, 90, TXT),
+                    *[(480, 640), (640, 480), (512, 512)][number % 3],
+                    *(1, -1, image_hash, image_hash, ["a " * length]),
+                    [IndexedMember("txt", 1536 * number + 1024, 90, image_hash)],
                 )
                 for number, (image_hash, length) in enumerate(zip(hashes, words, strict=True))
             ],
@@ -62,9 +59,9 @@ def write_index(folder: Path, rows: int) -> None:
     folder.mkdir(parents=True)
     writer = ManifestWriter(folder)
     for shard in range(-(-rows // SHARD_ROWS)):
-        encoded, name = files[shard % TEMPLATES], f"{shard:06d}.index.arrow"
-        (folder / "__mmdata__" / name).write_bytes(encoded.data)
-        writer.add(encoded.entry(f"{shard:06d}.tar", name, size=1536 * SHARD_ROWS, sha256=f"{shard:064x}"))
+        encoded = files[shard % TEMPLATES]
+        entry = encoded.entry(f"{shard:06d}.tar", size=1536 * SHARD_ROWS, sha256=f"{shard:064x}")
+        writer.add(entry, encoded.data)
     writer.close(tokenizer=Counted.fingerprint)
 
 

@@ -69,8 +69,8 @@ class JoinConfig(Settings):
     whose datasets have equal keys, a table for each: {FOLDER: FILE}, with the folders as in `data.shards`; `missing` is
     about their rows then, and rows of other datasets have no values. Give this or `shards`."""
     shards: MayChange[Location | None] = None
-    """Folder of tars whose members `fields` names, indexed by `mmdata index FOLDER --members-only`. Its samples may
-    have any order."""
+    """Folder of tars whose members `fields` names, indexed by `mmdata index FOLDER`; they need no images. Its
+    samples may have any order."""
     name: Annotated[str, Field(pattern=r"^[\w-]+$")] | None = None
     """Name of the tars of `shards` in `fields`: `join:NAME:json:KEY`."""
     key: str | None = None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,10 @@ from mmdata.atomic import naming
 from mmdata.images import ImageInfo
 from mmdata.images.probe import FORMATS
 from mmdata.index import Sample
-from mmdata.index.columns import Columns
-from mmdata.index.encode import Encoded, encode, rearranged
-from mmdata.index.open_shard import OpenShard, members_of
+from mmdata.index.columns import ShardColumns
+from mmdata.index.encode import CountTokens, Encoded, encode, rearranged
 from mmdata.index.pages import ShardEntry
+from mmdata.index.tar_writer import TarWriter, members_of
 from mmdata.storage.folder import INNER
 from mmdata.tars.tar import BLOCK, END, read_members, split_name
 
@@ -57,9 +57,9 @@ class Fragment:
         return index_of(self.tar)
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> ShardColumns:
         """The index, of all samples."""
-        return Columns.parse(self.index.read_bytes(), self.samples, str(self.index))
+        return ShardColumns.parse(self.index.read_bytes(), self.samples, str(self.index))
 
     @property
     def is_whole(self) -> bool:
@@ -79,12 +79,20 @@ class Fragment:
         return int((ends - starts)[self.rows].sum())
 
 
-def compose(fragments: Sequence[Fragment], tar: Path) -> ShardEntry:
-    """Make a shard, and its index beside it; both are on disk when this returns, their names may not be."""
+class Composed(NamedTuple):
+    """A shard, as `ManifestWriter.add` takes it: its entry, and its columns in the index."""
+
+    entry: ShardEntry
+    columns: bytes
+
+
+def compose(fragments: Sequence[Fragment], tar: Path) -> Composed:
+    """Make a shard; the tar is on disk when this returns, its name may not be."""
     if len(fragments) == 1 and fragments[0].is_whole:
-        return _take(fragments[0], tar)
-    shard = OpenShard(tar)
-    parts: list[tuple[Columns, NDArray[np.int64], NDArray[np.int64]]] = []
+        _link(fragments[0].tar, tar)
+        return take_whole(fragments[0], tar.name)
+    shard = TarWriter(tar)
+    parts: list[tuple[ShardColumns, NDArray[np.int64], NDArray[np.int64]]] = []
     try:
         for fragment in fragments:
             starts, ends = (bounds[fragment.rows] for bounds in fragment.bounds)
@@ -92,7 +100,8 @@ def compose(fragments: Sequence[Fragment], tar: Path) -> ShardEntry:
             now = shard.bytes + np.cumsum(sizes) - sizes
             parts.append((fragment.columns, fragment.rows, now - starts))
             _copy(fragment.tar, starts, ends, shard)
-        return shard.finish(rearranged(parts))
+        encoded = rearranged(parts)
+        return Composed(shard.finish(encoded), encoded.data)
     except BaseException:
         shard.discard()
         raise
@@ -106,7 +115,7 @@ def relabel(fragment: Fragment, labels: NDArray[np.int64], tar: Path) -> Fragmen
         labels: int64 (all samples,), -1 for none.
         tar: path of the new fragment.
     """
-    shard = OpenShard(tar)
+    shard = TarWriter(tar)
     try:
         starts, ends = fragment.bounds
         with fragment.tar.open("rb") as file:
@@ -118,28 +127,33 @@ def relabel(fragment: Fragment, labels: NDArray[np.int64], tar: Path) -> Fragmen
         offsets, lengths = fragment.columns.lists("caption_tokens")
         counted = [lengths[offsets[row] : offsets[row + 1]] for row in fragment.rows.tolist()]
         tokens = np.concatenate([lengths[:0], *counted]).tolist()
-        entry = shard.finish(encode(shard.rows, partial(_counted, tokens) if len(lengths) else None))
+        entry = finish_fragment(shard, partial(_counted, tokens) if len(lengths) else None)
     except BaseException:
         shard.discard()
         raise
     return Fragment(tar, entry.sha256, entry.bytes, entry.rows, np.arange(entry.rows))
 
 
-def take_index(fragment: Fragment, tar: Path) -> ShardEntry:
-    """Make the index of a shard that is a whole fragment, wherever its tar is."""
-    _link(fragment.index, index_of(tar))
+def take_whole(fragment: Fragment, name: str) -> Composed:
+    """A shard of this name that is a whole fragment, wherever its tar is."""
     encoded = Encoded(fragment.index.read_bytes(), fragment.columns)
-    return encoded.entry(tar.name, index_of(tar).name, size=fragment.size, sha256=fragment.sha256)
+    return Composed(encoded.entry(name, size=fragment.size, sha256=fragment.sha256), encoded.data)
+
+
+def finish_fragment(shard: TarWriter, count_tokens: CountTokens | None) -> ShardEntry:
+    """End the tar of a fragment, and write its index beside it; both are on disk when this returns."""
+    encoded = encode(shard.rows, count_tokens)
+    entry, path = shard.finish(encoded), index_of(shard.path)
+    with naming(path), path.open("xb") as file:
+        file.write(encoded.data)
+        file.flush()
+        os.fsync(file.fileno())
+    return entry
 
 
 def index_of(tar: Path) -> Path:
-    """Path of the index that `OpenShard` writes beside a tar."""
-    return tar.parent / INNER / tar.with_suffix(".index.arrow").name
-
-
-def _take(fragment: Fragment, tar: Path) -> ShardEntry:
-    _link(fragment.tar, tar)
-    return take_index(fragment, tar)
+    """Path of the index of a fragment."""
+    return tar.parent / INNER / tar.with_suffix(".columns").name
 
 
 def _link(old: Path, new: Path) -> None:
@@ -155,7 +169,7 @@ def _link(old: Path, new: Path) -> None:
             os.fsync(target.fileno())
 
 
-def _copy(tar: Path, starts: NDArray[np.int64], ends: NDArray[np.int64], shard: OpenShard) -> None:
+def _copy(tar: Path, starts: NDArray[np.int64], ends: NDArray[np.int64], shard: TarWriter) -> None:
     """Copy samples; neighbours are read together."""
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     with tar.open("rb") as file:
@@ -174,8 +188,8 @@ def _counted(tokens: list[int], captions: list[str]) -> list[int]:
     return tokens
 
 
-def _sample(columns: Columns, row: int, data: bytes, label: int | None) -> Sample:
-    """A sample as it was given to `OpenShard`, with another label."""
+def _sample(columns: ShardColumns, row: int, data: bytes, label: int | None) -> Sample:
+    """A sample as it was given to `TarWriter`, with another label."""
     (key,) = columns.keys_of(slice(row, row + 1))
     members: dict[str, bytes] = {}
     for member in read_members(io.BytesIO(data + END), name=key):

@@ -17,7 +17,7 @@ from mmdata.convert.rows import InputRow
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
-from mmdata.tars.texts import Loss, TextKind, Texts, parse_label, read_texts
+from mmdata.tars.texts import Loss, SampleTexts, TextKind, parse_label, read_texts
 
 JSON_BYTES_ASIDE = 256
 """Bytes of a sample's JSON member reserved for its label, the sizes of a shrunk image, names and brackets."""
@@ -131,7 +131,7 @@ def fill_templates(templates: Iterable[str], name: str) -> list[str]:
     return [template.replace("{}", name.replace("_", " ")) for template in templates]
 
 
-def _sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_caption: bool) -> Texts:
+def _sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_caption: bool) -> SampleTexts:
     """Captions, label and metadata in the text files of an image."""
     paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
 

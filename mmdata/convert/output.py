@@ -197,8 +197,7 @@ class Output:
             sync_folder(old / INNER)
             sync_folder(self.folder / INNER)
         if manifest := _manifest(old):
-            for page in manifest.pages:
-                name = INNER + page.file
+            for name in (INNER + name for name in manifest.files):
                 if (self.folder / name).exists():
                     os.rename(self.folder / name, old / name)
             sync_folder(old / INNER)

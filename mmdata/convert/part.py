@@ -16,15 +16,14 @@ import numpy as np
 
 from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts
-from mmdata.convert.compose import Fragment, compose, relabel
+from mmdata.convert.compose import Composed, Fragment, compose, relabel
 from mmdata.convert.decide import Decided
 from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
 from mmdata.index.manifest_writer import ManifestWriter
-from mmdata.index.pages import ShardEntry
-from mmdata.index.writer import shard_names
+from mmdata.index.writer import shard_name
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
 
@@ -32,7 +31,7 @@ logger = logging.getLogger("mmdata")
 
 RELABELLED_NAME = ".relabelled"
 
-Compose = Callable[[Sequence[Fragment], Path], ShardEntry]
+Compose = Callable[[Sequence[Fragment], Path], Composed]
 """Makes a shard of fragments."""
 
 
@@ -72,7 +71,7 @@ class OutputFolder:
         self._shard: list[Fragment] = []  # of the shard that is being filled
         self._rows, self._bytes = 0, len(END)  # of that shard
         self._num_shards = 0  # begun
-        self._composing: deque[Future[ShardEntry]] = deque()
+        self._composing: deque[Future[Composed]] = deque()
         self._most_composing = 4 * (os.cpu_count() or 1)
         self._relabelled = count()
 
@@ -87,6 +86,7 @@ class OutputFolder:
     def __exit__(self, *error: object) -> None:
         for future in self._composing:
             future.cancel()
+        self._manifest.discard()
         self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
 
     def add(self, decided: Decided) -> None:
@@ -133,7 +133,7 @@ class OutputFolder:
     def _new_relabelled(self) -> Path:
         folder = self._folder / RELABELLED_NAME
         (folder / INNER).mkdir(parents=True, exist_ok=True)
-        return folder / shard_names(next(self._relabelled))[0]
+        return folder / shard_name(next(self._relabelled))
 
     def _place(self, fragment: Fragment) -> int:
         """Put a fragment into the shard that is being filled, or a new one if it does not fit; the shard's number."""
@@ -150,7 +150,7 @@ class OutputFolder:
         """Make the shard that is being filled, and begin another one."""
         if not self._shard:
             return
-        tar = self._folder / shard_names(self._num_shards)[0]
+        tar = self._folder / shard_name(self._num_shards)
         self._composing.append(self._pool.submit(self._compose, self._shard, tar))
         self._shard, self._rows, self._bytes = [], 0, len(END)
         self._num_shards += 1
@@ -159,7 +159,7 @@ class OutputFolder:
     def _collect(self, *, at_most: int) -> None:
         """Add shards to the manifest until no more than some are being made."""
         while len(self._composing) > at_most:
-            self._manifest.add(self._composing.popleft().result())
+            self._manifest.add(*self._composing.popleft().result())
 
 
 def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:

@@ -15,7 +15,7 @@ from mmdata.hashing import hash64
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import Group, image_member, texts_of
 from mmdata.tars.tar import Member
-from mmdata.tars.texts import Loss, Texts
+from mmdata.tars.texts import Loss, SampleTexts
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PackedFiles:
             )
         return data
 
-    def texts(self, seen: Seen, *, needs_caption: bool = True) -> Texts:
+    def texts(self, seen: Seen, *, needs_caption: bool = True) -> SampleTexts:
         """Captions, label and metadata; see `texts_of`."""
         return texts_of(self.group, partial(self._read, seen), needs_caption=needs_caption, members=self.members)
 

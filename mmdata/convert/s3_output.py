@@ -17,16 +17,15 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from mmdata.convert.accounts import CannotPublish
-from mmdata.convert.compose import Fragment, compose, take_index
+from mmdata.convert.compose import Composed, Fragment, compose, take_whole
 from mmdata.convert.output import PRIVATE_NAME, TOKENIZER_NAME, Output, Run, digest_of, foreign_files, identified
 from mmdata.convert.part import Compose
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.s3_staging import THREADS, S3Staging, remove_units, units_are_gone
 from mmdata.convert.staging import RUN_NAME, UNITS_NAME, Staging
 from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import ShardEntry
-from mmdata.index.tars import file_sha256
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
 from mmdata.storage.s3 import CONNECTIONS, MOST_BYTES, S3Folder
@@ -185,22 +184,22 @@ class S3Output(Output):
                 return
         remove_units(self._hidden, "")
 
-    def _compose(self, staging: S3Staging, fragments: Sequence[Fragment], tar: Path) -> ShardEntry:
-        """Make a shard; only its index is on this disk afterwards."""
+    def _compose(self, staging: S3Staging, fragments: Sequence[Fragment], tar: Path) -> Composed:
+        """Make a shard, of which nothing is on this disk afterwards."""
         bucket, name = staging.bucket, staging.name_of(fragments[0].tar)
         if len(fragments) == 1 and fragments[0].is_whole and name is not None:
-            entry = take_index(fragments[0], tar)
+            made = take_whole(fragments[0], tar.name)
         else:
             with ExitStack() as stack:
                 for fragment in fragments:
                     stack.enter_context(staging.at_hand(fragment.tar))
-                entry = compose(fragments, tar)
+                made = compose(fragments, tar)
             name = f"{staging.units}/{MADE}{self.folder.name}/{tar.name}"
-            bucket.put(name, tar, entry.sha256)
+            bucket.put(name, tar, made.entry.sha256)
             for path in (tar, *(one.tar for one in fragments)):
                 path.unlink(missing_ok=True)  # those that were written with other class numbers are here yet
         self._shards[tar.name] = partial(self._bucket.copy, bucket, name, tar.name)
-        return entry
+        return made
 
     def _take_over(self, other: Run, tag: str, run: Run, overwrite: bool) -> bool:
         """Put this run in the place of another that has no units, or is to be replaced; False if it has changed.

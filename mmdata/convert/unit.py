@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from mmdata.atomic import write_whole
+from mmdata.convert.compose import finish_fragment
 from mmdata.convert.examine import Examined, Examiner, hash_of
 from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.group import Merge
@@ -25,9 +26,8 @@ from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Re
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import in_share
 from mmdata.index import Sample
-from mmdata.index.encode import encode
 from mmdata.index.labels import Labels
-from mmdata.index.open_shard import OpenShard, members_of, size_in_tar
+from mmdata.index.tar_writer import TarWriter, members_of, size_in_tar
 from mmdata.tars.tar import END
 from mmdata.text.tokenizer import Tokenizer
 
@@ -192,7 +192,7 @@ class _Fragments:
         self._part = part
         self._max_bytes = job.config.shard_bytes
         self._count_tokens = job.tokenizer.count if job.tokenizer else None
-        self._open: OpenShard | None = None
+        self._open: TarWriter | None = None
         self._bytes = 0  # that the open tar may have
         self.tars: list[Tar] = []  # the finished ones
 
@@ -209,7 +209,7 @@ class _Fragments:
         if self._open and self._bytes + size + len(END) > self._max_bytes:
             self.finish()
         if self._open is None:
-            self._open = OpenShard(self._folder / fragment_name(self._part, len(self.tars)))
+            self._open = TarWriter(self._folder / fragment_name(self._part, len(self.tars)))
             self._bytes = 0
         self._open.add(sample, members)
         self._bytes += size
@@ -217,7 +217,7 @@ class _Fragments:
     def finish(self) -> None:
         """End the tar that is open."""
         if self._open is not None:
-            entry = self._open.finish(encode(self._open.rows, self._count_tokens))
+            entry = finish_fragment(self._open, self._count_tokens)
             self.tars.append(Tar(entry.sha256, entry.bytes, entry.rows))
             self._open = None
 

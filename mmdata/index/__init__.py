@@ -10,10 +10,10 @@ Checking: nothing is trusted. A reader compares hashes, sizes and values; an err
 from mmdata.index.build import IndexReport, build_index
 from mmdata.index.index import Index
 from mmdata.index.manifest import Manifest
-from mmdata.index.open_shard import Sample
 from mmdata.index.pages import ShardEntry
 from mmdata.index.sample import IndexedSample
 from mmdata.index.store import ShardStore
+from mmdata.index.tar_writer import Sample
 from mmdata.index.verify import Problem, verify
 from mmdata.index.writer import ShardWriter
 

@@ -16,7 +16,7 @@ from mmdata.index.builder import IndexBuilder
 from mmdata.index.encode import CountTokens
 from mmdata.index.manifest import Manifest
 from mmdata.index.recount import add_lengths, lacks_lengths_only
-from mmdata.index.staging import TOKENIZER_NAME, Staging
+from mmdata.index.staging import TOKENIZER_NAME, IndexStaging
 from mmdata.index.tars import LocalTars, Tars
 from mmdata.index.url_tars import UrlTars
 from mmdata.storage.cache import ShardCache
@@ -121,7 +121,7 @@ def build_index(
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         _refuse_a_conversions_ledger(folder, overwrite=overwrite)
-        staging = Staging(folder)
+        staging = IndexStaging(folder)
         staging.finish_killed_run()
         known = None
         if isinstance(tars, UrlTars) and not overwrite and has_manifest(folder):
@@ -201,7 +201,7 @@ def _index_before(source: str | os.PathLike[str] | None, folder: Path) -> Manife
     return None
 
 
-def _guess(tars: Tars, staging: Staging) -> Members:
+def _guess(tars: Tars, staging: IndexStaging) -> Members:
     """The members by the first samples, which an earlier run may have read: they are not asked for again."""
     if not tars.are_remote:
         return tars.guess_members()

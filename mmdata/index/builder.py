@@ -16,21 +16,19 @@ from mmdata.images.probe import Limits
 from mmdata.index.encode import CountTokens, encode
 from mmdata.index.labels import Labels, number_labels
 from mmdata.index.manifest import Manifest
-from mmdata.index.manifest_writer import write_manifest
-from mmdata.index.pages import INDEX_END, ShardEntry
-from mmdata.index.staging import ReadTar, Staging
+from mmdata.index.manifest_writer import ManifestWriter
+from mmdata.index.pages import ShardEntry
+from mmdata.index.staging import IndexStaging, ReadTar
 from mmdata.index.tars import Tars
 from mmdata.processes import map_in_processes, workers_for
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import split_sample
-from mmdata.tars.scan import Bar, Edge, Progress, Scan
+from mmdata.tars.scan import Bar, Edge, Edges, Progress, Scan
 from mmdata.tars.texts import Losses
 
 MAX_LISTED = 20
 """Damaged shards that an error lists."""
-_NO_IMAGES = ". If they have no images, and belong to those of other tars: `mmdata index {} --members-only`"
 
 
 class _Counts(NamedTuple):
@@ -39,6 +37,7 @@ class _Counts(NamedTuple):
     rows: int
     has_captions: bool
     has_mute: bool
+    may_lack_images: bool
     samples: int
     ignored: int
     quarantined: list[dict[str, Any]]
@@ -46,11 +45,11 @@ class _Counts(NamedTuple):
 
     @classmethod
     def of(cls, scan: Scan) -> _Counts:
-        has = (scan.has_captions, scan.has_mute)
+        has = (scan.has_captions, scan.has_mute, scan.may_lack_images)
         return cls(len(scan.rows), *has, scan.samples, scan.ignored, scan.quarantined, scan.edges)
 
 
-class _Found(NamedTuple):
+class _FoundTar(NamedTuple):
     """What was found in a tar of so many bytes."""
 
     counts: _Counts
@@ -59,11 +58,11 @@ class _Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _TarScanner:
     """Reads a tar, unless an earlier run has read it, and keeps what was found in the staging folder."""
 
     tars: Tars
-    staging: Staging
+    staging: IndexStaging
     limits: Limits
     members: Members
     skip_damaged: bool
@@ -73,7 +72,7 @@ class _Reader:
         settings = {"limits": asdict(self.limits), "members": self.members.content()}
         return {**settings, **self.tars.identity(number)}
 
-    def __call__(self, number: int, step: Callable[[int], None]) -> _Found:
+    def __call__(self, number: int, step: Callable[[int], None]) -> _FoundTar:
         """Read a tar."""
         identity, name = self.identity(number), self.tars.names[number]
         known = self.staging.load(name, identity)
@@ -81,7 +80,7 @@ class _Reader:
         if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
             known = self.tars.read(number, limits=self.limits, members=self.members, step=step)
             self.staging.save(name, identity, known)
-        return _Found(_Counts.of(known.scan), known.scan.damage, known.bytes)
+        return _FoundTar(_Counts.of(known.scan), known.scan.damage, known.bytes)
 
 
 class IndexBuilder:
@@ -106,7 +105,7 @@ class IndexBuilder:
         tars: Tars,
         limits: Limits,
         members: Members,
-        staging: Staging,
+        staging: IndexStaging,
         *,
         classes: list[str] | None = None,
         skip_damaged: bool = False,
@@ -116,9 +115,9 @@ class IndexBuilder:
         self.losses = Losses()
         self._labels = Labels()
         self._folder, self._tars, self._staging, self._num_workers = folder, tars, staging, num_workers
-        self._reader = _Reader(tars, staging, limits, members, skip_damaged)
+        self._reader = _TarScanner(tars, staging, limits, members, skip_damaged)
         self._members, self._classes = members, classes
-        self._has_captions = False
+        self._has_captions = self._lacks_images = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
         self._read: list[_Counts] = []
         self._samples = self._ignored = self._indexed = 0
@@ -156,12 +155,12 @@ class IndexBuilder:
             raise self._damaged_shards(damaged)
         self._count()
 
-    def _each(self, bar: Bar) -> Iterator[_Found]:
+    def _each(self, bar: Bar) -> Iterator[_FoundTar]:
         """What was found in each tar, in row order."""
         numbers = range(len(self._tars.names))
         if self._tars.are_remote:
 
-            def read(number: int) -> _Found:
+            def read(number: int) -> _FoundTar:
                 found = self._reader(number, bar.steps(number))
                 bar.finish(number, found.bytes)
                 return found
@@ -178,11 +177,14 @@ class IndexBuilder:
 
     def _count(self) -> None:
         """Count the samples as the whole corpus decides."""
-        edge: tuple[Edge, str] | None = None  # the last sample, and its shard
+        edges = Edges()
+        # Whoever names the member of the image has images.
+        self._lacks_images = not self._members.image and all(counts.may_lack_images for counts in self._read)
         for number, counts in enumerate(self._read):
-            if self._has_captions and counts.has_mute:
+            if self._lacks_images or (self._has_captions and counts.has_mute):
                 counts = _Counts.of(self._scan(number).scan)
-            edge = _check_edge(edge, self._tars.names[number], counts.edges)
+            if (split := edges.add(self._tars.names[number], counts.edges)) is not None:
+                raise split
             self.quarantined += counts.quarantined
             self._samples += counts.samples
             self._ignored += counts.ignored
@@ -194,11 +196,10 @@ class IndexBuilder:
         if bad > max_bad_share * self._samples:
             reasons = Counter(line["reason"] for line in self.quarantined)
             first = self.quarantined[0]
-            instead = "" if self._indexed or self._tars.are_remote else _NO_IMAGES.format(self._tars)
             raise DataError(
                 f"{bad} of {self._samples} samples cannot be used ({_counts(reasons)}), more than "
                 f"{max_bad_share:.0%} of them; the first is shard '{first['shard']}', sample '{first['key']}': "
-                f"{first['detail']}. Allow more with --max-bad-share, or mend the shards{instead}"
+                f"{first['detail']}. Allow more with --max-bad-share, or mend the shards"
             )
 
     def captions(self) -> Iterator[str]:
@@ -212,6 +213,8 @@ class IndexBuilder:
     ) -> Manifest:
         """Encode all shards, and publish the index; or compare it with the one that exists."""
         if tokenizer is not None and self._indexed and not self._has_captions:
+            if self._lacks_images:
+                raise ConfigError(f"'{self._tars}': samples without images, so nothing to tokenize: omit --tokenizer")
             raise ConfigError(
                 f"'{self._tars}': {self._indexed:,} samples with labels and no captions, so there is "
                 "nothing to tokenize: leave --tokenizer out, and data.tokenizer in the config; or make captions of the "
@@ -219,16 +222,18 @@ class IndexBuilder:
             )
         published = None if overwrite or not has_manifest(self._folder) else Manifest.read(self._folder)
         new = self._staging.new
-        (new / INNER).mkdir(parents=True, exist_ok=True)
-        entries = [self._encode(number, new / INNER, count_tokens) for number in range(len(self._tars.names))]
+        writer = ManifestWriter(new)
+        for number in range(len(self._tars.names)):
+            writer.add(*self._encode(number, count_tokens))
+        manifest = writer.finish(tokenizer=tokenizer, location=location, accounts=self.accounts)
         if published is not None:
             self._staging.remove()
-            if published.tokenizer != tokenizer or list(published) != entries:
+            if published.root != manifest.root:
                 raise self._differs(published, tokenizer)
             return published if published.location == location else published.moved(location)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
         write_whole(new / INNER / QUARANTINE_NAME, lines.encode())
-        write_manifest(new, entries, tokenizer=tokenizer, location=location, accounts=self.accounts)
+        writer.publish(manifest)
         self._staging.publish()
         return Manifest.read(self._folder)
 
@@ -239,17 +244,17 @@ class IndexBuilder:
         if read is None:
             place = f"{self._tars}/{name}"
             raise DataError(f"shard '{place}': changed while it was indexed; run this again when it is complete")
+        if self._lacks_images:
+            return read._replace(scan=read.scan.in_corpus_without_images())
         return read._replace(scan=read.scan.in_captioned_corpus(name, self._members)) if self._has_captions else read
 
-    def _encode(self, number: int, inner: Path, count_tokens: CountTokens | None) -> ShardEntry:
+    def _encode(self, number: int, count_tokens: CountTokens | None) -> tuple[ShardEntry, bytes]:
         name, (scan, sha256, size) = self._tars.names[number], self._scan(number)
         rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
         for key, lost in [*scan.losses, *names_lost]:
             self.losses.add(sample_name(name, key), lost)
         encoded = encode(rows, count_tokens)
-        entry = encoded.entry(name, f"{Path(name).stem}{INDEX_END}", size=size, sha256=sha256)
-        write_whole(inner / entry.index, encoded.data)
-        return entry
+        return encoded.entry(name, size=size, sha256=sha256), encoded.data
 
     def _placed(self, number: int, damage: DamagedShard) -> DamagedShard:
         """The damage for the user, who knows a tar behind a URL by its URL."""
@@ -282,20 +287,6 @@ class IndexBuilder:
         return DataError(
             f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; {replacing}give another folder with --out"
         )
-
-
-def _check_edge(before: tuple[Edge, str] | None, name: str, edges: list[Edge]) -> tuple[Edge, str] | None:
-    """Raise DataError for a split sample: the last shard ends with its key, and one of the parts is incomplete.
-
-    Returns:
-        The last sample of this shard, or `before` if the shard has none.
-    """
-    if not edges:
-        return before
-    first, last = edges
-    if before and before[0].key == first.key and not (before[0].complete and first.complete):
-        raise split_sample(first.key, before[1], name)
-    return last, name
 
 
 def _counts(reasons: Counter[str]) -> str:

@@ -1,4 +1,4 @@
-"""Encodes the rows of a shard as its index file. The same rows give the same bytes."""
+"""Encodes the rows of a shard as its columns in the index. The same rows give the same bytes."""
 
 from __future__ import annotations
 
@@ -12,34 +12,40 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.hashing import fast_hash, hash64
-from mmdata.images.probe import FORMATS
-from mmdata.index.columns import FIXED, LISTS, SCHEMA, Columns
+from mmdata.index.columns import FIXED, LISTS, MEMBERS, SCHEMA, ShardColumns
 from mmdata.index.pages import ShardEntry
 from mmdata.tars.captions import NO_CAPTION
-from mmdata.tars.row import Row
+from mmdata.tars.row import IndexRow
 
-CountTokens = Callable[[list[str]], list[int]]
+_PLACES = ("offset", "size", "xxh3")
+
+CountTokens = Callable[[list[str]], Sequence[int]]
 """Lengths of captions in tokens: special tokens included, nothing truncated."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A shard's index file, before it is written."""
+    """The columns of a shard, as the bytes of a record batch."""
 
     data: bytes
-    columns: Columns
+    columns: ShardColumns
 
-    def entry(self, tar: str, index: str, *, size: int, sha256: str) -> ShardEntry:
-        """The manifest's entry of the shard, for a tar with this name, size in bytes and SHA-256."""
+    def entry(self, tar: str, *, size: int, sha256: str) -> ShardEntry:
+        """The manifest's entry of the shard, for a tar with this name, size in bytes and SHA-256.
+
+        `ManifestWriter` knows the place in an index file, which is 0 here.
+        """
         cells, counts = self.columns.histogram()
         return ShardEntry(
             name=tar,
             bytes=size,
             sha256=sha256,
             rows=len(self.columns.keys),
-            index=index,
+            index_offset=0,
+            index_bytes=len(self.data),
             index_sha256=hashlib.sha256(self.data).hexdigest(),
             index_xxh3=fast_hash(self.data),
+            images=self.columns.num_images,
             captions=self.columns.num_captions,
             labels=self.columns.num_labels,
             cells=cells,
@@ -47,29 +53,16 @@ class Encoded:
         )
 
 
-def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None) -> Encoded:
-    """The index file of a shard. All captions are counted in one call."""
+def encode(rows: Sequence[IndexRow], count_tokens: CountTokens | None = None) -> Encoded:
+    """The columns of a shard. All captions are counted in one call."""
     captions = [caption for row in rows for caption in row.captions]
     tokens = list(count_tokens(captions)) if count_tokens and captions else []
     if count_tokens and len(tokens) != len(captions):
         raise ValueError(f"count_tokens returned {len(tokens)} lengths for {len(captions)} captions")
     offsets = np.cumsum([0, *(len(row.captions) for row in rows)], dtype=np.int32)
-    values: dict[str, list[int]] = {
-        "image_offset": [row.image.offset for row in rows],
-        "image_bytes": [row.image.size for row in rows],
-        "image_format": [FORMATS.index(row.info.format) for row in rows],
-        "caption_offset": [row.caption.offset for row in rows],
-        "caption_bytes": [row.caption.size for row in rows],
-        "caption_format": [row.caption_format for row in rows],
-        "height": [row.info.height for row in rows],
-        "width": [row.info.width for row in rows],
-        "orientation": [row.info.orientation for row in rows],
-        "label": [row.label for row in rows],
-        "image_hash": [row.image_hash for row in rows],
-        "image_xxh3": [row.image_xxh3 for row in rows],
-    }
-    arrays: list[Any] = [pa.array([row.key for row in rows], pa.string())]
-    arrays += [pa.array(np.asarray(values[name], FIXED[name])) for name in FIXED]
+    columns: dict[str, Any] = dict(zip(IndexRow._fields, zip(*rows, strict=True), strict=True)) if rows else {}
+    arrays: list[Any] = [pa.array(columns.get("key", ()), pa.string())]
+    arrays += [pa.array(np.array(columns.get(name, ()), dtype)) for name, dtype in FIXED.items()]
     hashes = np.asarray([hash64(caption.encode()) for caption in captions], np.int64)
     arrays.append(pa.ListArray.from_arrays(offsets, hashes, type=SCHEMA.field("caption_hash").type))
     lengths = np.asarray(tokens, np.int32)
@@ -78,11 +71,16 @@ def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None) -> Enco
             offsets if count_tokens else offsets * 0, lengths, type=SCHEMA.field("caption_tokens").type
         )
     )
+    members = [member for row in rows for member in row.members]
+    extensions, *places = zip(*members, strict=True) if members else [()] * 4
+    parts = [pa.array(extensions, pa.string()), *(pa.array(values, pa.int64()) for values in places)]
+    starts = np.cumsum([0, *(len(row.members) for row in rows)], dtype=np.int32)
+    arrays.append(_member_lists(starts, parts))
     return _encoded(arrays, len(rows))
 
 
-def with_tokens(columns: Columns, tokens: Sequence[int]) -> Encoded:
-    """The index file of a shard with the lengths of its captions, one for each, in the order of rows and captions."""
+def with_tokens(columns: ShardColumns, tokens: Sequence[int]) -> Encoded:
+    """The columns of a shard with the lengths of its captions, one for each, in the order of rows and captions."""
     offsets, hashes = columns.lists("caption_hash")
     if len(tokens) != len(hashes):
         raise ValueError(f"{len(tokens)} lengths for {len(hashes)} captions")
@@ -90,11 +88,12 @@ def with_tokens(columns: Columns, tokens: Sequence[int]) -> Encoded:
     arrays += [pa.array(columns.fixed(name)) for name in FIXED]
     for name, values in (("caption_hash", hashes), ("caption_tokens", np.asarray(tokens, np.int32))):
         arrays.append(pa.ListArray.from_arrays(pa.array(offsets), values, type=SCHEMA.field(name).type))
+    arrays.append(columns.members_of(np.arange(len(columns))))
     return _encoded(arrays, len(columns))
 
 
-def rearranged(parts: Sequence[tuple[Columns, NDArray[np.int64], NDArray[np.int64]]]) -> Encoded:
-    """The index file of a shard whose samples were copied from other shards.
+def rearranged(parts: Sequence[tuple[ShardColumns, NDArray[np.int64], NDArray[np.int64]]]) -> Encoded:
+    """The columns of a shard whose samples were copied from other shards.
 
     Args:
         parts: in the order of the new shard: columns of an old one, int64 (n,) rows of it, and int64 (n,), by how many
@@ -109,10 +108,11 @@ def rearranged(parts: Sequence[tuple[Columns, NDArray[np.int64], NDArray[np.int6
         lists = [pa.ListArray.from_arrays(*map(pa.array, columns.lists(name)), type=kind) for columns, _, _ in parts]
         taken = [old.take(pa.array(rows)) for old, (_, rows, _) in zip(lists, parts, strict=True)]
         arrays.append(pa.concat_arrays(taken))
+    arrays.append(pa.concat_arrays([_moved_members(*part) for part in parts]))
     return _encoded(arrays, sum(len(rows) for _, rows, _ in parts))
 
 
-def _moved(columns: Columns, name: str, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> NDArray[Any]:
+def _moved(columns: ShardColumns, name: str, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> NDArray[Any]:
     values = columns.fixed(name)[rows]
     if name == "image_offset":
         return values + moved
@@ -121,9 +121,20 @@ def _moved(columns: Columns, name: str, rows: NDArray[np.int64], moved: NDArray[
     return values
 
 
+def _moved_members(columns: ShardColumns, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> Any:
+    """The members of some rows that were moved by so many bytes each."""
+    taken = columns.members_of(rows)
+    starts, values = taken.offsets.to_numpy(), taken.values
+    places = {name: values.field(name).to_numpy() for name in _PLACES}
+    places["offset"] = places["offset"] + np.repeat(moved, np.diff(starts))
+    return _member_lists(starts, [values.field("extension"), *(pa.array(places[name]) for name in _PLACES)])
+
+
+def _member_lists(starts: NDArray[np.int32], parts: list[Any]) -> Any:
+    struct = pa.StructArray.from_arrays(parts, fields=[*MEMBERS.value_type])
+    return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), struct, type=MEMBERS)
+
+
 def _encoded(arrays: list[Any], rows: int) -> Encoded:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, SCHEMA) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
-    data = sink.getvalue().to_pybytes()
-    return Encoded(data, Columns.parse(data, rows, "this one"))
+    data = pa.record_batch(arrays, schema=SCHEMA).serialize().to_pybytes()
+    return Encoded(data, ShardColumns.parse(data, rows, "this one"))

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, SupportsIndex, cast, overload
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mmdata.errors import ConfigError
 from mmdata.forked import new_lock
-from mmdata.index.by_shard import RowsByShard, group_by_shard
-from mmdata.index.columns import FIXED, LISTS, Columns
-from mmdata.index.distinct import check_distinct
+from mmdata.index.columns import FIXED, LISTS, ShardColumns
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import Histograms
 from mmdata.index.ragged import offsets_of, spans
@@ -35,24 +34,22 @@ from mmdata.storage.listed import ListedShard
 OPENERS = 8
 """Threads that fetch the columns of shards behind URLs."""
 HELD_ROWS = 2**21
-"""Rows whose columns stay in memory, 100 to 120 bytes each: two windows of the default size.
+"""Rows whose columns stay in memory, about 140 bytes each: two windows of the default size.
 
 A plan reads the shards of a window twice, and a window's batches need all of them: with the columns in memory, each
 index file is read once.
 """
 
+LONG_RUN = 16
+"""Rows are not sorted where runs of rows of the same shard have at least this mean length, as in a window of shards."""
+
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
-
-SHOWN = [
-    *("bytes", "captions", "class_names", "column", "fingerprint", "has_captions", "has_labels", "keys", "lists"),
-    *("locate", "manifests", "num_shards", "open", "sample", "shard_path", "take", "take_lists", "tokenizer"),
-]
-"""What `dir(index)` and tab completion show: what users call. The other names are for mmdata's own parts."""
+_ONCE = "use weight or repeat instead of listing a dataset twice"
 
 
-class Source(NamedTuple):
+class ShardsOfFolder(NamedTuple):
     """A folder of an index, and its shards.
 
     Attributes:
@@ -77,6 +74,7 @@ class Index:
     Attributes:
         manifests: as given.
         num_shards, bytes, captions: summed over the folders.
+        has_images: whether the rows have images.
         has_labels: whether any row has a label.
         has_captions: whether the rows have captions; False if any of the folders holds labels only.
         tokenizer: fingerprint of the tokenizer that counted the captions of all folders with rows; None if there is no
@@ -99,11 +97,12 @@ class Index:
             if not isinstance(given, Manifest):
                 raise TypeError(f"an index is opened from its folder: mmdata.Index.open({given!r})")
         if len(manifests) > 1:
-            check_distinct(manifests)
+            _check_distinct(manifests)
         self.manifests = list(manifests)
         self.num_shards = sum(manifest.num_shards for manifest in manifests)
         self.bytes = sum(manifest.bytes for manifest in manifests)
         self.captions = sum(manifest.captions for manifest in manifests)
+        self.has_images = all(manifest.has_images for manifest in manifests)
         self.has_labels = any(manifest.has_labels for manifest in manifests)
         self.has_captions = all(manifest.has_captions for manifest in manifests)
         tokenizers = {manifest.tokenizer for manifest in [part for part in manifests if part.rows] or manifests}
@@ -113,7 +112,7 @@ class Index:
         self._num_rows = sum(manifest.rows for manifest in manifests)
         self._first_shards = [0, *accumulate(manifest.num_shards for manifest in manifests)]
         self.held_rows = HELD_ROWS
-        self._open: OrderedDict[int, Columns] = OrderedDict()
+        self._open: OrderedDict[int, ShardColumns] = OrderedDict()
         self._rows_open = 0
         self._was_read: set[int] = set()
         self._lock = new_lock()
@@ -141,9 +140,6 @@ class Index:
 
     def __len__(self) -> int:
         return self._num_rows
-
-    def __dir__(self) -> list[str]:
-        return SHOWN
 
     def __repr__(self) -> str:
         where = f"'{self.manifests[0].folder}'" if len(self.manifests) == 1 else f"{len(self.manifests)} folders"
@@ -191,10 +187,10 @@ class Index:
         return offsets_of(np.concatenate([manifest.shard_rows for manifest in self.manifests]))
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[ShardsOfFolder]:
         """The folders, in their order, each with its shards."""
         spans = pairwise(self._first_shards)
-        return [Source(manifest.folder, *span) for manifest, span in zip(self.manifests, spans, strict=True)]
+        return [ShardsOfFolder(manifest.folder, *span) for manifest, span in zip(self.manifests, spans, strict=True)]
 
     @property
     def class_names(self) -> list[str] | None:
@@ -262,7 +258,7 @@ class Index:
         """The keys that hold captions in the JSON of a shard, for `captions_of`."""
         return self.part(shard)[0].members.caption_keys
 
-    def shard(self, shard: int) -> Columns:
+    def shard(self, shard: int) -> ShardColumns:
         """One shard's columns. Their hash is compared with the manifest's when they are read.
 
         Raises:
@@ -352,11 +348,11 @@ class Index:
         values = np.concatenate([np.empty(0, LISTS[name]), *(values for _, values in parts)])
         return offsets_of(lengths), values
 
-    def _by_shard(self, rows: Rows) -> RowsByShard:
+    def _by_shard(self, rows: Rows) -> _RowsByShard:
         """Rows grouped by shard; the columns of shards behind URLs have been fetched."""
         shards, local = self.locate(rows)
         self.fetch_columns(shards)
-        return group_by_shard(shards, local)
+        return _group_by_shard(shards, local)
 
     def fetch_columns(self, shards: Rows) -> None:
         """Open columns behind URLs concurrently: one after the other, nearly all the time would be waiting.
@@ -373,3 +369,85 @@ class Index:
 def _check_names(names: Sequence[str], known: dict[str, Any]) -> None:
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no column {unknown}; there are {list(known)}")
+
+
+class _RowsByShard(NamedTuple):
+    """The rows of a request, grouped by shard.
+
+    Attributes:
+        order: int64 (n,), the permutation that groups the request; None: the request is grouped as it is.
+        parts: (shard, which rows of the grouped request, their numbers within the shard: (k,) or a slice). Without a
+            permutation a shard may have several parts.
+    """
+
+    order: Rows | None
+    parts: list[tuple[int, slice, Rows | slice]]
+
+    def restore(self, values: Array) -> Array:
+        """Values (n,) of the grouped rows, in the order of the request."""
+        if self.order is None:
+            return values
+        result = np.empty_like(values)
+        result[self.order] = values
+        return result
+
+
+def _group_by_shard(shards: Rows, local: Rows) -> _RowsByShard:
+    """Group rows by shard.
+
+    Args:
+        shards: (n,), the shard of each row.
+        local: (n,), the number of each row within its shard.
+    """
+    order, cuts = None, np.flatnonzero(np.diff(shards)) + 1
+    if len(cuts) * LONG_RUN > len(shards):
+        order = np.argsort(shards, kind="stable")
+        shards, local = shards[order], local[order]
+        cuts = np.flatnonzero(np.diff(shards)) + 1
+    bounds = np.unique([0, *cuts.tolist(), len(shards)])
+    # A part without a break is a range of consecutive rows: a slice reads it without a copy.
+    breaks = np.searchsorted(np.flatnonzero(np.diff(local) != 1), [bounds[:-1], bounds[1:] - 1])
+    parts: list[tuple[int, slice, Rows | slice]] = []
+    for (a, b), consecutive in zip(pairwise(bounds.tolist()), (breaks[0] == breaks[1]).tolist(), strict=True):
+        within = slice(int(local[a]), int(local[a]) + b - a) if consecutive else local[a:b]
+        parts.append((int(shards[a]), slice(a, b), within))
+    return _RowsByShard(order, parts)
+
+
+def _check_distinct(manifests: Sequence[Manifest]) -> None:
+    """Compare the folders, and the hashes of the tars.
+
+    Raises:
+        ConfigError: two manifests are of the same folder, or list the same shard.
+        DataError: a page is missing or damaged.
+    """
+    _check_folders_differ(manifests)
+    _check_shards_differ(manifests)
+
+
+def _check_folders_differ(parts: Sequence[Manifest]) -> None:
+    seen: dict[str, Manifest] = {}
+    for part in parts:
+        first = seen.setdefault(part.folder.identity, part)
+        if first is not part:
+            raise ConfigError(f"shards '{part.folder}': the same folder as '{first.folder}'; {_ONCE}")
+
+
+def _check_shards_differ(parts: Sequence[Manifest]) -> None:
+    """Compare the hashes of the tars. Shards without rows are all equal and are not compared."""
+    shards = [np.flatnonzero(part.shard_rows) for part in parts]
+    hashes = [part.tar_hashes().take(pa.array(numbers)) for part, numbers in zip(parts, shards, strict=True)]
+    owner = np.repeat(np.arange(len(parts)), [len(numbers) for numbers in shards])
+    code = pa.concat_arrays(hashes).dictionary_encode().indices.to_numpy()  # equal hashes, equal numbers
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    first = first[inverse]  # position of the first shard with the same hash
+    twice = np.flatnonzero(owner[first] != owner)
+    if len(twice):
+        number = np.concatenate(shards)
+        again, earlier = int(twice[0]), int(first[twice[0]])
+        part, other = parts[int(owner[again])], parts[int(owner[earlier])]
+        raise ConfigError(
+            f"shards '{part.folder}': '{part.listed(int(number[again])).name}' is the same shard as "
+            f"'{other.listed(int(number[earlier])).name}' in '{other.folder}', the first of "
+            f"{len(twice)} that two datasets share; leave them out of one, or {_ONCE}"
+        )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.tars.row import Row
+from mmdata.tars.row import IndexRow
 from mmdata.tars.texts import Loss
 
 
@@ -51,10 +50,10 @@ class Labels:
 
 
 def number_labels(
-    rows: list[Row], labels: Iterable[int | str | None], numbers: Labels
-) -> tuple[list[Row], list[tuple[str, dict[Loss, str]]]]:
+    rows: list[IndexRow], labels: Iterable[int | str | None], numbers: Labels
+) -> tuple[list[IndexRow], list[tuple[str, dict[Loss, str]]]]:
     """Rows with their labels as class numbers, and the labels lost: (key, names among numbers)."""
-    numbered: list[Row] = []
+    numbered: list[IndexRow] = []
     losses: list[tuple[str, dict[Loss, str]]] = []
     for row, label in zip(rows, labels, strict=True):
         try:
@@ -63,5 +62,5 @@ def number_labels(
             number = None
             losses.append((row.key, {Loss.LABEL_NAME: bad.detail}))
         number = -1 if number is None else number
-        numbered.append(row if number == row.label else replace(row, label=number))
+        numbered.append(row if number == row.label else row._replace(label=number))
     return numbered, losses

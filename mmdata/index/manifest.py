@@ -6,25 +6,26 @@ A page holds entries of shards and is read when first asked for.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
 from mmdata.forked import cached_property, new_lock
-from mmdata.index.columns import Columns
-from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, PageColumns, ShardEntry
-from mmdata.index.top import Top, checked, checksum_of
+from mmdata.index.columns import SCHEMA_VERSION, ShardColumns
+from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, ManifestPage, PageColumns, ShardEntry, page_name
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import (
     INNER,
@@ -36,18 +37,47 @@ from mmdata.storage.folder import (
     folder_of_index,
     local_folder,
 )
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.listed import FileRange, ListedShard
 from mmdata.tars.captions import unique_keys
 from mmdata.tars.members import Members
 
-HELD_PAGES = 16
-"""A manifest of more pages keeps no histograms (3 MB a page) in memory: a plan reads them once, page by page."""
 OPENERS = 4
 """Threads that read all pages: hashing, most of the work, releases the interpreter's lock."""
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Top:
+    """The fields of manifest.json without its hashes; the attributes are those of `Manifest`."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    rows: NonNegativeInt
+    bytes: NonNegativeInt
+    num_shards: NonNegativeInt
+    captions: NonNegativeInt
+    lengths: list[tuple[NonNegativeInt, NonNegativeInt]]
+    has_images: bool
+    has_labels: bool
+    pages: list[ManifestPage]
+    tokenizer: str | None = None
+    location: str = "."
+    accounts: dict[str, Any] | None = None
+    schema: int = SCHEMA_VERSION
+
+    def content(self) -> dict[str, Any]:
+        """The fields as values of JSON."""
+        return {**{item.name: getattr(self, item.name) for item in fields(Top)}, "pages": [*map(asdict, self.pages)]}
+
+    @cached_property
+    def root(self) -> str:
+        """Hash of what decides a plan: all fields but location and accounts. Moving the tars does not change it."""
+        content = self.content()
+        del content["location"], content["accounts"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -58,8 +88,9 @@ class Manifest(Top):
         rows, bytes, num_shards, captions: totals.
         lengths: (tokens, captions) for each length that occurs, ascending; all captions have 0 tokens if no tokenizer
             counted them. Of a corpus of labels only: (0, rows).
+        has_images: whether the rows have images; False for tars whose members come to the rows of others.
         has_labels: whether any row has a label.
-        pages: files with the entries of the shards, in row order; each is read once, when first asked for.
+        pages: files with the entries and columns of the shards, in row order; entries are read when first asked for.
         tokenizer: fingerprint of the tokenizer that counted the captions, or None.
         location: folder of the tars, relative to `folder`; "." is `folder` itself. Or its URL, in an index on this
             machine, with the password or signature that it may carry.
@@ -95,7 +126,7 @@ class Manifest(Top):
             raise DataError(f"'{path}': not JSON: {error}; {REMAKE}") from error
         if not isinstance(content, dict):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
-        top = checked(content, path)
+        top = _checked(content, path)
         folder = folder_of_index(folder, top.location, cache)
         return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder)
 
@@ -126,15 +157,20 @@ class Manifest(Top):
         """
         return self.folder.open_shard(self.location, self.listed(shard), stop)
 
-    def columns(self, shard: int) -> Columns:
-        """The columns of a shard; see `Columns.open`.
+    def columns(self, shard: int) -> ShardColumns:
+        """The columns of a shard; see `ShardColumns.open`.
 
         Raises:
             DataError: the index file is missing or not the one that the manifest names.
         """
-        entry = self.listed(shard)
-        use = partial(Columns.open, entry=entry)
-        return self._with_file(entry.index, entry.index_sha256, use, kind="index")
+        number, place = self._find(shard)
+        entry, page = self._page(number).listed(place), self.pages[number]
+        end = entry.index_offset + entry.index_bytes
+        part = FileRange(INNER + page.index, entry.index_offset, end, page.index_bytes, entry.index_sha256)
+        try:
+            return self.folder.with_range(part, partial(ShardColumns.open, entry=entry))
+        except FileNotFoundError:
+            raise self._missing(page.index, "index") from None
 
     def tar_hashes(self) -> Any:
         """SHA-256 of each tar, Arrow strings (num_shards,); reads all pages."""
@@ -156,7 +192,7 @@ class Manifest(Top):
         return self._page(page).listed(place)
 
     def entry(self, shard: int) -> ShardEntry:
-        """The entry of one shard; reads its page, in a corpus of more than HELD_PAGES pages each time.
+        """The entry of one shard; reads its page each time.
 
         Raises:
             DataError: the page is missing or damaged, or a name in the entry is not a plain file name.
@@ -198,11 +234,16 @@ class Manifest(Top):
     def to_json(self) -> bytes:
         """The content of manifest.json: the same manifest gives the same bytes."""
         content = {**self.content(), "root": self.root}
-        content["checksum"] = checksum_of(content)
+        content["checksum"] = _checksum_of(content)
         pages = ",\n".join("  " + json.dumps(page, sort_keys=True) for page in content["pages"])
         lines = [f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in content.items()]
         lines[list(content).index("pages")] = f' "pages": [\n{pages}\n ]' if pages else ' "pages": []'
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the pages and index files, in the folder of manifest.json."""
+        return [name for page in self.pages for name in (page.file, page.index)]
 
     def _page(self, number: int) -> PageColumns:
         with self._locks[number % OPENERS]:
@@ -210,15 +251,12 @@ class Manifest(Top):
                 page = self.pages[number]
                 use = partial(PageColumns.open, page=page)
                 opened = self._with_file(page.file, page.sha256, use, kind="manifest page")
-                self._opened[number] = opened if len(self.pages) <= HELD_PAGES else opened.without_histograms()
+                self._opened[number] = opened
             return self._opened[number]
 
     def _histograms(self, number: int) -> Histograms:
-        """The histograms of a page, read again if they are not kept in memory."""
-        opened = self._page(number)
-        if opened.histograms is not None:
-            return opened.histograms
-        page = self.pages[number]
+        """The histograms of a page, read again each time."""
+        opened, page = self._page(number), self.pages[number]
         return self._with_file(page.file, page.sha256, opened.read_histograms, kind="manifest page")
 
     def _with_file(self, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
@@ -226,11 +264,61 @@ class Manifest(Top):
         try:
             return self.folder.with_file(INNER + name, sha256, use)
         except FileNotFoundError:
-            place = self.folder.place(INNER, name)
-            raise DataError(f"{kind} '{place}': no such file, and the manifest names it; {REMAKE}") from None
+            raise self._missing(name, kind) from None
+
+    def _missing(self, name: str, kind: str) -> DataError:
+        place = self.folder.place(INNER, name)
+        return DataError(f"{kind} '{place}': no such file, and the manifest names it; {REMAKE}")
 
     def _all_pages(self) -> Iterator[PageColumns]:
         if len(self._opened) < len(self.pages):
             with ThreadPoolExecutor(OPENERS) as pool:
                 list(pool.map(self._page, range(len(self.pages))))
         return map(self._page, range(len(self.pages)))
+
+
+def _checked(content: dict[str, Any], path: str) -> Top:
+    """The fields of a manifest.json, checked; `path` is for messages.
+
+    Raises:
+        DataError: it is of another schema, was edited or damaged, or its location is a URL or a command.
+    """
+    schema = content.get("schema")
+    if isinstance(schema, int) and schema != SCHEMA_VERSION:
+        remedy = "upgrade with `pip install -U mmdata`" if schema > SCHEMA_VERSION else REMAKE
+        raise DataError(f"'{path}': schema {schema}, and this mmdata reads {SCHEMA_VERSION}; {remedy}")
+    checksum = content.pop("checksum", None)
+    expected = _checksum_of(content)
+    root = content.pop("root", None)
+    try:
+        top = _ADAPTER.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"'{path}': '{place}': {first['msg']}; {REMAKE}") from error
+    if root != top.root:
+        raise DataError(f"'{path}': content does not match its root hash: edited or damaged; {REMAKE}")
+    if checksum != expected:
+        raise DataError(f"'{path}': content does not match its checksum: edited or damaged; {REMAKE}")
+    for number, page in enumerate(top.pages):
+        if page.file != page_name(number):
+            raise DataError(f"'{path}': page {number} is '{page.file}', and must be '{page_name(number)}'; {REMAKE}")
+    full = [PAGE_SHARDS] * (top.num_shards // PAGE_SHARDS)
+    rest = top.num_shards % PAGE_SHARDS
+    if [page.shards for page in top.pages] != full + [rest] * bool(rest):
+        raise DataError(f"'{path}': its pages do not list {top.num_shards} shards, {PAGE_SHARDS} a page; {REMAKE}")
+    if sum(page.rows for page in top.pages) != top.rows:
+        raise DataError(f"'{path}': its pages do not list {top.rows} rows; {REMAKE}")
+    return top
+
+
+def _checksum_of(content: dict[str, Any]) -> str:
+    """SHA-256 over all fields of manifest.json, accounts and names of classes included.
+
+    The root hash leaves location and accounts out, because a run may continue on another folder with equal rows.
+    """
+    as_read = json.loads(json.dumps(content))  # keys that are numbers become strings before they are sorted
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+_ADAPTER = TypeAdapter(Top)

@@ -1,4 +1,4 @@
-"""Pages of the manifest: entries of up to 1,024 shards in one Arrow IPC file. Equal entries give equal bytes.
+"""Pages of the manifest: entries of up to 1,024 shards in one Arrow IPC file; their columns are in another one.
 
 Pages are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +19,7 @@ import xxhash
 from pydantic import ConfigDict, NonNegativeInt
 
 from mmdata.errors import DataError
-from mmdata.index.arrow_view import view
+from mmdata.index.columns import view
 from mmdata.index.ragged import offsets_of
 from mmdata.safe_read import read_regular
 from mmdata.storage.listed import ListedShard, check_plain_name
@@ -28,13 +28,13 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 PAGE_SHARDS = 1024
-PAGE_PATTERN = re.compile(r"manifest-\d{5,}\.arrow")
-INDEX_END = ".index.arrow"
-"""End of the names of index files."""
+INDEX_FILE = re.compile(r"(manifest|index)-\d{5,}\.arrow")
+"""Names of pages and of index files."""
 REMAKE = "remove manifest.json and run `mmdata index`, or fetch the folder again"
 
-_NUMBERS = ("bytes", "rows", "captions", "labels", "index_xxh3")
-_TEXTS = ("name", "sha256", "index", "index_sha256")
+_COUNTS = ("bytes", "rows", "images", "captions", "labels", "index_offset", "index_bytes")
+_NUMBERS = (*_COUNTS, "index_xxh3")
+_TEXTS = ("name", "sha256", "index_sha256")
 _CELLS = ("cells", "counts")
 
 
@@ -65,8 +65,14 @@ class ShardEntry(ListedShard):
 
 
 @dataclass(frozen=True)
-class Page:
-    """What manifest.json says of a page: file name, hash, and the number of shards and rows that the page lists."""
+class ManifestPage:
+    """What manifest.json says of a page and of the index file of its shards.
+
+    Attributes:
+        file, sha256: name and hash of the page.
+        shards, rows: how many the page lists.
+        index_bytes, index_sha256: size and hash of the index file: an Arrow IPC file with a record batch a shard.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -74,10 +80,17 @@ class Page:
     sha256: str
     shards: NonNegativeInt
     rows: NonNegativeInt
+    index_bytes: NonNegativeInt
+    index_sha256: str
+
+    @property
+    def index(self) -> str:
+        """Name of the index file."""
+        return self.file.replace("manifest", "index")
 
 
 def page_name(number: int) -> str:
-    """File name of a page: 3 -> "manifest-00003.arrow"."""
+    """File name of a page: 3 -> "manifest-00003.arrow"; that of its index file is "index-00003.arrow"."""
     return f"manifest-{number:05d}.arrow"
 
 
@@ -111,17 +124,15 @@ class Histograms(NamedTuple):
 
 @dataclass(frozen=True)
 class PageColumns:
-    """The entries of n shards.
+    """The entries of n shards, without their histograms (3 MB a page): a plan reads these once, page by page.
 
     Attributes:
-        numbers: name -> int64 (n,): bytes, rows, captions, labels, index_xxh3.
-        histograms: None if they are not kept in memory; `read_histograms` reads them again.
+        numbers: name -> int64 (n,): what `ListedShard` says in numbers.
         path: of the page, for messages.
         checksum: XXH3 of the file.
     """
 
     numbers: dict[str, Ints]
-    histograms: Histograms | None
     path: Path
     checksum: int
     _texts: dict[str, pa.StringArray]
@@ -130,7 +141,7 @@ class PageColumns:
         return len(self.numbers["rows"])
 
     @classmethod
-    def open(cls, path: Path, page: Page) -> PageColumns:
+    def open(cls, path: Path, page: ManifestPage) -> PageColumns:
         """Read a page and check it against manifest.json, hash included.
 
         Raises:
@@ -142,20 +153,16 @@ class PageColumns:
             raise DataError(f"manifest page '{path}': SHA-256 differs from manifest.json's; {REMAKE}")
         batch = _parse(data, path)
         of = f"manifest page '{path}'"
-        offsets, cells, counts = histograms = _histograms(batch, of=of)
-        columns = cls(
-            numbers={name: view(batch.column(name), np.int64, of=of) for name in _NUMBERS},
-            histograms=histograms,
-            path=path,
-            checksum=xxhash.xxh3_64_intdigest(data),
-            _texts={name: batch.column(name) for name in _TEXTS},
-        )
-        numbers = columns.numbers
+        offsets, cells, counts = _histograms(batch, of=of)
+        # Views would keep the whole file in memory, so all that remains is copied.
+        numbers = {name: view(batch.column(name), np.int64, of=of).copy() for name in _NUMBERS}
+        texts = {name: batch.column(name).take(pa.array(np.arange(len(batch)))) for name in _TEXTS}
         counted = np.where(numbers["captions"] > 0, numbers["captions"], numbers["rows"])
         without_captions = (numbers["captions"] == 0) & (numbers["rows"] > 0)
         whole = (
             (batch.num_rows, int(numbers["rows"].sum())) == (page.shards, page.rows)
-            and all((values >= 0).all() for name, values in numbers.items() if name != "index_xxh3")
+            and all((numbers[name] >= 0).all() for name in _COUNTS)
+            and (numbers["index_offset"] + numbers["index_bytes"] <= page.index_bytes).all()
             and (cells >= 0).all()
             and (counts > 0).all()
             and np.array_equal(offsets, view(batch.column("counts").offsets, np.int32, of=of))
@@ -164,15 +171,7 @@ class PageColumns:
         )
         if not whole:
             raise DataError(f"manifest page '{path}': its numbers contradict each other or manifest.json; {REMAKE}")
-        return columns
-
-    def without_histograms(self) -> PageColumns:
-        """A copy without the histograms, in a tenth of the memory."""
-        # The columns are views that keep the whole file in memory, so all that remains is copied.
-        rows = pa.array(np.arange(len(self)))
-        numbers = {name: values.copy() for name, values in self.numbers.items()}
-        texts = {name: values.take(rows) for name, values in self._texts.items()}
-        return replace(self, numbers=numbers, histograms=None, _texts=texts)
+        return cls(numbers, path, xxhash.xxh3_64_intdigest(data), texts)
 
     def read_histograms(self, path: Path) -> Histograms:
         """The histograms, read from the page's file again.
@@ -199,8 +198,7 @@ class PageColumns:
         """
         values: dict[str, Any] = {name: texts[i].as_py() for name, texts in self._texts.items()}
         values |= {name: int(numbers[i]) for name, numbers in self.numbers.items()}
-        for name in ("name", "index"):
-            check_plain_name(values[name], f"manifest page '{self.path}'")
+        check_plain_name(values["name"], f"manifest page '{self.path}'")
         return ListedShard(**values)
 
     def entry(self, i: int, histograms: Histograms) -> ShardEntry:

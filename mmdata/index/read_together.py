@@ -1,4 +1,4 @@
-"""Reads small files into large blocks of memory, many files to a block, because large blocks cost fewer page faults."""
+"""Reads parts of files into large blocks of memory, many to a block, because large blocks cost fewer page faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmdata.safe_read import open_regular
 BLOCK_BYTES = 2**22
 """From this size on numpy asks the kernel for huge pages; with small pages most of the time would be page faults."""
 ALIGNMENT = 16
-"""Alignment of a file in its block, in bytes: as numpy's own, and more than any column needs."""
+"""Alignment of a part in its block, in bytes: as numpy's own, and more than any column needs."""
 
 
 class _Block(threading.local):
@@ -25,12 +25,15 @@ class _Block(threading.local):
 _block = _Block()
 
 
-def read_together(path: str | os.PathLike[str], what: str) -> memoryview:
-    """The bytes of a regular file, read-only. A block's memory is freed with the last file in it.
+def read_together(path: str | os.PathLike[str], what: str, offset: int, size: int) -> memoryview:
+    """Bytes [offset, offset + size) of a regular file, read-only, fewer at its end.
+
+    A block's memory is freed with the last part in it.
 
     Args:
         path: of the file.
         what: kind of file, for messages.
+        offset, size: of the part.
 
     Raises:
         FileNotFoundError: there is none.
@@ -38,9 +41,9 @@ def read_together(path: str | os.PathLike[str], what: str) -> memoryview:
     """
     descriptor = open_regular(path, what)
     try:
-        room = _room(os.fstat(descriptor).st_size)
+        room = _room(min(size, max(os.fstat(descriptor).st_size - offset, 0)))
         filled = 0
-        while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], filled)):
+        while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], offset + filled)):
             filled += count
     finally:
         os.close(descriptor)
@@ -48,7 +51,7 @@ def read_together(path: str | os.PathLike[str], what: str) -> memoryview:
 
 
 def _room(size: int) -> memoryview:
-    """Writable memory for a file; a large file gets memory of its own."""
+    """Writable memory for a part; a large one gets memory of its own."""
     if size > BLOCK_BYTES // 8:
         return np.empty(size, np.uint8).data
     if _block.used + size > len(_block.memory):

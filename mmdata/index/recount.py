@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError
 from mmdata.index.caption_lengths import captions_of_rows
 from mmdata.index.encode import CountTokens, with_tokens
 from mmdata.index.index import Index
 from mmdata.index.manifest import Manifest
-from mmdata.index.manifest_writer import write_manifest
-from mmdata.index.pages import ShardEntry
-from mmdata.index.staging import TOKENIZER_NAME, Staging
+from mmdata.index.manifest_writer import ManifestWriter
+from mmdata.index.staging import TOKENIZER_NAME, IndexStaging
 from mmdata.index.store import ShardStore
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import INNER, QUARANTINE_NAME, LocalFolder, find_ledger, folder_of_index, has_manifest
@@ -45,7 +43,7 @@ def lacks_lengths_only(
 
 def add_lengths(
     folder: Path,
-    staging: Staging,
+    staging: IndexStaging,
     count_tokens: CountTokens | None,
     tokenizer: str | None,
     make_tokenizer: Callable[[Iterable[str], Path], tuple[CountTokens, str]] | None,
@@ -78,23 +76,21 @@ def add_lengths(
         )
     index = Index(manifest)
     store = ShardStore(index)
-    inner = staging.make_new() / INNER
-    inner.mkdir()
+    new = staging.make_new()
+    writer = ManifestWriter(new)
     if make_tokenizer is not None:
-        count_tokens, tokenizer = make_tokenizer(_all_captions(index, store), inner / TOKENIZER_NAME)
+        count_tokens, tokenizer = make_tokenizer(_all_captions(index, store), new / INNER / TOKENIZER_NAME)
     assert count_tokens is not None
-    entries: list[ShardEntry] = []
     done = 0
     for shard, entry in enumerate(manifest):
         encoded = with_tokens(index.shard(shard), count_tokens(_captions(index, store, shard)))
-        entries.append(encoded.entry(entry.name, entry.index, size=entry.bytes, sha256=entry.sha256))
-        write_whole(inner / entry.index, encoded.data)
+        writer.add(encoded.entry(entry.name, size=entry.bytes, sha256=entry.sha256), encoded.data)
         done += entry.bytes
         if progress:
             progress(done, manifest.bytes)
     if (ledger := find_ledger(folder)).is_file():
-        shutil.copy(ledger, inner / QUARANTINE_NAME)
-    write_manifest(staging.new, entries, tokenizer=tokenizer, location=manifest.location, accounts=manifest.accounts)
+        shutil.copy(ledger, new / INNER / QUARANTINE_NAME)
+    writer.close(tokenizer=tokenizer, location=manifest.location, accounts=manifest.accounts)
     staging.publish()
     return Manifest.read(folder)
 

@@ -114,7 +114,7 @@ class SideFiles:
 
 
 def _read(path: Path, made_of: Mapping[str, Any]) -> SideFile:
-    data = read_together(path, "side file")
+    data = read_together(path, "side file", 0, path.stat().st_size)
     begin = bytes(data[: 2**20]).index(b"\n") + 1
     head, body = json.loads(bytes(data[:begin])), data[begin:]
     if head["made_of"] != made_of:

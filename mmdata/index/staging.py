@@ -11,24 +11,22 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.atomic import sync_folder, write_whole
 from mmdata.errors import DamagedShard
 from mmdata.hashing import fast_hash
-from mmdata.images.probe import ImageInfo
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import INDEX_END, PAGE_PATTERN
+from mmdata.index.pages import INDEX_FILE
 from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
-from mmdata.tars.row import Place, Row
+from mmdata.tars.row import IndexedMember, IndexRow
 from mmdata.tars.scan import Edge, Scan
 from mmdata.tars.texts import Loss
 
 STAGING_NAME = ".mmdata-index"
 GUESS_NAME = "members.json"
-VERSION = 3
+VERSION = 5
 """Of the staged files; raise it when a reader of samples changes what it finds."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
@@ -47,7 +45,7 @@ class ReadTar(NamedTuple):
     bytes: int
 
 
-class Staging:
+class IndexStaging:
     """The hidden folder of an index in progress.
 
     Args:
@@ -127,7 +125,7 @@ class Staging:
         """
         made, inner = self.new / INNER, self._folder / INNER
         inner.mkdir(exist_ok=True)
-        self._retire_published({path.name for path in made.iterdir()})
+        self._retire_published()
         for path in sorted(made.iterdir()):
             if path.name != MANIFEST_NAME:
                 if (inner / path.name).is_dir():
@@ -145,28 +143,13 @@ class Staging:
         with suppress(FileNotFoundError):
             shutil.rmtree(self._path)
 
-    def _retire_published(self, following: set[str]) -> None:
+    def _retire_published(self) -> None:
         """Remove the manifest of an index that is replaced, and then its files that do not get a successor."""
-        old = self._folder / INNER
-        had_manifest = has_manifest(self._folder)
-        if had_manifest:
-            names = {entry.index for entry in Manifest.read(self._folder)}
-            (old / MANIFEST_NAME).unlink()
-            for name in names - following:
-                (old / name).unlink(missing_ok=True)
-        # The run before may have moved pages of the new index already.
-        new = Manifest.read(self.new)
-        pages = {page.file for page in new.pages}
-        for path in old.iterdir():
-            if PAGE_PATTERN.fullmatch(path.name) and path.name not in pages:
+        inner, following = self._folder / INNER, Manifest.read(self.new).files
+        (inner / MANIFEST_NAME).unlink(missing_ok=True)
+        for path in inner.iterdir():
+            if INDEX_FILE.fullmatch(path.name) and path.name not in following:
                 path.unlink()
-        # Or it was killed in this method, after it had removed the manifest that names the old files: then no page has
-        # been moved, and the new names can be read.
-        if not had_manifest and pages <= following:
-            names = {entry.index for entry in new}
-            for path in old.iterdir():
-                if path.name.endswith(INDEX_END) and path.name not in names:
-                    path.unlink()
 
     def _place(self, tar: str) -> Path:
         return self._path / f"{tar}.scan"
@@ -178,41 +161,18 @@ def _checksum(data: bytes) -> bytes:
 
 def _content_of(scan: Scan) -> dict[str, Any]:
     """A scan as JSON."""
-    damage = scan.damage and [scan.damage.what, scan.damage.remedy]
-    return {**vars(scan), "rows": [_VALUES(row) for row in scan.rows], "damage": damage}
+    return {**vars(scan), "damage": scan.damage and [scan.damage.what, scan.damage.remedy]}
 
 
 def _scan_of(content: dict[str, Any]) -> Scan:
     """The inverse of `_content_of`."""
-    rows = [_row_of(*values) for values in content["rows"]]
+    rows = {name: [_row_of(*values) for values in content[name]] for name in ("rows", "imageless")}
     losses = [(key, {Loss(loss): detail for loss, detail in lost.items()}) for key, lost in content["losses"]]
     edges = [Edge(*edge) for edge in content["edges"]]
     damage = content["damage"] and DamagedShard(*content["damage"])
-    rest: dict[str, Any] = {**content, "rows": rows, "losses": losses, "edges": edges, "damage": damage}
+    rest: dict[str, Any] = {**content, **rows, "losses": losses, "edges": edges, "damage": damage}
     return Scan(**rest)
 
 
-# A tuple, as `asdict` takes a fifth of the time of reading a tar of small images.
-_VALUES = attrgetter(
-    *("key", "image.offset", "image.size", "caption.offset", "caption.size", "caption_format"),
-    *("info.format", "info.height", "info.width", "info.orientation"),
-    *("label", "image_hash", "image_xxh3", "captions"),
-)
-
-
-def _row_of(
-    key: str,
-    image_offset: int,
-    image_size: int,
-    caption_offset: int,
-    caption_size: int,
-    caption_format: int,
-    format: str,
-    height: int,
-    width: int,
-    orientation: int,
-    *rest: Any,
-) -> Row:
-    """The inverse of `_VALUES`."""
-    image, caption = Place(image_offset, image_size), Place(caption_offset, caption_size)
-    return Row(key, image, caption, caption_format, ImageInfo(format, height, width, orientation), *rest)
+def _row_of(*values: Any) -> IndexRow:
+    return IndexRow._make([*values[:-1], [*map(IndexedMember._make, values[-1])]])

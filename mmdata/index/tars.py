@@ -118,12 +118,3 @@ class LocalTars:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in chunks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

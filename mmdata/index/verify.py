@@ -1,43 +1,52 @@
-"""Compares shards, index and manifest with one another: every byte is hashed, every header is read."""
+"""Checks tars. Those of an index are indexed again, and compared with it; of others only the strict reading remains."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from mmdata.errors import DataError, printable
+from mmdata.atomic import explain
+from mmdata.errors import BadSample, DataError, Reason, printable
+from mmdata.hashing import file_sha256
 from mmdata.images.probe import NO_LIMITS
-from mmdata.index.columns import FIXED, Columns
-from mmdata.index.encode import encode
-from mmdata.index.index import Index
+from mmdata.index.columns import SCHEMA, ShardColumns
+from mmdata.index.encode import Encoded, encode
 from mmdata.index.labels import Labels, number_labels
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import Totals
-from mmdata.index.pages import ShardEntry
+from mmdata.index.pages import INDEX_FILE, ShardEntry
 from mmdata.processes import map_in_processes, workers_for
-from mmdata.storage.folder import MANIFEST_NAME, MEMBERS_HEAD_NAME, QUARANTINE_NAME, find_ledger, local_folder
-from mmdata.tars.scan import Bar, Progress, Scan, scan_shard
+from mmdata.safe_read import check_regular
+from mmdata.storage.folder import (
+    INNER,
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    find_ledger,
+    local_folder,
+)
+from mmdata.tars.foreign import given_tars, guess_members
+from mmdata.tars.members import USUAL, Members
+from mmdata.tars.scan import Bar, Edges, Progress, Scan, scan_shard
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A fault, and the shard (or manifest.json, members.json) that has it."""
+    """A fault, and the shard (or the file of the index) that has it."""
 
     shard: str
     detail: str
 
     def __str__(self) -> str:
-        is_shard = self.shard not in (MANIFEST_NAME, MEMBERS_HEAD_NAME)
-        return printable(f"{'shard ' if is_shard else ''}'{self.shard}': {self.detail}")
+        kind = "" if self.shard == MANIFEST_NAME or INDEX_FILE.fullmatch(self.shard) else "shard "
+        return printable(f"{kind}'{self.shard}': {self.detail}")
 
 
 def verify(
@@ -47,12 +56,11 @@ def verify(
     shards: Collection[str] | None = None,
     num_workers: int | None = None,
 ) -> list[Problem]:
-    """Check every shard of a folder: size, hash, strict tar, and each column of its index against the tar's content.
+    """Check every shard of a folder: its size and hash, and that indexing it again gives the same bytes.
 
     Each sample of a tar must be in its index or in `quarantine.jsonl`, which must have a line for each row that the
     accounts say was left out. Accounts must balance, and the folder must hold no tar that the manifest does not list.
-    Pages of the manifest are hashed. Token lengths are compared with the manifest's histogram, not counted again, and
-    pixels are not decoded.
+    Token lengths are taken from the index, not counted again, and pixels are not decoded.
 
     Args:
         folder: with a manifest.
@@ -67,19 +75,80 @@ def verify(
     local = local_folder(folder)
     manifest = Manifest.read(local)
     problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
-    problems += [Problem(name, detail) for name, detail in _unlisted(manifest)]
-    numbers, names, sizes = list[int](), list[str](), list[int]()
-    for number, entry in enumerate(manifest):
-        if shards is None or entry.name in shards:
-            numbers.append(number)
-            names.append(entry.name)
-            sizes.append(entry.bytes)
+    problems += _unlisted(manifest)
+    problems += _wrong_files(manifest) if shards is None else []
+    chosen = [(number, entry) for number, entry in enumerate(manifest) if shards is None or entry.name in shards]
+    names, sizes = [entry.name for _, entry in chosen], [entry.bytes for _, entry in chosen]
     bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
-    found = map_in_processes(_Check(local), numbers, names=names, workers=workers, step=bar.steps)
+    found = map_in_processes(_Check(local), chosen, names=names, workers=workers, step=bar.steps)
     for place, details in enumerate(found):
         problems += [Problem(names[place], detail) for detail in details]
         bar.finish(place, sizes[place])
     return problems
+
+
+@dataclass
+class TarsReport:
+    """What was read of tars without an index.
+
+    Attributes:
+        problems: in the order of the tars.
+        tars, samples, bytes: of all tars; of a damaged one the samples before the damage.
+    """
+
+    problems: list[Problem] = field(default_factory=list[Problem])
+    tars: int = 0
+    samples: int = 0
+    bytes: int = 0
+
+
+def verify_tars(
+    given: Sequence[str | os.PathLike[str]], progress: Progress | None = None, *, num_workers: int | None = None
+) -> TarsReport:
+    """Read tars without an index strictly: headers, texts and heads of images. A damaged tar is told, and others read.
+
+    Args:
+        given: tars, folders of tars, brace patterns.
+        progress: called with (bytes done, bytes in all).
+        num_workers: processes; None takes one for each core from 256 MB of tars on.
+
+    Raises:
+        DataError, ConfigError: see `given_tars`.
+    """
+    paths = given_tars(given)
+    names, report, edges = [path.name for path in paths], TarsReport(tars=len(paths)), Edges()
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+    members = _members([path for path in paths if path.is_file()])
+    bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
+    found: list[list[str]] = [[] for _ in paths]
+    scans: dict[int, Scan] = {}
+    captioned, lacks_images = False, True
+    read = partial(_read_tar, members=members)
+    for place, one in enumerate(map_in_processes(read, paths, names=names, workers=workers, step=bar.steps)):
+        bar.finish(place, sizes[place])
+        if isinstance(one, str):
+            found[place].append(one)
+            edges = Edges()
+            continue
+        scan, has_captions, may_lack_images = one
+        captioned, lacks_images = captioned or has_captions, lacks_images and may_lack_images
+        scans[place] = scan
+        report.samples += scan.samples
+        report.bytes += sizes[place]
+        if (split := edges.add(names[place], scan.edges)) is not None:
+            found[place].append(str(split))
+        if scan.damage is not None:
+            found[place].append(_detail(names[place], scan.damage))
+            edges = Edges()
+    for place, one in () if lacks_images else scans.items():
+        scan = one.in_captioned_corpus(names[place], members) if captioned else one
+        found[place] += [
+            f"byte {line['offset']}: sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
+            for line in scan.quarantined
+            if line["reason"] != Reason.DAMAGED_SHARD.value  # its sample is told with the damage
+        ]
+    report.problems = [Problem(names[place], detail) for place, details in enumerate(found) for detail in details]
+    return report
 
 
 @dataclass(frozen=True)
@@ -88,15 +157,13 @@ class _Check:
 
     folder: Path
 
-    def __call__(self, shard: int, step: Callable[[int], None]) -> list[str]:
-        """What is wrong with the shard of this number."""
-        entry = self._index.manifests[0].entry(shard)
-        excused = self._excused.get(entry.name, set())
-        return [*_problems(self._index, shard, entry, excused, self._labels, step)]
+    def __call__(self, shard: tuple[int, ShardEntry], step: Callable[[int], None]) -> list[str]:
+        """What is wrong with the shard of this number and entry."""
+        return [*self._problems(*shard, step)]
 
     @cached_property
-    def _index(self) -> Index:
-        return Index(Manifest.read(self.folder))
+    def _manifest(self) -> Manifest:
+        return Manifest.read(self.folder)
 
     @cached_property
     def _excused(self) -> dict[str, set[str]]:
@@ -104,23 +171,105 @@ class _Check:
 
     @cached_property
     def _labels(self) -> Labels | None:
-        classes = (self._index.manifests[0].accounts or {}).get("classes")
+        classes = (self._manifest.accounts or {}).get("classes")
         # Without names of classes, the index left out labels that are names.
         return Labels(classes) if classes else None
 
+    def _problems(self, shard: int, entry: ShardEntry, step: Callable[[int], None]) -> Iterator[str]:
+        path = self._manifest.shard_path(shard)
+        if not path.exists():
+            yield f"no such file: '{path}'"
+            return
+        if not path.is_file():
+            yield f"not a regular file, and it was not opened: '{path}'"
+            return
+        if (size := path.stat().st_size) != entry.bytes:
+            yield f"{size} bytes, and the manifest says {entry.bytes}"
+        digest, members = hashlib.sha256(), self._manifest.members
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=entry.name, digest=digest)
+        if size == entry.bytes and digest.hexdigest() != entry.sha256:
+            yield "its SHA-256 is not the manifest's: the content changed"
+        columns = None
+        try:
+            columns = self._manifest.columns(shard)
+            columns.check()
+        except DataError as error:
+            yield str(error)
+            columns = None
+        known = (self._manifest.accounts or {}).get("damaged_shards", {}).get(entry.name)
+        if scan.damage is not None and scan.damage.what != known:  # known: the shard was indexed up to its damage
+            yield _detail(entry.name, scan.damage)
+        elif columns is not None:
+            yield from self._compare(entry, columns, scan)
+
+    def _compare(self, entry: ShardEntry, columns: ShardColumns, scan: Scan) -> Iterator[str]:
+        """Index the samples of a shard again, and compare the bytes, and what the manifest says of them."""
+        keys: list[str] = columns.keys.to_pylist()
+        indexed, excused = set(keys), self._excused.get(entry.name, set())
+        if not entry.images and scan.may_lack_images:
+            scan = scan.in_corpus_without_images()
+        samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
+        if lost := [key for key in samples if key not in indexed and key not in excused]:
+            yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
+        kept = [(row, label) for row, label in zip(scan.rows, scan.labels, strict=True) if row.key in indexed]
+        rows = [row for row, _ in kept]
+        if self._labels is not None:
+            rows, _ = number_labels(rows, [label for _, label in kept], self._labels)
+        if [row.key for row in rows] != keys:
+            gone = sorted(indexed - {row.key for row in rows})
+            yield (
+                f"the index names samples that the tar does not hold or cannot use: {gone[:3]}"
+                if gone
+                else ("the samples of the index stand in another order in the tar")
+            )
+            return
+        tokens = columns.lists("caption_tokens")[1].tolist()
+        fits = len(tokens) == sum(len(row.captions) for row in rows)
+        again = encode(rows, (lambda captions: tokens) if fits and tokens else None)
+        yield from _differences(columns, again, [name for name in SCHEMA.names if fits or name != "caption_tokens"])
+        yield from _wrong_entry(entry, again)
+
+
+def _differences(columns: ShardColumns, again: Encoded, names: Sequence[str]) -> Iterator[str]:
+    """Which columns of an index are not those that its tar gives, and the first sample."""
+    if columns.data == again.data:
+        return
+    for name in names:
+        pairs = zip(columns.values(name), again.columns.values(name), strict=True)
+        if differing := [row for row, (one, other) in enumerate(pairs) if one != other]:
+            yield (
+                f"index column '{name}' differs from the tar in {len(differing)} rows; the first is sample "
+                f"'{columns.keys[differing[0]].as_py()}'"
+            )
+
+
+def _wrong_entry(entry: ShardEntry, again: Encoded) -> Iterator[str]:
+    """Compare what the manifest says of a shard with its index as it was made again."""
+    made = again.entry(entry.name, size=entry.bytes, sha256=entry.sha256)
+    for name in ("images", "captions", "labels"):
+        if getattr(entry, name) != getattr(made, name):
+            yield f"the manifest lists {getattr(entry, name)} {name}, and there are {getattr(made, name)}"
+    if not (np.array_equal(entry.cells, made.cells) and np.array_equal(entry.counts, made.counts)):
+        yield "the manifest's histogram is not that of the images' aspect ratios and of index column 'caption_tokens'"
+    if entry.index_xxh3 == made.index_xxh3 and entry.index_sha256 != made.index_sha256:
+        yield "the SHA-256 of its columns in the index is not the manifest's"
+
 
 def _wrong_sums(manifest: Manifest) -> Iterator[str]:
-    """Compare the totals in manifest.json with the pages; rows were compared when the pages were opened."""
+    """Compare the totals in manifest.json with the pages."""
     totals = Totals()
     for entry in manifest:
         totals.add(entry)
-    if manifest.lengths != sorted(totals.lengths.items()):
-        yield "its lengths of captions are not those of its shards"
-    for name in ("bytes", "captions"):
-        if getattr(manifest, name) != getattr(totals, name):
-            yield f"{getattr(manifest, name)} {name}, and its shards have {getattr(totals, name)}"
-    if manifest.has_labels != (totals.labels > 0):
-        yield f"has_labels is {manifest.has_labels}, and {totals.labels} rows of its shards have a label"
+    if wrong := [name for name, value in totals.fields().items() if getattr(manifest, name) != value]:
+        yield f"its {', '.join(wrong)} are not those of its shards"
+
+
+def _wrong_files(manifest: Manifest) -> Iterator[Problem]:
+    """Compare the hashes of the index files."""
+    for page in manifest.pages:
+        path = local_folder(str(manifest.folder)) / INNER / page.index
+        if path.is_file() and file_sha256(path) != page.index_sha256:
+            yield Problem(page.index, "its SHA-256 is not the manifest's: the content changed")
 
 
 def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
@@ -154,114 +303,14 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
             yield f"its ledger '{ledger}' has {lines} lines, and its accounts say that {lost} rows were left out"
 
 
-def _unlisted(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _unlisted(manifest: Manifest) -> Iterator[Problem]:
     """Tars in the folder of the shards that the manifest does not list."""
     listed = {entry.name for entry in manifest}
     folder = local_folder(str(manifest.folder)) / manifest.location
-    names = sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []
-    for name in names:
+    for name in sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []:
         if name not in listed and not name.startswith("."):
-            yield (
-                name,
-                f"lies in '{folder}', and the manifest does not list it: index the folder anew, or remove the tar",
-            )
-
-
-def _problems(
-    index: Index,
-    shard: int,
-    entry: ShardEntry,
-    excused: set[str],
-    labels: Labels | None,
-    step: Callable[[int], None],
-) -> Iterator[str]:
-    path = index.shard_path(shard)
-    if not path.exists():
-        yield f"no such file: '{path}'"
-        return
-    if not path.is_file():
-        yield f"not a regular file, and it was not opened: '{path}'"
-        return
-    if (size := path.stat().st_size) != entry.bytes:
-        yield f"{size} bytes, and the manifest says {entry.bytes}"
-    digest = hashlib.sha256()
-    scan = scan_shard(
-        path, limits=NO_LIMITS, members=index.manifests[0].members, step=step, name=entry.name, digest=digest
-    )
-    if size == entry.bytes and digest.hexdigest() != entry.sha256:
-        yield "its SHA-256 is not the manifest's: the content changed"
-    columns = None
-    try:
-        opened = index.shard(shard)
-        opened.check()
-        if opened.sha256 != entry.index_sha256:  # opening compares only the faster XXH3
-            yield f"the SHA-256 of its index '{entry.index}' is not the manifest's: the content changed"
-        columns = opened
-    except DataError as error:
-        yield str(error)
-    known = (index.manifests[0].accounts or {}).get("damaged_shards", {}).get(entry.name)
-    if scan.damage is not None and scan.damage.what != known:  # known: the shard was indexed up to its damage
-        yield str(scan.damage).removeprefix(f"shard '{entry.name}', ").removeprefix(f"shard '{entry.name}': ")
-        return
-    if columns is not None:
-        yield from _compare(entry, columns, scan, excused, labels)
-
-
-def _compare(
-    entry: ShardEntry, columns: Columns, scan: Scan, excused: set[str], labels: Labels | None
-) -> Iterator[str]:
-    """Compare the index of a shard with its tar."""
-    keys: list[str] = columns.keys.to_pylist()
-    indexed = set(keys)
-    samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
-    if lost := [key for key in samples if key not in indexed and key not in excused]:
-        yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
-    kept = [(row, label) for row, label in zip(scan.rows, scan.labels, strict=True) if row.key in indexed]
-    rows = [row for row, _ in kept]
-    if labels is not None:
-        rows, _ = number_labels(rows, [label for _, label in kept], labels)
-    if [row.key for row in rows] != keys:
-        gone = sorted(indexed - {row.key for row in rows})
-        yield (
-            f"the index names samples that the tar does not hold or cannot use: {gone[:3]}"
-            if gone
-            else ("the samples of the index stand in another order in the tar")
-        )
-        return
-    expected = Columns.parse(encode(rows).data, len(rows), entry.index)
-    for name in FIXED:
-        yield from _difference(name, columns.fixed(name) != expected.fixed(name), keys)
-    offsets, hashes = columns.lists("caption_hash")
-    true_offsets, true_hashes = expected.lists("caption_hash")
-    if np.array_equal(offsets, true_offsets):
-        owners = np.repeat(np.arange(len(keys)), np.diff(offsets))
-        yield from _difference("caption_hash", np.isin(np.arange(len(keys)), owners[hashes != true_hashes]), keys)
-    else:
-        yield from _difference("caption_hash", np.diff(offsets) != np.diff(true_offsets), keys)
-    token_offsets, _ = columns.lists("caption_tokens")
-    if token_offsets[-1] and not np.array_equal(token_offsets, true_offsets):
-        yield from _difference("caption_tokens", np.diff(token_offsets) != np.diff(true_offsets), keys)
-        return
-    yield from _compare_entry(entry, expected, tokens_of=columns)
-
-
-def _compare_entry(entry: ShardEntry, columns: Columns, *, tokens_of: Columns) -> Iterator[str]:
-    """Compare the manifest's counts with the columns that the tar gives; token lengths are those of the index."""
-    for name, listed, found in (
-        ("captions", entry.captions, columns.num_captions),
-        ("labels", entry.labels, columns.num_labels),
-    ):
-        if listed != found:
-            yield f"the manifest lists {listed} {name}, and there are {found}"
-    cells, counts = columns.histogram(tokens_of)
-    if not (np.array_equal(cells, entry.cells) and np.array_equal(counts, entry.counts)):
-        yield "the manifest's histogram is not that of the images' aspect ratios and of index column 'caption_tokens'"
-
-
-def _difference(name: str, differs: npt.NDArray[np.bool_], keys: list[str]) -> Iterator[str]:
-    if differs.any():
-        first = keys[int(np.argmax(differs))]
-        yield f"index column '{name}' differs from the tar in {int(differs.sum())} rows; the first is sample '{first}'"
+            detail = f"lies in '{folder}', and the manifest does not list it: index the folder anew, or remove the tar"
+            yield Problem(name, detail)
 
 
 def _quarantined(folder: Path) -> dict[str, set[str]]:
@@ -276,3 +325,26 @@ def _quarantined(folder: Path) -> dict[str, set[str]]:
         if isinstance(line, dict) and isinstance(line.get("shard"), str) and isinstance(line.get("key"), str):
             excused.setdefault(line["shard"], set()).add(line["key"])
     return excused
+
+
+def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> tuple[Scan, bool, bool] | str:
+    """What is wrong in a tar, whether its samples have captions, and may lack images; or why it cannot be read."""
+    try:
+        check_regular(path, "shard")
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step)
+        return scan.without_sound_rows(), scan.has_captions, scan.may_lack_images
+    except (DataError, OSError) as error:
+        return _detail(path.name, error)
+
+
+def _members(paths: list[Path]) -> Members:
+    """The members by the first samples; the usual ones where damage is in these."""
+    try:
+        return guess_members(paths)
+    except (BadSample, DataError, OSError):
+        return USUAL
+
+
+def _detail(name: str, error: Exception) -> str:
+    text = explain(error) if isinstance(error, OSError) else str(error)
+    return text.removeprefix(f"shard '{name}', ").removeprefix(f"shard '{name}': ")

@@ -14,8 +14,8 @@ from mmdata.errors import DataError
 from mmdata.index.encode import CountTokens, encode
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import ManifestWriter
-from mmdata.index.open_shard import OpenShard, Sample, members_of, size_in_tar
-from mmdata.index.pages import INDEX_END, PAGE_PATTERN
+from mmdata.index.pages import INDEX_FILE
+from mmdata.index.tar_writer import Sample, TarWriter, members_of, size_in_tar
 from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
 from mmdata.tars.tar import END
 
@@ -23,7 +23,7 @@ STAGING_NAME = ".mmdata-staging"
 
 
 class ShardWriter:
-    """Writes shards (`000000.tar`, …), an index file for each (`__mmdata__/000000.index.arrow`, …) and the manifest.
+    """Writes shards (`000000.tar`, …), and their index and manifest (in `__mmdata__`).
 
     A context manager: an exception inside `with` publishes nothing. All files are staged in a hidden sub-folder and
     renamed in `close`; the next run removes what a killed run left.
@@ -57,7 +57,7 @@ class ShardWriter:
         self._tokenizer = tokenizer
         self._num_shards = 0  # finished ones
         self._has_captions: bool | None = None  # of the first sample, and so of all
-        self._shard: OpenShard | None = None
+        self._shard: TarWriter | None = None
         self._staging = self._folder / STAGING_NAME
         self._folder.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
@@ -93,7 +93,7 @@ class ShardWriter:
         if self._shard and (len(self._shard.rows) >= shard_rows or self._shard.bytes + size + len(END) > shard_bytes):
             self._finish_shard()
         if self._shard is None:
-            self._shard = OpenShard(self._staging / shard_names(self._num_shards)[0])
+            self._shard = TarWriter(self._staging / shard_name(self._num_shards))
         self._shard.add(sample, members)
 
     def close(self, accounts: dict[str, Any] | None = None) -> Manifest:
@@ -127,6 +127,7 @@ class ShardWriter:
         """Publish nothing: remove the staged files and release the folder's lock."""
         if self._shard:
             self._shard.discard()
+        self._manifest.discard()
         if not (self._folder / INNER / MANIFEST_NAME).exists():
             _clear_killed_run(self._folder)
         self._held.close()
@@ -147,23 +148,20 @@ class ShardWriter:
     def _finish_shard(self) -> None:
         assert self._shard is not None
         shard, self._shard = self._shard, None
-        self._manifest.add(shard.finish(encode(shard.rows, self._count_tokens)))
+        encoded = encode(shard.rows, self._count_tokens)
+        self._manifest.add(shard.finish(encoded), encoded.data)
         self._num_shards += 1
 
 
-def shard_names(number: int) -> tuple[str, str]:
-    """File names of a shard's tar and index: 7 -> "000007.tar", "000007.index.arrow"."""
-    return f"{number:06d}.tar", f"{number:06d}.index.arrow"
+def shard_name(number: int) -> str:
+    """File name of a shard's tar: 7 -> "000007.tar"."""
+    return f"{number:06d}.tar"
 
 
 def published_names(manifest: Manifest) -> list[str]:
     """Paths, relative to the folder, of what a `ShardWriter` publishes, manifest.json excepted."""
     # From manifest.json alone: a kill while files are moved may have moved the pages already.
-    names: list[str] = []
-    for number in range(manifest.num_shards):
-        tar, index = shard_names(number)
-        names += [tar, INNER + index]
-    return names + [INNER + page.file for page in manifest.pages]
+    return [*map(shard_name, range(manifest.num_shards)), *(INNER + name for name in manifest.files)]
 
 
 def _clear_killed_run(folder: Path) -> None:
@@ -185,7 +183,7 @@ def _refuse_shards(folder: Path) -> None:
     taken += sorted(
         INNER + path.name
         for path in (inner.iterdir() if inner.is_dir() else ())
-        if path.name.endswith(INDEX_END) or path.name == MANIFEST_NAME or PAGE_PATTERN.fullmatch(path.name)
+        if path.name == MANIFEST_NAME or INDEX_FILE.fullmatch(path.name)
     )
     if taken:
         raise DataError(

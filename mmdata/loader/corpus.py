@@ -85,6 +85,12 @@ def open_index(data: DataConfig) -> Index:
         )
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
+    for part in index.manifests:
+        if not part.has_images:
+            raise ConfigError(
+                f"data.shards: '{part.folder}': samples without images, whose members come to the rows of others: "
+                f"data.join: [{{shards: {part.folder}, name: NAME}}] beside a data.shards with images"
+            )
     warn_of_small_cache(index, data.shuffle_window_rows)
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.

@@ -6,7 +6,7 @@ every batch has the same entries, of the same type, on every rank and in every p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Literal
@@ -19,14 +19,14 @@ from torch import Tensor
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.index import Index, ShardStore
-from mmdata.index.sample_members import OwnSamples
+from mmdata.index.members import SampleMembers
 from mmdata.loader.fields import MemberSource, parse_fields
 from mmdata.plan import Plan
 from mmdata.plan.rows import first_rows
 from mmdata.tables.joined import Joined
 from mmdata.tables.shards import JoinedShards
 from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
-from mmdata.tars.tar import Member
+from mmdata.tars.row import IndexedMember
 
 PROBED_VALUES = 64
 """Values that decide the type of an entry: numbers are whole if these are."""
@@ -37,7 +37,7 @@ Missing = Literal["mask", "keep", "error"]
 """See `DataConfig.missing_fields`."""
 
 
-Samples = OwnSamples | JoinedShards
+Samples = SampleMembers | JoinedShards
 """What finds the members of a row."""
 
 
@@ -140,9 +140,7 @@ class MemberFields:
         store: ShardStore | None = None,
     ) -> None:
         self.fields = list(fields)
-        self.wanted: dict[str, set[str]] = {}  # extensions, by the name of the tars
-        for field in self.fields:
-            self.wanted.setdefault(field.source.join, set()).add(field.source.selector.extension)
+        self.sources = {field.source.join for field in self.fields}  # names of the tars
         self._index, self._joined = index, dict(joined or {})
         samples = self._samples(store or ShardStore(index))
         self.columns = [self._probe(field, samples[field.source.join], rows.tolist()) for field in self.fields]
@@ -168,14 +166,14 @@ class MemberFields:
         return FieldEntries(self, self._samples(store), num_rows, stop or Event())
 
     def _samples(self, store: ShardStore) -> dict[str, Samples]:
-        return {"": OwnSamples(self._index, store), **self._joined}
+        return {"": SampleMembers(self._index, store), **self._joined}
 
     def _probe(self, field: MemberField, samples: Samples, rows: list[int]) -> Column:
         found: list[Any] = []
         fault = ""
         for row in rows[:PROBED_ROWS]:
             try:
-                found.append(SampleReader(samples, row, (), Event()).value(field))
+                found.append(MemberFieldReader(samples, row, Event()).value(field))
             except BadSample as bad:
                 fault = fault or f"{samples.place(row)}: {bad.detail}"
             if len(found) == PROBED_VALUES:
@@ -199,19 +197,18 @@ def _column(found: list[Any], field: MemberField) -> Column:
     return Column("tensor", dtype, first.shape)
 
 
-class SampleReader:
+class MemberFieldReader:
     """Reads values of one sample; each member is read and parsed once.
 
     Args:
         samples: finds the members.
         row: of the index.
-        wanted: extensions of the members that will be asked for.
         stop: once it is set, reads raise Interrupted.
     """
 
-    def __init__(self, samples: Samples, row: int, wanted: Collection[str], stop: Event) -> None:
-        self._samples, self._row, self._wanted, self._stop = samples, row, wanted, stop
-        self._members: dict[str, Member] | None = None
+    def __init__(self, samples: Samples, row: int, stop: Event) -> None:
+        self._samples, self._row, self._stop = samples, row, stop
+        self._members: dict[str, IndexedMember] | None = None
         self._opened: dict[str, Any] = {}
 
     def value(self, field: MemberField) -> Any:
@@ -223,7 +220,7 @@ class SampleReader:
         selector, kind, _ = field.source
         of = field.of
         if self._members is None:
-            self._members = self._samples.members(self._row, self._wanted, self._stop)
+            self._members = self._samples.members(self._row)
         member = self._members.get(selector.extension)
         if member is None:
             listed = ", ".join(f".{extension}" for extension in self._members)
@@ -236,11 +233,14 @@ class SampleReader:
                 self._opened[selector.extension] = open_member(data, kind)
             value = pick(self._opened[selector.extension], selector)
         except BadSample as bad:
-            raise BadSample(bad.reason, f"{of}: member '{member.name}': {bad.detail}") from bad
+            raise BadSample(bad.reason, f"{of}: member '{self._name(member)}': {bad.detail}") from bad
         if value is None:
             why = absent(selector, self._opened[selector.extension])
-            raise BadSample(Reason.MISSING_FIELD, f"{of}: member '{member.name}': {why}")
+            raise BadSample(Reason.MISSING_FIELD, f"{of}: member '{self._name(member)}': {why}")
         return value
+
+    def _name(self, member: IndexedMember) -> str:
+        return f"{self._samples.key(self._row)}.{member.extension}"
 
 
 class FieldEntries:
@@ -264,10 +264,7 @@ class FieldEntries:
             BadSample: the row has no value, or a damaged one, and is masked for it.
             DataError: the same, where that is an error.
         """
-        readers = {
-            name: SampleReader(self._samples[name], row, wanted, self._stop)
-            for name, wanted in self._fields.wanted.items()
-        }
+        readers = {name: MemberFieldReader(self._samples[name], row, self._stop) for name in self._fields.sources}
         for field, column, values in zip(self._fields.fields, self._fields.columns, self._values, strict=True):
             try:
                 value = readers[field.source.join].value(field)

@@ -28,6 +28,7 @@ from mmdata.tables.arrow_values import DATES
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import Selection, row_chunks
+from mmdata.tars.members import Selector
 
 logger = logging.getLogger("mmdata")
 
@@ -304,29 +305,22 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     if isinstance(data.captions, str):
         return None
     joined = joined or Joined.from_config(data, index)
-    members = {
-        f"{JOINED}{name}:{member}": (shards, member)
-        for name, shards in joined.shards.items()
-        for member in shards.caption_names
-    }
-    known = [SHARDS, *(JOINED + name for name in joined.types), *members]
-    for name in data.captions:
-        if name not in known:
-            raise ConfigError(
-                f"{OF}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}"
-                f"{_how_to_index(name, joined)}"
-            )
+    tables = (JOINED + name for name in joined.types)
+    known = [SHARDS, *tables, *(f"{JOINED}{name}:MEMBER" for name in joined.shards)]
     sources: dict[str, CaptionSource] = {}
     for name in data.captions:
         if name == SHARDS:
             _check_captions(index)
             sources[name] = ShardCaptions(index)
-        elif name in members:
-            shards, member = members[name]
-            sources[name] = shards.captions(member, of=f"{OF} {name}")
-        else:
-            column = name.removeprefix(JOINED)
+            continue
+        column = name.removeprefix(JOINED)
+        tars, _, member = column.partition(":")
+        if name.startswith(JOINED) and member and tars in joined.shards:
+            sources[name] = joined.shards[tars].captions(Selector.parse(member), of=f"{OF} {name}")
+        elif name in known:
             sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
+        else:
+            raise ConfigError(f"{OF}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}")
     return CaptionSources(sources, data.captions, seed=data.seed)
 
 
@@ -396,14 +390,6 @@ def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64],
                 f"{num_rows:,}",
                 name,
             )
-
-
-def _how_to_index(name: str, joined: Joined) -> str:
-    """For messages: how the captions of a member of joined tars become known; "" for another source."""
-    shards, _, member = name.removeprefix(JOINED).partition(":")
-    if shards not in joined.shards or not member:
-        return ""
-    return f"; `{joined.shards[shards].command(member)}` reads those of the member"
 
 
 def _check_captions(index: Index) -> None:

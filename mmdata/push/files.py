@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmdata.errors import DataError, counted
+from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
 from mmdata.index.staging import TOKENIZER_NAME
-from mmdata.index.tars import file_sha256
 from mmdata.index.verify import verify
 from mmdata.safe_read import read_regular
 from mmdata.storage.folder import (
@@ -148,20 +148,17 @@ def _files(folder: Path, before: str, manifest: Manifest, faults: list[str]) -> 
     """The files of a part but manifest.json; what is wrong with them is added to `faults`."""
     for number in range(manifest.num_shards):
         shard = manifest.listed(number)
-        for name, sha256, size in (
-            (shard.name, shard.sha256, shard.bytes),
-            (INNER + shard.index, shard.index_sha256, None),
-        ):
-            if (found := _size(folder / name, size, faults)) is not None:
-                yield PushedFile(before + name, found, sha256, folder / name)
+        if (found := _size(folder / shard.name, shard.bytes, faults)) is not None:
+            yield PushedFile(before + shard.name, found, shard.sha256, folder / shard.name)
     others = [folder / INNER / QUARANTINE_NAME, *sorted((folder / INNER / TOKENIZER_NAME).rglob("*"))]
     for path in others:
         if path.is_file():
             name = path.relative_to(folder).as_posix()
             yield PushedFile(before + name, path.stat().st_size, file_sha256(path), path)
     for page in manifest.pages:
-        if (found := _size(folder / INNER / page.file, None, faults)) is not None:
-            yield PushedFile(before + INNER + page.file, found, page.sha256, folder / INNER / page.file)
+        for name, sha256, size in ((page.index, page.index_sha256, page.index_bytes), (page.file, page.sha256, None)):
+            if (found := _size(folder / INNER / name, size, faults)) is not None:
+                yield PushedFile(before + INNER + name, found, sha256, folder / INNER / name)
 
 
 def _size(path: Path, expected: int | None, faults: list[str]) -> int | None:

@@ -28,7 +28,7 @@ from mmdata.storage import http
 from mmdata.storage.attempts import Failed, WrongAnswer, explained, is_missing, repeated, status_of
 from mmdata.storage.cache import Incoming, Remote, ShardCache
 from mmdata.storage.http import HttpFile
-from mmdata.storage.listed import INNER, MANIFEST_NAME, ListedShard
+from mmdata.storage.listed import INNER, MANIFEST_NAME, FileRange, ListedShard
 
 ATTEMPT_S = 300
 """Timeout of a request that is not of HTTP."""
@@ -103,11 +103,30 @@ class RemoteFolder:
             DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
         """
         url = self.url_of(".", name)
+        return self._with_cached(url, sha256, lambda: self._whole(url, MAX_INDEX_BYTES), use)
+
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
+        url = self.url_of(".", part.name)
+
+        def fetch() -> bytes:
+            # An HTTP server says how large the whole file is; elsewhere no more is asked for than the part.
+            size = part.size if is_http(url) else part.end
+            data = bytearray()
+            with self._explaining(url, Event(), start=part.start, size=size) as file:
+                while file.at < part.end and (read := file.read()):
+                    data += read
+            return bytes(data[: part.end - part.start])
+
+        return self._with_cached(url, part.sha256, fetch, lambda path: use(path, 0))
+
+    def _with_cached(self, url: str, sha256: str, fetch: Callable[[], bytes], use: Callable[[Path], T]) -> T:
+        """Result of `use` on the path, in the cache, of bytes with this hash."""
         damaged: DataError | None = None
         for _ in range(_OPENS):
             path = self.cache.path(sha256)
             if not self.cache.touch(sha256):
-                os.close(self._keep_small(url, sha256))
+                os.close(self._keep_small(url, sha256, fetch()))
             try:
                 return use(path)
             except FileNotFoundError:  # another process needed its room in the cache
@@ -202,9 +221,7 @@ class RemoteFolder:
         """URL of a file, for messages."""
         return display_name(self.url_of(location, name))
 
-    def _keep_small(self, url: str, sha256: str) -> int:
-        data = self._whole(url, MAX_INDEX_BYTES)
-
+    def _keep_small(self, url: str, sha256: str, data: bytes) -> int:
         def rest(offset: int) -> Iterator[bytes]:
             return iter([data[offset:]])
 

@@ -18,12 +18,10 @@ from mmdata.recognize import Kind, recognize, refuse_unfinished
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.fetch import RemoteFolder, display_name
-from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME, ListedShard
+from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME, FileRange, ListedShard
 from mmdata.storage.urls import PROTOCOLS, is_followed
 
 QUARANTINE_NAME = "quarantine.jsonl"
-MEMBERS_HEAD_NAME = "members.json"
-"""Of the index of tars without images, see `keys_index`."""
 JOINS_NAME = "joins"
 """The sub-folder of `__mmdata__` with the side files: columns of tables, aligned to the rows of the index."""
 
@@ -81,12 +79,6 @@ class LocalFolder:
         if not self.path.is_dir() or kind is Kind.RUN:
             own = f"; its config '{self.path / 'config.yaml'}' names them" if kind is Kind.RUN else ""
             return f"'{self}' is {kind.value}; a folder of shards (with a {name}) is needed{own}"
-        if (self.path / INNER / MEMBERS_HEAD_NAME).is_file():
-            return (
-                f"folder '{self}': no {name}: these are tars without images, indexed by `mmdata index --members-only`, "
-                f"whose members come to the rows of others: data.join: [{{shards: {self}, name: NAME}}] beside a "
-                "data.shards with images"
-            )
         parts = sorted(path.parent.parent.name for path in self.path.glob(f"*/{INNER_NAME}/{name}"))
         if parts:
             return f"folder '{self}': no {name}; it holds folders of shards: give '{self.path / parts[0]}'" + (
@@ -102,6 +94,10 @@ class LocalFolder:
             FileNotFoundError: there is none; and what `use` raises.
         """
         return use(self.path / name)
+
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
+        return use(self.path / part.name, part.start)
 
     def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
         """A descriptor of a tar, which the caller closes.

@@ -23,8 +23,9 @@ class ListedShard:
         name: file name of the tar, in the manifest's `location`.
         bytes, sha256: of the tar.
         rows: samples in the index.
-        index, index_sha256: file name, in the folder of manifest.json, and hash of the shard's index file.
-        index_xxh3: `fast_hash` of the index file.
+        index_offset, index_bytes: where the columns of its rows lie in an index file.
+        index_sha256, index_xxh3: hashes of these bytes.
+        images: rows that have an image: all, or none.
         captions: captions of all rows: one or more a row, or 0 in a corpus of labels only.
         labels: rows that have a label.
     """
@@ -33,11 +34,24 @@ class ListedShard:
     bytes: int
     sha256: str
     rows: int
-    index: str
+    index_offset: int
+    index_bytes: int
     index_sha256: str
     index_xxh3: int
+    images: int
     captions: int
     labels: int
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes [start, end) of a file of `size` bytes, and their SHA-256."""
+
+    name: str
+    start: int
+    end: int
+    size: int
+    sha256: str
 
 
 def check_plain_name(name: str, where: str) -> None:

@@ -127,7 +127,7 @@ def _sample(
         return Dropped(shard, group.key, error)
     if isinstance(label, str):
         losses = {**losses, Loss.LABEL_NAME: f"label {excerpt(label)} is a name; `mmdata index` numbers names"}
-    image = payloads[row.image.offset]
+    image = payloads[row.image_offset]
     return StreamSample(shard, row.key, image, row.info, row.captions, row.label, row.image_hash, losses)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from threading import Event
 from typing import Any, Literal
@@ -13,21 +14,27 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config.data import JoinConfig
-from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, counted, excerpt
 from mmdata.index.index import Index
-from mmdata.index.keys_index import KeysIndex
-from mmdata.index.member_hashes import hash_member
-from mmdata.index.sample_members import ShardFile, find_members
+from mmdata.index.members import SampleMembers
 from mmdata.index.side import SideFile, SideFiles, side_name
-from mmdata.index.store import OpenShard, OpenShards
-from mmdata.safe_read import open_regular
+from mmdata.index.store import OpenShards, ShardStore
+from mmdata.storage.folder import local_folder
 from mmdata.tables.captions import TableCaptions, cleaned
-from mmdata.tables.match import OtherKeys, check_missing, match, warn_of_shared_keys
+from mmdata.tables.match import OtherKeys, check_missing, first_twice, match, warn_of_shared_keys
 from mmdata.tables.table import take_rows
-from mmdata.tars.tar import Member, split_name
+from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_captions
+from mmdata.tars.member_values import absent, kind_of, open_member, pick
+from mmdata.tars.members import Selector
+from mmdata.tars.row import IndexedMember
 
+logger = logging.getLogger("mmdata")
+
+HELD_ROWS = 2**22
+"""Samples whose columns stay in memory, some 170 bytes each: rows may have them in any order."""
 VERSION = 1
 """Of the side files; raise it when their content changes, or when captions are cleaned in another way."""
+TEXTS = pa.large_list(pa.large_string())
 
 
 class JoinedShards:
@@ -46,11 +53,10 @@ class JoinedShards:
         leaves_out: whether rows that the tars do not have are not loaded.
         num_found: how many rows of the index the tars have.
         path: of the file that says which.
-        open_shards: the tars that stay open.
 
     Raises:
         ConfigError: the tars are not joined; no row of the index has one of the keys, or rows without one are an error.
-        DataError: there is no index of the tars, or it is damaged.
+        DataError: there is no index of the tars, it is damaged, or a key comes twice in it.
     """
 
     def __init__(
@@ -66,9 +72,14 @@ class JoinedShards:
         self.of, self.folder = of, settings.shards
         self.missing: Literal["keep", "mask", "error"] = settings.missing
         self.leaves_out = settings.missing == "mask"
-        self._known = KeysIndex.read(self.folder, of=of)
-        self._firsts, self._first_rows, self._sides = self._known.firsts, index.starts, sides
-        self._made_of = {"version": VERSION, "samples": self._known.checksum, "key": settings.key}
+        local_folder(self.folder)
+        try:
+            self._known = Index.open(self.folder)
+        except DataError as error:
+            raise DataError(f"{of}: {error}") from error
+        self._known.held_rows = HELD_ROWS
+        self._first_rows, self._sides = index.starts, sides
+        self._made_of = {"version": VERSION, "samples": self._known.fingerprint, "key": settings.key}
         self._name = side_name(self.folder, os.path.abspath(self.folder), settings.key)
         found = self._side("rows", partial(self._match, index, keys or (lambda shard: index.shard(shard).keys)))
         self.path = found.path
@@ -76,86 +87,58 @@ class JoinedShards:
         self._samples: NDArray[np.int64] = found.array("sample").to_numpy()
         self.num_found = int(np.count_nonzero(self._samples >= 0))
         check_missing(self._samples < 0, len(index), self.missing, index, of=of, where=str(self))
-        self.open_shards = OpenShards()
+        self._shards = ShardStore(self._known)
+        self._read = SampleMembers(self._known, self._shards)
 
     def __str__(self) -> str:
         return f"'{self.folder}'"
+
+    @property
+    def open_shards(self) -> OpenShards:
+        """The tars that stay open."""
+        return self._shards.open_shards
 
     def has_rows(self, shard: int) -> NDArray[np.bool_]:
         """Whether the tars have each row of a shard."""
         return self._samples[self._first_rows[shard] : self._first_rows[shard + 1]] >= 0
 
-    def command(self, member: str) -> str:
-        """The command that indexes the captions of one more member."""
-        return self._known.command(member)
+    def captions(self, selector: Selector, *, of: str) -> TableCaptions:
+        """The captions in a member; `of`: name of the setting, for messages.
 
-    @property
-    def caption_names(self) -> list[str]:
-        """The members whose captions are kept beside the index."""
-        return list(self._known.captions)
-
-    def captions(self, name: str, *, of: str) -> TableCaptions:
-        """The captions of a member, one of `caption_names`; `of`: name of the setting, for messages."""
-        samples = self._samples
+        Raises:
+            ConfigError: the member holds no texts, they are not joined, or no sample has a caption in it.
+        """
+        kind = kind_of(selector, of=of)
+        if kind not in ("json", "txt") or (kind == "json" and not selector.key):
+            raise ConfigError(f"{of}: '{selector}': captions are in json:KEY or txt")
 
         def make() -> Any:
-            return cleaned(take_rows(self._known.captions_of(name, of=of), samples), place=self.place, of=of)
+            return cleaned(take_rows(self._texts(selector, kind, of=of), self._samples), place=self.place, of=of)
 
-        return TableCaptions(partial(self._side, member=name), make)
+        return TableCaptions(partial(self._side, member=str(selector)), make)
 
-    def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
-        """Members of a row's sample by extension: all of them, or some with the wanted ones.
+    def members(self, row: int) -> dict[str, IndexedMember]:
+        """All members of a row's sample, by extension.
 
         Raises:
-            BadSample: the tars have no sample of the row, or are not those that were indexed.
+            BadSample: the tars have no sample of the row.
         """
-        sample, tar = self._locate(row)
-        if sample < 0:
+        if (sample := int(self._samples[row])) < 0:
             raise BadSample(Reason.MISSING_FIELD, f"no sample of the row's key in {self}")
-        name, size, _ = self._known.tars[tar]
-        file = ShardFile(self, tar, size, stop)
-        start = int(self._known.starts[sample])
-        key = self._key(sample)
-        return find_members(file, start, key, name=name, exact=True, wanted=wanted, remedy=self._known.remedy)
+        return self._read.members(sample)
 
-    def read_member(self, row: int, member: Member, stop: Event) -> bytes:
-        """The bytes of a member of a row's sample.
+    def read_member(self, row: int, member: IndexedMember, stop: Event) -> bytes:
+        """The bytes of a member of a row's sample; see `SampleMembers.read_member`."""
+        return self._read.read_member(int(self._samples[row]), member, stop)
 
-        Raises:
-            BadSample: they are not those that were indexed; only where the index has hashes.
-        """
-        sample, tar = self._locate(row)
-        data = self.read(tar, member.offset, member.size, stop)
-        split = split_name(member.name)
-        if self._known.hashes is not None and split is not None:
-            try:
-                is_known = hash_member(split[1], data) in self._known.hashes.of(sample)
-            except ValueError as error:
-                raise DataError(f"{self.of}: {error}; make the index anew with `{self._known.command()}`") from None
-            if not is_known:
-                raise BadSample(Reason.FILE_CHANGED, f"its bytes are not those that were indexed; {self._known.remedy}")
-        return data
+    def key(self, row: int) -> str:
+        """The key of a row's sample in these tars."""
+        return self._read.key(int(self._samples[row]))
 
     def place(self, row: int) -> str:
         """Tar and sample of a row, for messages."""
-        sample, _ = self._locate(row)
-        return str(self) if sample < 0 else self._place_of_sample(sample)
-
-    def read(self, shard: int, offset: int, size: int, stop: Event | None = None) -> bytes:
-        """Bytes [offset, offset + size) of a tar.
-
-        Raises:
-            DataError: it is missing, its size is not the indexed one, or the range lies outside it.
-            Interrupted: `stop` is set.
-        """
-        if stop is not None and stop.is_set():
-            raise Interrupted(self._known.tars[shard].name)
-        data = self._opened(shard).read(offset, size)
-        if offset < 0 or len(data) != size:
-            raise DataError(
-                f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._known.remedy}"
-            )
-        return data
+        sample = int(self._samples[row])
+        return str(self) if sample < 0 else self._read.place(sample)
 
     def _side(self, kind: str, make: Callable[[], Any], member: str | None = None) -> SideFile:
         """The side file of some kind that is made of the tars' samples, or of the captions of a member."""
@@ -164,36 +147,51 @@ class JoinedShards:
         return self._sides.get(f"{name}.{kind}", {**self._made_of, "member": member}, make, what=what)
 
     def _match(self, index: Index, keys_of: Callable[[int], Any]) -> Any:
-        other = OtherKeys(self._known.keys, self.of, str(self), "its samples")
-        found = match(other, index, keys_of, shards=(0, index.num_shards))
+        known = self._keys()
+        self._refuse_twice(known)
+        found = match(OtherKeys(known, self.of, str(self), "its samples"), index, keys_of, shards=(0, index.num_shards))
         warn_of_shared_keys(found, index, of=self.of, what="the tars")
         return pa.table({"sample": found})
 
-    def _locate(self, row: int) -> tuple[int, int]:
-        """Number of a row's sample, and of its tar; -1 and any tar if the row has none."""
-        sample = int(self._samples[row])
-        return sample, int(np.searchsorted(self._firsts, sample, side="right")) - 1
+    def _keys(self) -> Any:
+        """The keys of all samples, Arrow texts: copied, so that other columns need not stay in memory."""
+        shards = map(self._known.shard, range(self._known.num_shards))
+        keys = [columns.keys.take(pa.array(np.arange(len(columns)))) for columns in shards]
+        return pa.chunked_array(keys, pa.string()).cast(pa.large_string())
 
-    def _place_of_sample(self, sample: int) -> str:
-        tar = int(np.searchsorted(self._firsts, sample, side="right")) - 1
-        return f"shard '{self._known.path(tar)}', sample '{self._key(sample)}'"
+    def _refuse_twice(self, keys: Any) -> None:
+        if (rows := first_twice(keys.combine_chunks())) is not None:
+            shards, _ = self._known.locate(np.array(rows))
+            places = " and ".join(f"'{self._known.shard_name(shard)}'" for shard in shards.tolist())
+            key = excerpt(keys[rows[0]].as_py())
+            raise DataError(f"{self.of}: {self}: key {key} comes twice: in {places}; a row could have only one of them")
 
-    def _key(self, sample: int) -> str:
-        return self._known.keys[sample].as_py()
+    def _texts(self, selector: Selector, kind: str, *, of: str) -> Any:
+        """The captions of the samples that rows have: Arrow lists of texts, one for each sample of the tars."""
+        texts: list[list[str] | None] = [None] * len(self._known)
+        samples = np.unique(self._samples[self._samples >= 0]).tolist()
+        lacking, first = 0, ""
+        for sample in samples:
+            try:
+                texts[sample] = self._captions_of(sample, selector, kind)
+            except BadSample as bad:
+                lacking += 1
+                first = first or f"{self._read.place(sample)}: {bad}"
+        if lacking == len(samples):
+            raise ConfigError(f"{of}: none of {counted(len(samples), 'sample')} has a caption in {selector}: {first}")
+        if lacking:
+            logger.warning("%s: %s without a caption in it; the first: %s", of, counted(lacking, "sample"), first)
+        return pa.chunked_array([pa.array(texts, TEXTS)])
 
-    def _opened(self, shard: int) -> OpenShard:
-        if (known := self.open_shards.get(shard)) is not None:
-            return known
-        path, expected = self._known.path(shard), self._known.tars[shard].bytes
-        try:
-            opened = OpenShard(open_regular(path, "shard"), cached=False)
-        except FileNotFoundError:
-            raise DataError(
-                f"{self.of}: shard '{path}': no such file, and it was indexed; {self._known.remedy}"
-            ) from None
-        if opened.size != expected:
-            raise DataError(
-                f"{self.of}: shard '{path}': {opened.size} bytes, and its index was made of {expected}; "
-                f"{self._known.remedy}"
-            )
-        return self.open_shards.keep(shard, opened)
+    def _captions_of(self, sample: int, selector: Selector, kind: str) -> list[str]:
+        """The captions of a sample, at least one; raises BadSample."""
+        member = self._read.members(sample).get(selector.extension)
+        if member is None:
+            raise BadSample(Reason.MISSING_FIELD, f"no member .{selector.extension}")
+        if member.size > MAX_CAPTION_BYTES:
+            raise BadSample(Reason.CAPTION_TOO_LONG, f"{member.size} bytes; at most {MAX_CAPTION_BYTES}")
+        opened = open_member(self._read.read_member(sample, member, Event()), kind)
+        value = pick(opened, selector)
+        if value is None:
+            raise BadSample(Reason.MISSING_FIELD, absent(selector, opened))
+        return clean_captions(value)[0]

@@ -3,7 +3,7 @@
 - `tar` reads members strictly; `block_reader` reads a tar once, in large blocks, and hashes it in passing.
 - `samples` groups members to samples; `scan` makes each sample a `row`, or a line of the list of left-out rows.
 - `members` chooses image, caption and label; `texts` and `captions` read them; `member_values` reads other values.
-- `foreign`, `given_tars` and `braces` find the tars that a user names.
+- `foreign` and `braces` find the tars that a user names.
 """
 
 from mmdata.tars.captions import captions_of, clean_caption

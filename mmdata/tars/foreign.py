@@ -1,16 +1,17 @@
-"""Finds the tars of a folder that others have written, and guesses where their captions are."""
+"""Finds the tars that a user names, and guesses where their captions are."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.recognize import Kind, recognize, refuse_unfinished
-from mmdata.safe_read import check_regular
+from mmdata.safe_read import check_regular, path_of_url
+from mmdata.tars.braces import expand_braces
 from mmdata.tars.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.tars.members import USUAL, Members, guess_captions
 from mmdata.tars.samples import ReadMember, SampleReader, texts_of
@@ -18,6 +19,10 @@ from mmdata.tars.tar import Member, read_members
 
 GUESSED_SAMPLES = 20
 """First samples that are looked at to find out where captions are."""
+
+
+TAR_ENDS = (".tar", ".tar.gz", ".tgz")
+"""Ends of the names that are taken for tars in a folder."""
 
 
 def find_shards(source: Path) -> list[Path]:
@@ -46,6 +51,38 @@ def find_shards(source: Path) -> list[Path]:
     for path in shards:
         check_regular(path, "shard")
     return shards
+
+
+def given_tars(given: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The paths of the tars, in the order given; those of a folder are sorted by name. None of them is opened.
+
+    Raises:
+        DataError: there is no such file, a folder has no tar, or a tar is named twice.
+        ConfigError: a URL or a command, or what `expand_braces` raises.
+    """
+    paths = [path for one in given for name in expand_braces(os.fspath(one)) for path in _tars_at(name)]
+    seen: set[str] = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise DataError(f"'{path}': named twice; name each tar once")
+        seen.add(real)
+    return paths
+
+
+def _tars_at(name: str) -> list[Path]:
+    name = path_of_url(name) or name
+    if "://" in name or name.startswith("pipe:"):
+        raise ConfigError(f"'{name}': only tars on this machine are read; fetch them first")
+    path = Path(name)
+    if not os.path.lexists(path):
+        raise DataError(f"'{path}': no such file or folder")
+    if not path.is_dir():
+        return [path]
+    names = sorted(one for one in os.listdir(path) if one.endswith(TAR_ENDS) and not one.startswith("."))
+    if not names:
+        raise DataError(f"folder '{path}': no .tar in it")
+    return [path / one for one in names]
 
 
 def _check_may_be_tar(path: Path) -> None:

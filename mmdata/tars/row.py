@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from mmdata.images.probe import ImageInfo
+from mmdata.images.probe import FORMATS, ImageInfo
+
+NO_IMAGE = 255
+"""The `image_format` of a row without an image: its other columns of an image, and its captions, are empty."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A member's payload in its shard: offset and size in bytes."""
+class IndexedMember(NamedTuple):
+    """A member of a sample that is not its image.
 
+    Attributes:
+        extension: as in `Group.members`.
+        offset, size: of the payload, in bytes.
+        xxh3: `fast_hash` of the payload.
+    """
+
+    extension: str
     offset: int
     size: int
+    xxh3: int
 
 
-@dataclass(frozen=True)
-class Row:
-    """What the index says of one sample. Of the captions, the index file holds only hashes and lengths."""
+class IndexRow(NamedTuple):
+    """What the index says of one sample: its columns, by name (see `mmdata.index.columns`).
+
+    Of the captions, the index holds only hashes and lengths. `members` are all but the image.
+    """
 
     key: str
-    image: Place
-    caption: Place
+    image_offset: int
+    image_bytes: int
+    image_format: int
+    caption_offset: int
+    caption_bytes: int
     caption_format: int
-    info: ImageInfo
+    height: int
+    width: int
+    orientation: int
     label: int
     image_hash: int
     image_xxh3: int
     captions: list[str]
+    members: list[IndexedMember]
+
+    @property
+    def info(self) -> ImageInfo:
+        """What the header of the image says."""
+        return ImageInfo(FORMATS[self.image_format], self.height, self.width, self.orientation)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.images.probe import Limits, probe, sniff
+from mmdata.images.probe import FORMATS, Limits, probe, sniff
 from mmdata.tars.captions import JSON, JSON_KEY, MAX_CAPTION_BYTES, NO_CAPTION, TXT
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.row import Place, Row
+from mmdata.tars.row import NO_IMAGE, IndexedMember, IndexRow
 from mmdata.tars.tar import Member, split_name
-from mmdata.tars.texts import Loss, TextKind, Texts, read_texts
+from mmdata.tars.texts import Loss, SampleTexts, TextKind, read_texts
 
 IMAGE_EXTENSIONS = frozenset(
     ("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "hif", "jxl")
@@ -25,6 +25,8 @@ MAX_IMAGE_BYTES = 2**28
 """Largest image file, 256 MiB: larger than any photo, small enough to be read whole."""
 
 ReadMember = Callable[[Member], bytes]
+HashMember = Callable[[Member], int]
+"""Gives the `fast_hash` of a member."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,19 @@ class Described(NamedTuple):
         losses: parts of its text files that could not be used.
     """
 
-    row: Row
+    row: IndexRow
     label: int | str | None
     losses: dict[Loss, str]
 
 
 def describe(
-    group: Group, read: ReadMember, *, limits: Limits, needs_caption: bool = True, members: Members = USUAL
+    group: Group,
+    read: ReadMember,
+    *,
+    limits: Limits,
+    needs_caption: bool = True,
+    members: Members = USUAL,
+    hash_of: HashMember | None = None,
 ) -> Described:
     """The row of a sample: captions and label as `read_texts` reads them, the image as `image_member` chooses it.
 
@@ -161,6 +169,7 @@ def describe(
         limits: images outside them are not used.
         needs_caption: see `read_texts`.
         members: which members are image, caption and label.
+        hash_of: hashes a member; None: the row does not say which other members there are.
 
     Raises:
         BadSample: the sample cannot be used; the reason says why.
@@ -171,15 +180,23 @@ def describe(
     image = image_member(group, read, members)
     data = read(image)
     info = probe(data, limits=limits)
-    row = Row(
+    caption = None if texts.source is None else group.members[texts.source]
+    row = IndexRow(
         key=group.key,
-        image=Place(image.offset, image.size),
-        **_caption_place(group, texts, members),
-        info=info,
+        image_offset=image.offset,
+        image_bytes=image.size,
+        image_format=FORMATS.index(info.format),
+        caption_offset=0 if caption is None else caption.offset,
+        caption_bytes=0 if caption is None else caption.size,
+        caption_format=_caption_format(texts, members),
+        height=info.height,
+        width=info.width,
+        orientation=info.orientation,
         label=texts.label if isinstance(texts.label, int) else -1,
         image_hash=hash64(data),
         image_xxh3=fast_hash(data),
         captions=texts.captions,
+        members=[] if hash_of is None else _indexed(group, hash_of, but=image),
     )
     losses = texts.losses
     further = [f".{e}" for e, member in group.members.items() if e in IMAGE_EXTENSIONS and member is not image]
@@ -188,18 +205,29 @@ def describe(
     return Described(row, texts.label, losses)
 
 
-def _caption_place(group: Group, texts: Texts, members: Members) -> dict[str, Any]:
-    """The columns that say where the captions of a row are."""
+def without_image(group: Group, hash_of: HashMember) -> IndexRow:
+    """The row of a sample in a corpus without images: its key and its members."""
+    image, caption, size = (0, 0, NO_IMAGE), (0, 0, NO_CAPTION), (0, 0, 1)
+    return IndexRow(group.key, *image, *caption, *size, -1, 0, 0, [], _indexed(group, hash_of))
+
+
+def _indexed(group: Group, hash_of: HashMember, *, but: Member | None = None) -> list[IndexedMember]:
+    return [
+        IndexedMember(extension, member.offset, member.size, hash_of(member))
+        for extension, member in group.members.items()
+        if member is not but
+    ]
+
+
+def _caption_format(texts: SampleTexts, members: Members) -> int:
     if texts.source is None:
-        return {"caption": Place(0, 0), "caption_format": NO_CAPTION}
-    member = group.members[texts.source]
+        return NO_CAPTION
     # A selector's JSON may have any extension; without selectors JSON is .json.
     in_json = {s.extension for s in members.caption if s.key} if members.caption else {"json"}
-    kind = TXT if texts.source not in in_json else JSON_KEY if members.caption else JSON
-    return {"caption": Place(member.offset, member.size), "caption_format": kind}
+    return TXT if texts.source not in in_json else JSON_KEY if members.caption else JSON
 
 
-def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, members: Members = USUAL) -> Texts:
+def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, members: Members = USUAL) -> SampleTexts:
     """Captions, label and metadata of the .json, .txt and .cls members.
 
     Raises:
@@ -235,6 +263,8 @@ def image_member(group: Group, read: ReadMember, members: Members = USUAL) -> Me
     others = [member for extension, member in group.members.items() if extension not in TEXT_MEMBERS]
     for member in named[:1] or others:
         if member.size > MAX_IMAGE_BYTES:
+            if not named:
+                continue  # a film, or features
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{member.name}': {member.size} bytes")
         if named or sniff(read(member)):
             return member

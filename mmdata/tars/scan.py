@@ -9,16 +9,31 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from mmdata.errors import BadSample, DamagedShard, Reason
+from mmdata.errors import BadSample, DamagedShard, DataError, Reason
+from mmdata.hashing import fast_hash, fast_hash_of
 from mmdata.images.decoder_warnings import name_warnings, sample_name
 from mmdata.images.probe import Limits
 from mmdata.tars.block_reader import BlockReader, Digest
 from mmdata.tars.captions import NO_CAPTION
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.row import Row
-from mmdata.tars.samples import Described, Group, ReadMember, SampleReader, describe
+from mmdata.tars.row import IndexRow
+from mmdata.tars.samples import (
+    Group,
+    HashMember,
+    ReadMember,
+    SampleReader,
+    describe,
+    image_member,
+    split_sample,
+    without_image,
+)
 from mmdata.tars.tar import Member, read_members
 from mmdata.tars.texts import Loss, missing_caption
+
+HASHED_BYTES = 2**24
+"""Bytes of a member that are hashed at once: it may be larger than memory."""
+TEXT_BYTES, MOST_TEXTS = 2**14, 16
+"""Size and number of the members that are held until they are hashed."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -49,6 +64,7 @@ class Scan:
         labels: of the usable samples: class number, class name, or None.
         losses: (key, what was lost) of usable samples with losses.
         quarantined: entries of the other samples, as in `IndexReport`.
+        imageless: rows of those of the other samples that have no image (see `in_corpus_without_images`).
         mute: offsets of those of the other samples that have a label and no caption: the missing caption is the reason
             in a corpus with captions, whatever their image is.
         samples: number of samples, counted independently of the two lists.
@@ -57,11 +73,12 @@ class Scan:
         damage: the place from which the tar could not be read, and why; None for a whole tar.
     """
 
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[IndexRow] = field(default_factory=list[IndexRow])
     starts: list[int] = field(default_factory=list[int])
     labels: list[int | str | None] = field(default_factory=list["int | str | None"])
     losses: list[tuple[str, dict[Loss, str]]] = field(default_factory=list[tuple[str, dict[Loss, str]]])
     quarantined: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    imageless: list[IndexRow] = field(default_factory=list[IndexRow])
     mute: list[int] = field(default_factory=list[int])
     samples: int = 0
     ignored: int = 0
@@ -78,6 +95,27 @@ class Scan:
         """Whether any sample has a label and no caption."""
         return bool(self.mute) or any(row.caption_format == NO_CAPTION for row in self.rows)
 
+    @property
+    def may_lack_images(self) -> bool:
+        """Whether no sample has an image, but maybe one in which the tar is damaged."""
+        whole = [line for line in self.quarantined if line["reason"] != Reason.DAMAGED_SHARD]
+        return not self.rows and len(whole) == len(self.imageless)
+
+    def in_corpus_without_images(self) -> Scan:
+        """The same samples as those of a corpus without images: each is a row."""
+        starts = [line["offset"] for line in self.quarantined if line["reason"] != Reason.DAMAGED_SHARD]
+        left_out = [line for line in self.quarantined if line["reason"] == Reason.DAMAGED_SHARD]
+        rows = self.imageless
+        return replace(
+            self, rows=rows, starts=starts, labels=[None] * len(rows), quarantined=left_out, imageless=[], mute=[]
+        )
+
+    def without_sound_rows(self) -> Scan:
+        """Without the rows that need no second look, so that memory holds those of one tar."""
+        mute = [i for i, row in enumerate(self.rows) if not row.captions]
+        rows, starts, labels = ([values[i] for i in mute] for values in (self.rows, self.starts, self.labels))
+        return replace(self, rows=rows, starts=starts, labels=labels, losses=[], imageless=[])
+
     def in_captioned_corpus(self, shard: str, members: Members = USUAL) -> Scan:
         """The same samples as those of a corpus with captions: those without a caption are quarantined for that."""
         if not self.has_mute:
@@ -90,16 +128,16 @@ class Scan:
             lines.append(_quarantine_line(shard, line["key"], line["offset"], bad) if mute else line)
         keys = {self.rows[i].key for i in dropped}
         kept = [i for i in range(len(self.rows)) if i not in dropped]
-        return Scan(
+        return replace(
+            self,
             rows=[self.rows[i] for i in kept],
             starts=[self.starts[i] for i in kept],
             labels=[self.labels[i] for i in kept],
             losses=[(key, lost) for key, lost in self.losses if key not in keys],
             quarantined=sorted(lines, key=lambda line: line["offset"]),
-            samples=self.samples,
-            ignored=self.ignored,
+            imageless=[],
+            mute=[],
             edges=[edge._replace(complete=edge.complete and edge.has_caption) for edge in self.edges],
-            damage=self.damage,
         )
 
 
@@ -130,12 +168,27 @@ def scan_shard(
     with path.open("rb", buffering=0) as file:
         blocks = BlockReader(file, digest)
 
+        texts: dict[int, bytes] = {}  # small members that were read, by offset: they are hashed next
+
         def read(member: Member) -> bytes:
             blocks.seek(member.offset)
-            return blocks.read(member.size)
+            data = blocks.read(member.size)
+            if len(data) <= TEXT_BYTES:
+                if len(texts) == MOST_TEXTS:
+                    texts.clear()
+                texts[member.offset] = data
+            return data
+
+        def hash_of(member: Member) -> int:
+            if member.size <= HASHED_BYTES:
+                data = texts.get(member.offset)
+                return fast_hash(read(member) if data is None else data)
+            blocks.seek(member.offset)
+            sizes = (min(HASHED_BYTES, member.size - start) for start in range(0, member.size, HASHED_BYTES))
+            return fast_hash_of(map(blocks.read, sizes))
 
         reader = SampleReader(read_members(blocks, name=name), name=name)
-        scan = _Scanner(name, limits, members)
+        scan = _Scanner(name, limits, members, hash_of)
         damage: DamagedShard | None = None
         try:
             for group in reader:
@@ -155,8 +208,8 @@ def scan_shard(
 class _Scanner:
     """The samples of a tar so far."""
 
-    def __init__(self, name: str, limits: Limits, members: Members) -> None:
-        self._name, self._limits, self._members = name, limits, members
+    def __init__(self, name: str, limits: Limits, members: Members, hash_of: HashMember) -> None:
+        self._name, self._limits, self._members, self._hash_of = name, limits, members, hash_of
         self._scan = Scan()
         self._samples = 0
 
@@ -166,7 +219,14 @@ class _Scanner:
         self._samples += 1
         try:
             with name_warnings(partial(sample_name, self._name, group.key)):
-                row, label, lost = self._describe(group, read, needs_caption=False)
+                row, label, lost = describe(
+                    group,
+                    read,
+                    limits=self._limits,
+                    needs_caption=False,
+                    members=self._members,
+                    hash_of=self._hash_of,
+                )
             scan.rows.append(row)
             scan.starts.append(group.start)
             scan.labels.append(label)
@@ -177,17 +237,23 @@ class _Scanner:
             scan.quarantined.append(_quarantine_line(self._name, group.key, group.start, bad))
             if mute := self._lacks_caption(group, read):
                 scan.mute.append(group.start)
+            if self._lacks_image(group, read):
+                scan.imageless.append(without_image(group, self._hash_of))
             complete = bad.reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION)
             edge = Edge(group.key, complete, complete and not mute)
         scan.edges[:] = [edge, edge] if not scan.edges else [scan.edges[0], edge]
 
-    def _describe(self, group: Group, read: ReadMember, *, needs_caption: bool) -> Described:
-        return describe(group, read, limits=self._limits, needs_caption=needs_caption, members=self._members)
+    def _lacks_image(self, group: Group, read: ReadMember) -> bool:
+        try:
+            image_member(group, read, self._members)
+        except BadSample as bad:
+            return bad.reason is Reason.MISSING_IMAGE
+        return False
 
     def _lacks_caption(self, group: Group, read: ReadMember) -> bool:
         """Whether a bad sample would be quarantined for its missing caption in a corpus with captions."""
         try:
-            self._describe(group, read, needs_caption=True)
+            describe(group, read, limits=self._limits, members=self._members)
         except BadSample as bad:
             return bad.reason is Reason.MISSING_CAPTION
         return False
@@ -202,6 +268,23 @@ class _Scanner:
         """The samples, when the tar has ended."""
         scan = self._scan
         return replace(scan, samples=self._samples, ignored=ignored, damage=damage)
+
+
+class Edges:
+    """Finds samples whose members stand in two tars, of tars in their order."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Edge, str] | None = None  # the last sample, and its tar
+
+    def add(self, shard: str, edges: Sequence[Edge]) -> DataError | None:
+        """Look at the next tar; the error if the tar before ends with the first sample of this one, in parts."""
+        if not edges:
+            return None
+        before, (first, last) = self._last, edges
+        self._last = last, shard
+        if before is not None and before[0].key == first.key and not (before[0].complete and first.complete):
+            return split_sample(first.key, before[1], shard)
+        return None
 
 
 class Bar:
@@ -239,22 +322,6 @@ class Bar:
             if self._progress:
                 total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
                 self._progress(self._done, max(total, self._done))
-
-
-def steps(progress: Progress | None, done: int, total: int) -> Callable[[int], None]:
-    """A callback for `scan_shard` that reports progress over many shards.
-
-    Args:
-        progress: gets the sums; may be None.
-        done: bytes of the shards before the current one.
-        total: bytes of all shards.
-    """
-
-    def step(offset: int) -> None:
-        if progress:
-            progress(done + offset, total)
-
-    return step
 
 
 def _quarantine_line(shard: str, key: str, start: int, bad: BadSample) -> dict[str, Any]:

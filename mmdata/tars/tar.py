@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from mmdata.errors import DamagedShard
-from mmdata.tars.not_a_tar import other_file
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -127,39 +126,10 @@ def read_members(file: Seekable, *, name: str) -> Iterator[Member]:
             link, device or sparse file, a size that is negative, overridden or larger than the file, a duplicate
             member. The message names the offset, and the end of the last good sample.
     """
-    yield from _Reader(file, name).members()
+    yield from _TarReader(file, name).members()
 
 
-def read_members_from(file: Seekable, start: int, *, name: str) -> Iterator[Member]:
-    """The regular files of a tar from a header on, in order: random access to a tar that was read whole before.
-
-    Its end is not checked, nor whether a member comes twice.
-
-    Args:
-        file: see `read_members`.
-        start: offset of a member's first header block.
-        name: the shard, for messages.
-
-    Raises:
-        DamagedShard: a header is damaged, or `start` is not the offset of one.
-    """
-    reader = _Reader(file, name)
-    while True:
-        member, start = reader.member(start)
-        if member is None:
-            return
-        yield member
-
-
-def header_fields(block: bytes) -> tuple[bytes, int] | None:
-    """Type and payload size of a header block; None for a block whose checksum, magic or size is that of no header."""
-    try:
-        return _checked(block) if len(block) == BLOCK else None
-    except ValueError:
-        return None
-
-
-class _Reader:
+class _TarReader:
     """One pass over a tar's headers."""
 
     def __init__(self, file: Seekable, shard: str) -> None:
@@ -176,7 +146,7 @@ class _Reader:
         seen: dict[str, int] = {}
         position = 0
         while True:
-            member, position = self.member(position)
+            member, position = self._member(position)
             if member is None:
                 break
             if member.name in seen:
@@ -185,7 +155,7 @@ class _Reader:
             yield member
         self._check_end(position)
 
-    def member(self, start: int) -> tuple[Member | None, int]:
+    def _member(self, start: int) -> tuple[Member | None, int]:
         """The next regular file and the offset behind its padding; at the end blocks None and their offset."""
         position = start
         names: dict[bytes, str] = {}  # kind of extended header -> the name it gave
@@ -255,7 +225,7 @@ class _Reader:
 
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
         """Type and payload size of a header block, whose checksum and magic are checked."""
-        if position == 0 and (other := other_file(block)):
+        if position == 0 and (other := _other_file(block)):
             raise DamagedShard(f"shard '{self._shard}': {other[0]}", other[1])
         try:
             return _checked(block)
@@ -321,6 +291,22 @@ class _Reader:
         )
 
 
+def _other_file(block: bytes) -> tuple[str, str] | None:
+    """What a file is that is often found in a tar's place, and the remedy; None if it may be a tar."""
+    start = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
+    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<script")):
+        return (
+            "is an HTML page, not a tar: a page of login or of an error was saved in its place",
+            "open its URL in a browser, and fetch it again with credentials",
+        )
+    if start.startswith((b"<?xml", b'{"')):
+        return "is text, not a tar: a server's error was saved in its place", "read it, and fetch the shard again"
+    for magic, name, remedy in _OTHERS:
+        if block.startswith(magic):
+            return f"is {name}, not a tar", remedy
+    return None
+
+
 def _checked(block: bytes) -> tuple[bytes, int]:
     """Type and payload size of a header block; raises ValueError, which says what is wrong with it."""
     field = _OCTAL.fullmatch(block[148:156])
@@ -338,3 +324,13 @@ def _checked(block: bytes) -> tuple[bytes, int]:
     if size[0] != 0x80:
         raise ValueError(f"size field {size!r} is no number")
     return block[156:157], int.from_bytes(size[1:], "big")  # `_check_whole` refuses a size larger than the file
+
+
+_OTHERS = (
+    (b"PK\x03\x04", "a ZIP archive", "use `mmdata convert`, which reads it in place"),
+    (b"PAR1", "a Parquet table", "use `mmdata convert`"),
+    (b"BZh", "compressed (bzip2), which has no random access", "`bunzip2` it first"),
+    (b"\xfd7zXZ\0", "compressed (xz), which has no random access", "`unxz` it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed (zstd), which has no random access", "`unzstd` it first"),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+)

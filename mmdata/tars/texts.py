@@ -47,7 +47,7 @@ class Loss(str, Enum):
 
 
 @dataclass(frozen=True)
-class Texts:
+class SampleTexts:
     """The content of a sample's text files.
 
     Attributes:
@@ -67,7 +67,7 @@ class Texts:
 
 def read_texts(
     kinds: Collection[TextKind], read: ReadText, *, needs_caption: bool = True, members: Members = USUAL
-) -> Texts:
+) -> SampleTexts:
     """Captions and label of a sample.
 
     Captions come from the first usable source: the JSON's "captions", the .txt, the .caption, the JSON's "caption".
@@ -100,12 +100,12 @@ def read_texts(
     found = _first_usable(sources, kinds, read, contents, losses, faults)
     label = _label(members.label or USUAL_LABELS, kinds, read, contents, losses)
     if found is not None:
-        return Texts(*found, label, metadata, losses)
+        return SampleTexts(*found, label, metadata, losses)
     if faults:
         raise faults[0]
     if label is None or needs_caption:
         raise missing_caption(members)
-    return Texts([], None, label, metadata, losses)
+    return SampleTexts([], None, label, metadata, losses)
 
 
 def missing_caption(members: Members = USUAL) -> BadSample:

@@ -21,9 +21,9 @@ from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
 from mmdata.index import Index, Manifest, build_index
-from mmdata.index.manifest_writer import write_manifest
 from mmdata.index.verify import verify
 from tests.convert.conftest import content
+from tests.index.rewrite import write_manifest
 from tests.programs import PATIENCE_S, run_program
 
 

@@ -41,7 +41,7 @@ def unpack(folder: Path) -> dict[str, bytes]:
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.rglob("*")) if p.name.endswith((".tar", ".index.arrow"))}
+    return {p.name: p.read_bytes() for p in sorted(folder.rglob("*")) if p.name.endswith((".tar", ".arrow"))}
 
 
 def test_shards_of_a_conversion_come_out_the_same(raw_corpus: Path, tmp_path: Path) -> None:

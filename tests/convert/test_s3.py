@@ -332,8 +332,8 @@ def test_s3_damaged_conversion_is_an_error_until_overwrite(s3, table):
     objects()["a/photos/000001.tar"].value = b"cut"
     with pytest.raises(DataError, match=r"damaged \('000001.tar' has 3 bytes of \d+\); make it anew"):
         to_s3(table)
-    del objects()["a/photos/__mmdata__/000001.index.arrow"]
-    with pytest.raises(DataError, match=r"damaged \('__mmdata__/000001.index.arrow' is missing\); make it anew with"):
+    del objects()["a/photos/__mmdata__/index-00000.arrow"]
+    with pytest.raises(DataError, match=r"damaged \('__mmdata__/index-00000.arrow' is missing\); make it anew with"):
         to_s3(table)
     to_s3(table, overwrite=True)
     assert there() == expected

@@ -135,7 +135,7 @@ def test_workers_parts_and_a_preview_read_the_same_zip(tmp_path: Path, photo: Ph
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in content(folder).items() if name.endswith((".tar", ".index.arrow"))}
+    return {name: data for name, data in content(folder).items() if name.endswith((".tar", ".arrow"))}
 
 
 @pytest.mark.parametrize("settings", [{}, {"images": "photos.zip"}, {"images": "photos.zip/photos"}])

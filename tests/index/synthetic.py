@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.index.encode import encode
 from mmdata.index.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import ManifestWriter
-from mmdata.index.pages import ShardEntry
 
+NOTHING = encode([])
+"""Columns of no row."""
 TEMPLATES = 64
 SIZES = np.array([(480, 640), (640, 480), (512, 512), (480, 720), (720, 480), (360, 640)])
 """Heights and widths of the images, in pixels: the usual ratios."""
@@ -48,7 +50,7 @@ def synthetic_rows(num_shards: int, rows_per_shard: int, seed: int) -> Synthetic
 def write_synthetic_manifest(
     folder: str | os.PathLike[str], num_shards: int, rows_per_shard: int, seed: int
 ) -> Manifest:
-    """A manifest, tokenizer "synthetic"; neither its tars nor their index files exist.
+    """A manifest, tokenizer "synthetic"; its tars do not exist, and the columns of its shards have no row.
 
     Args:
         folder: where to; made when missing.
@@ -62,19 +64,12 @@ def write_synthetic_manifest(
     Path(folder).mkdir(parents=True, exist_ok=True)
     writer = ManifestWriter(folder)
     for shard, template in enumerate(rows.template.tolist()):
-        writer.add(
-            ShardEntry(
-                name=f"{shard:06d}.tar",
-                bytes=rows_per_shard * 50_000,
-                sha256=hashlib.sha256(b"tar %d %d" % (seed, shard)).hexdigest(),
-                rows=rows_per_shard,
-                index=f"{shard:06d}.index.arrow",
-                index_sha256=hashlib.sha256(b"index %d %d" % (seed, shard)).hexdigest(),
-                index_xxh3=shard,
-                captions=rows_per_shard,
-                labels=0,
-                cells=counted[template][0],
-                counts=counted[template][1],
-            )
+        entry = NOTHING.entry(
+            f"{shard:06d}.tar",
+            size=rows_per_shard * 50_000,
+            sha256=hashlib.sha256(b"tar %d %d" % (seed, shard)).hexdigest(),
         )
+        numbers = dict.fromkeys(("rows", "images", "captions"), rows_per_shard)
+        cells, counts = counted[template]
+        writer.add(replace(entry, **numbers, cells=cells, counts=counts), NOTHING.data)
     return writer.close(tokenizer="synthetic")

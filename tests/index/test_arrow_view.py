@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.index.arrow_view import view
+from mmdata.index.columns import view
 from tests.programs import PATIENCE_S
 
 PROGRAM = """

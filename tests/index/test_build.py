@@ -11,9 +11,11 @@ import pytest
 import webdataset
 
 from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import fast_hash
 from mmdata.images import Limits
-from mmdata.index import Index, Manifest, build_index
+from mmdata.index import Index, Manifest, build_index, verify
 from mmdata.index.staging import STAGING_NAME
+from mmdata.tars.members import Members
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -222,7 +224,7 @@ def test_one_tar_is_indexed_beside_itself_or_elsewhere(shards, tmp_path):
     alone.mkdir()
     shutil.copy(shards / "000001.tar", alone / "x.tar")
     report = build_index(alone / "x.tar", out=tmp_path / "far" / "index")
-    names = ["manifest-00000.arrow", "manifest.json", "quarantine.jsonl", "x.index.arrow"]
+    names = ["index-00000.arrow", "manifest-00000.arrow", "manifest.json", "quarantine.jsonl"]
     made = [f"__mmdata__/{name}" for name in names]
     assert sorted(content(tmp_path / "far" / "index")) == made
     assert report.manifest.location == "../../alone"
@@ -280,9 +282,8 @@ def test_a_rerun_after_a_kill_is_as_if_undisturbed(shards, tmp_path):
     killed = tmp_path / "killed"
     inner = killed / "__mmdata__"
     inner.mkdir(parents=True)
-    shutil.copy(tmp_path / "good" / "__mmdata__" / "000000.index.arrow", inner)
-    (inner / "000001.index.arrow").write_bytes(b"of an earlier try")
-    for page in ("manifest-00000.arrow", "manifest-00001.arrow"):  # the earlier try had more shards
+    shutil.copy(tmp_path / "good" / "__mmdata__" / "index-00000.arrow", inner)
+    for page in ("manifest-00000.arrow", "manifest-00001.arrow", "index-00001.arrow"):  # it had more shards
         (inner / page).write_bytes(b"of an earlier try")
     build_index(shards, out=killed)
     assert content(killed) == content(tmp_path / "good")
@@ -355,3 +356,45 @@ def test_a_file_that_is_plainly_no_tar_is_said_to_be_that(tmp_path: Path, name: 
     with pytest.raises(DataError) as caught:
         build_index(tmp_path / name)
     assert str(caught.value) == message.format(path=tmp_path / name)
+
+
+# Tars without images
+
+
+@pytest.fixture
+def features(tmp_path, tar):
+    """Two tars of three samples without an image, one of them with a text."""
+    members = [(f"{row}.npy", bytes([row]) * 100) for row in range(3)]
+    (tmp_path / "0.tar").write_bytes(tar([*members[:2], ("1.txt", b"a dog")]))
+    (tmp_path / "1.tar").write_bytes(tar(members[2:]))
+    return tmp_path
+
+
+def test_tars_without_any_image_are_rows_of_members(features):
+    report = build_index(features)
+    assert (report.accounts["samples"], report.accounts["indexed"], report.quarantined) == (3, 3, [])
+    index = Index.open(features)
+    assert (index.has_images, index.has_captions, index.keys(np.arange(3))) == (False, False, ["0", "1", "2"])
+    members = index.shard(0).members(1)
+    data = (features / "0.tar").read_bytes()
+    assert {name: data[one.offset : one.offset + one.size] for name, one in members.items()} == {
+        "npy": bytes([1]) * 100,
+        "txt": b"a dog",
+    }
+    assert [one.xxh3 for one in members.values()] == [fast_hash(bytes([1]) * 100), fast_hash(b"a dog")]
+    assert verify(features) == []
+
+
+def test_tars_without_images_have_nothing_to_tokenize_and_none_that_is_named(features, count):
+    with pytest.raises(ConfigError, match="samples without images, so nothing to tokenize: omit --tokenizer"):
+        build_index(features, count_tokens=count, tokenizer="characters")
+    with pytest.raises(DataError, match=r"3 of 3 samples cannot be used \(2 missing_caption, 1 missing_image\)"):
+        build_index(features, members=Members.parse(image="jpg"))
+
+
+def test_one_image_in_the_corpus_makes_samples_without_one_unusable(features, tar, jpeg):
+    (features / "2.tar").write_bytes(tar([("9.jpg", jpeg), ("9.txt", b"a cat")]))
+    report = build_index(features, max_bad_share=1.0)
+    reasons = [(line["key"], line["reason"]) for line in report.quarantined]
+    assert reasons == [("0", "missing_caption"), ("1", "missing_image"), ("2", "missing_caption")]
+    assert (Index.open(features).keys(np.arange(1)), verify(features)) == (["9"], [])

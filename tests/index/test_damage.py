@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.hashing import fast_hash
-from mmdata.index import Index, Manifest, build_index, verify
-from mmdata.index import manifest as manifest_module
+from mmdata.index import Index, build_index, verify
 from mmdata.index.columns import FIXED, LISTS
-from mmdata.index.manifest_writer import write_manifest
+from tests.index.rewrite import changed, rewrite, shards_of
 from tests.programs import run_program
 
 
@@ -32,12 +30,10 @@ def told(folder: Path) -> object:
     return manifest.content(), entries, columns, lists, index.keys(np.arange(len(index)))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "manifest-00000.arrow", "000002.index.arrow"])
+@pytest.mark.parametrize("name", ["manifest.json", "manifest-00000.arrow", "index-00000.arrow"])
 def test_every_flipped_byte_is_an_error_or_changes_nothing(shards, name, samples):
     accounts = {"rows": 11, "written": 10, "duplicate": 0, "filtered": 0, "quarantined": 1, "classes": ["cat", "dog"]}
-    entries = list(Manifest.read(shards))
-    (shards / "__mmdata__/manifest.json").unlink()
-    write_manifest(shards, entries, tokenizer="characters", accounts=accounts)
+    rewrite(shards, shards_of(shards), accounts=accounts)
     path, good = shards / "__mmdata__" / name, told(shards)
     data, unnoticed = path.read_bytes(), []
     for place in range(len(data)):
@@ -57,9 +53,6 @@ import os, sys
 import numpy as np
 from mmdata.errors import DataError
 from mmdata.index import Index
-from mmdata.index import manifest as manifest_module
-
-manifest_module.HELD_PAGES = 0  # as a large corpus: histograms are read again
 folder = sys.argv[1]
 index = Index.open(folder)
 index.held_rows = 1
@@ -86,18 +79,12 @@ def test_files_cut_while_they_are_open_are_an_error_and_not_the_end_of_the_proce
     done = run_program([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     index, page, again = done.stdout.splitlines()
-    assert re.search(r"00000\d\.index\.arrow': XXH3 differs from the manifest's; fetch the folder again", index)
+    assert re.search(r"index-00000\.arrow', shard '00000\d\.tar': XXH3 differs from the manifest's; fetch", index)
     assert page == again
     assert "manifest-00000.arrow': changed since it was opened; remove manifest.json" in page
 
 
-def test_a_large_corpus_reads_its_histograms_again_and_the_same(shards, monkeypatch):
-    held = told(shards)
-    monkeypatch.setattr(manifest_module, "HELD_PAGES", 0)
-    assert told(shards) == held
-
-
-@pytest.mark.parametrize("name", ["manifest-00000.arrow", "000000.index.arrow"])
+@pytest.mark.parametrize("name", ["manifest-00000.arrow", "index-00000.arrow"])
 def test_a_fifo_in_the_place_of_a_file_is_refused_unread(shards, name):
     (shards / "__mmdata__" / name).unlink()
     os.mkfifo(shards / "__mmdata__" / name)
@@ -107,29 +94,23 @@ def test_a_fifo_in_the_place_of_a_file_is_refused_unread(shards, name):
 
 def forge(folder: Path, name: str, row: int, value: int) -> int:
     """Give a row of shard 1 a value, with hashes that agree; the size of the shard in bytes."""
-    entries = list(Manifest.read(folder))
-    path = folder / "__mmdata__" / entries[1].index
-    batch = pa.ipc.open_file(path.read_bytes()).get_batch(0)
-    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-    if name in FIXED:
-        values = arrays[name].to_numpy().copy()
-        values[row] = value
-        arrays[name] = pa.array(values)
-    else:
-        column = arrays[name]
-        values = column.values.to_numpy().copy()
-        values[column.offsets.to_numpy()[row]] = value
-        arrays[name] = pa.ListArray.from_arrays(column.offsets, pa.array(values), type=column.type)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(pa.record_batch(list(arrays.values()), schema=batch.schema))
-    data = sink.getvalue().to_pybytes()
-    path.write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    entries[1] = replace(entries[1], index_sha256=digest, index_xxh3=fast_hash(data))
-    (folder / "__mmdata__/manifest.json").unlink()
-    write_manifest(folder, entries, tokenizer="characters")
-    return entries[1].bytes
+
+    def change(arrays: dict[str, Any]) -> list[Any]:
+        if name in FIXED:
+            values = arrays[name].to_numpy().copy()
+            values[row] = value
+            arrays[name] = pa.array(values)
+        else:
+            column = arrays[name]
+            values = column.values.to_numpy().copy()
+            values[column.offsets.to_numpy()[row]] = value
+            arrays[name] = pa.ListArray.from_arrays(column.offsets, pa.array(values), type=column.type)
+        return [*arrays.values()]
+
+    shards = shards_of(folder)
+    shards[1] = changed(shards[1], change)
+    rewrite(folder, shards)
+    return shards[1][0].bytes
 
 
 @pytest.mark.parametrize(
@@ -156,7 +137,7 @@ def test_a_forged_value_names_file_column_and_row(shards, name, value, expected)
     size = forge(shards, name, 2, value)
     index = Index.open(shards)
     assert index.take(np.array([0]), ["height"])["height"].tolist() == [20]
-    message = rf"000001.index.arrow': column '{name}', row 2 \(sample '0006'\): {value}, and expected "
+    message = rf"arrow', shard '000001.tar': column '{name}', row 2 \(sample '0006'\): {value}, and expected "
     with pytest.raises(
         DataError, match=message + re.escape(expected.replace("SIZE", str(size))) + "; fetch the folder"
     ):
@@ -173,21 +154,16 @@ def test_the_largest_label_is_no_forgery(shards):
 
 
 def test_an_index_of_which_only_the_fast_hash_is_right_is_found(shards):
-    entries = list(Manifest.read(shards))
-    (shards / "__mmdata__/manifest.json").unlink()
-    write_manifest(
-        shards, [entries[0], replace(entries[1], index_sha256="0" * 64), *entries[2:]], tokenizer="characters"
-    )
+    first, (entry, data), third = shards_of(shards)
+    rewrite(shards, [first, (replace(entry, index_sha256="0" * 64), data), third])
     assert [str(problem) for problem in verify(shards)] == [
-        "shard '000001.tar': the SHA-256 of its index '000001.index.arrow' is not the manifest's: the content changed"
+        "shard '000001.tar': the SHA-256 of its columns in the index is not the manifest's"
     ]
 
 
 def test_accounts_that_do_not_balance_are_found(shards):
-    entries = list(Manifest.read(shards))
-    (shards / "__mmdata__/manifest.json").unlink()
     accounts = {"rows": 8, "written": 7, "duplicate": 0, "filtered": 0, "quarantined": 9, "reasons": {"filtered": 2}}
-    write_manifest(shards, entries, tokenizer="characters", accounts=accounts)
+    rewrite(shards, shards_of(shards), accounts=accounts)
     (shards / "__mmdata__/quarantine.jsonl").write_text("{}\n")
     ledger = shards / "__mmdata__/quarantine.jsonl"
     assert [str(problem) for problem in verify(shards)] == [

@@ -14,7 +14,7 @@ from mmdata.index import Index, Sample, ShardWriter, verify
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.conftest import make_photo
 
-FILES = ["000000.tar", "__mmdata__/000000.index.arrow", "__mmdata__/manifest-00000.arrow", "__mmdata__/manifest.json"]
+FILES = ["000000.tar", "__mmdata__/index-00000.arrow", "__mmdata__/manifest-00000.arrow", "__mmdata__/manifest.json"]
 LOADER_STRIDE = 97
 """A loader is made for each of so many damages; a prime number, so that all parts of a header are met."""
 

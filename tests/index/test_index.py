@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import FORMATS
-from mmdata.index import Index, ShardStore, ShardWriter, by_shard
+from mmdata.index import Index, ShardStore, ShardWriter
+from mmdata.index import index as index_module
 from mmdata.index.columns import FIXED
 from mmdata.tars import captions_of
 
@@ -69,7 +70,7 @@ def test_members_are_read_by_offset(index, samples):
 )
 def test_take_is_indexing_of_whole_columns(index, rows, read):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_shard, "LONG_RUN", 16 if read == "sorted" else 0)
+        patch.setattr(index_module, "LONG_RUN", 16 if read == "sorted" else 0)
         check_take(index, rows)
 
 
@@ -110,11 +111,10 @@ def test_unknown_columns_are_refused(index):
 
 
 def test_opening_reads_no_columns(shards):
-    for path in shards.glob("__mmdata__/*.index.arrow"):
-        path.unlink()
+    (shards / "__mmdata__/index-00000.arrow").unlink()
     index = Index.open(shards)
     assert len(index) == 10
-    with pytest.raises(DataError, match=r"000001\.index\.arrow': no such file, and the manifest names it"):
+    with pytest.raises(DataError, match=r"index-00000\.arrow': no such file, and the manifest names it"):
         index.take(np.array([5]), ["height"])
 
 
@@ -146,13 +146,12 @@ def test_threads_share_an_index_and_a_store(index, samples):
 
 
 def test_a_changed_index_file_is_refused(shards):
-    path = shards / "__mmdata__/000001.index.arrow"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    path, index = shards / "__mmdata__/index-00000.arrow", Index.open(shards)
+    data, shard = bytearray(path.read_bytes()), index.listed(1)
+    data[shard.index_offset + shard.index_bytes // 2] ^= 1
     path.write_bytes(data)
-    index = Index.open(shards)
     assert index.take(np.array([0]), ["height"])["height"].tolist() == [20]
-    with pytest.raises(DataError, match=r"000001\.index\.arrow': XXH3 differs from the manifest's; fetch the folder"):
+    with pytest.raises(DataError, match=r"arrow', shard '000001\.tar': XXH3 differs from the manifest's; fetch"):
         index.column("height")
 
 

@@ -21,10 +21,11 @@ import mmdata.index.manifest as manifest_module
 from mmdata.errors import DataError
 from mmdata.index import Index, Manifest, ShardEntry
 from mmdata.index.histogram import aspect_bin, pack_cells, unpack_cells
-from mmdata.index.manifest_writer import ManifestWriter, write_manifest
+from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.pages import PAGE_SHARDS, PageColumns, encode_page
 
 sys.path.insert(0, str(Path(__file__).parent))
+from rewrite import EMPTY, listed, write_manifest
 from synthetic import TEMPLATES, synthetic_rows, write_synthetic_manifest
 
 NONE = np.empty(0, np.int32)
@@ -37,9 +38,11 @@ def entry(number: int = 0, **changes) -> ShardEntry:
         bytes=10240,
         sha256="00",
         rows=3,
-        index=f"{number}.index.arrow",
+        index_offset=0,
+        index_bytes=len(EMPTY),
         index_sha256="11",
         index_xxh3=1,
+        images=3,
         captions=3,
         labels=0,
         cells=pack_cells([5, 7], 128),
@@ -77,27 +80,29 @@ def rehash(folder: Path, **changes) -> None:
 
 def test_a_manifest_is_read_back_as_written(tmp_path):
     entries = [entry(0), entry(1, labels=2, rows=4), entry(2, rows=0, captions=0, cells=NONE, counts=NONE)]
-    written = write_manifest(tmp_path, entries, tokenizer="t", location="../tars", accounts={"rows": 3})
+    written = write_manifest(tmp_path, listed(*entries), tokenizer="t", location="../tars", accounts={"rows": 3})
     manifest = Manifest.read(tmp_path)
     assert manifest == written
     assert manifest.root == written.root
-    assert list(manifest) == entries
+    names = [vars(one)[name] for one in manifest for name in ("name", "bytes", "rows", "captions", "labels")]
+    assert names == [vars(one)[name] for one in entries for name in ("name", "bytes", "rows", "captions", "labels")]
     assert manifest.entry(1).cells.tolist() == entries[1].cells.tolist()
     assert manifest.entry(1).counts.tolist() == [2, 1]
     assert (manifest.rows, manifest.bytes, manifest.num_shards, manifest.captions) == (7, 3 * 10240, 3, 6)
     assert (manifest.has_labels, manifest.tokenizer, manifest.location) == (True, "t", "../tars")
-    assert (manifest.accounts, manifest.schema) == ({"rows": 3}, 3)
+    assert (manifest.accounts, manifest.schema) == ({"rows": 3}, 4)
     assert manifest.shard_rows.dtype == np.int64
     assert manifest.shard_rows.tolist() == [3, 4, 0]
     assert manifest.token_histogram().tolist() == [0, 0, 0, 0, 0, 4, 0, 2]
     assert sorted(path.name for path in (tmp_path / "__mmdata__").iterdir()) == [
+        "index-00000.arrow",
         "manifest-00000.arrow",
         "manifest.json",
     ]
 
 
 def test_a_manifest_of_nothing_has_no_page(tmp_path):
-    write_manifest(tmp_path, [])
+    write_manifest(tmp_path, listed(*[]))
     manifest = Manifest.read(tmp_path)
     assert (manifest.rows, manifest.num_shards, manifest.has_labels, list(manifest)) == (0, 0, False, [])
     assert manifest.shard_rows.tolist() == []
@@ -136,7 +141,7 @@ def test_the_same_entries_give_the_same_bytes(tmp_path, small):
 def test_the_root_follows_the_content_and_not_the_place(tmp_path):
     def root(name: str, *entries: ShardEntry, **settings) -> str:
         (tmp_path / name).mkdir()
-        return write_manifest(tmp_path / name, entries, **settings).root
+        return write_manifest(tmp_path / name, listed(*entries), **settings).root
 
     here = root("a", entry())
     assert root("b", entry(), location="/elsewhere", accounts={"rows": 3}) == here
@@ -151,7 +156,7 @@ def test_the_root_follows_the_content_and_not_the_place(tmp_path):
 
 
 def test_moved_tars_leave_the_pages_alone(tmp_path):
-    manifest = write_manifest(tmp_path, [entry()])
+    manifest = write_manifest(tmp_path, listed(entry()))
     before = (tmp_path / "__mmdata__/manifest-00000.arrow").stat().st_mtime_ns
     assert manifest.moved("../far") == Manifest.read(tmp_path)
     assert (Manifest.read(tmp_path).location, Manifest.read(tmp_path).root) == ("../far", manifest.root)
@@ -324,8 +329,8 @@ def test_what_is_no_folder_of_shards_is_said_to_be_that(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 4}, "schema 4, and this mmdata reads 3; upgrade with `pip install -U mmdata`"),
-        ({"schema": 2}, "schema 2, and this mmdata reads 3; remove manifest.json and run `mmdata index`"),
+        ({"schema": 5}, "schema 5, and this mmdata reads 4; upgrade with `pip install -U mmdata`"),
+        ({"schema": 3}, "schema 3, and this mmdata reads 4; remove manifest.json and run `mmdata index`"),
         ({"tokenizer": "other"}, "content does not match its root hash: edited or damaged; remove manifest.json and"),
         ({"rows": 4}, "content does not match its root hash"),
         ({"accounts": {"classes": ["cat"]}}, "content does not match its checksum: edited or damaged; remove manifest"),
@@ -338,7 +343,7 @@ def test_what_is_no_folder_of_shards_is_said_to_be_that(tmp_path):
     ],
 )
 def test_a_manifest_that_is_not_as_written_is_refused(tmp_path, changes, message):
-    write_manifest(tmp_path, [entry()])
+    write_manifest(tmp_path, listed(entry()))
     edit(tmp_path, changes)
     with pytest.raises(DataError, match=re.escape(message)):
         Manifest.read(tmp_path)
@@ -353,7 +358,7 @@ def test_a_damaged_manifest_is_refused(tmp_path, text):
 
 
 def test_pages_that_do_not_add_up_are_refused(tmp_path):
-    page = write_manifest(tmp_path, [entry()]).pages[0]
+    page = write_manifest(tmp_path, listed(entry())).pages[0]
     for changes, message in (
         ({"pages": [replace(page, file="../manifest-00000.arrow")]}, "page 0 is '../manifest-00000.arrow', and must"),
         ({"num_shards": 2}, "its pages do not list 2 shards, 1024 a page"),
@@ -381,7 +386,7 @@ def test_a_damaged_page_is_refused_when_it_is_asked_for(tmp_path):
 
 def forge(folder: Path, data: bytes) -> Manifest:
     """A manifest of one shard whose page has these bytes, hashes and all."""
-    page = write_manifest(folder, [entry()]).pages[0]
+    page = write_manifest(folder, listed(entry())).pages[0]
     (folder / "__mmdata__" / page.file).write_bytes(data)
     rehash(folder, pages=[replace(page, sha256=hashlib.sha256(data).hexdigest())])
     return Manifest.read(folder)
@@ -405,10 +410,10 @@ def test_a_page_whose_numbers_contradict_each_other_is_refused(tmp_path, wrong):
 
 def test_a_shard_without_captions_lends_its_sum_to_no_other(tmp_path):
     empty = entry(1, rows=0, captions=0, cells=NONE, counts=NONE)
-    write_manifest(tmp_path, [empty, entry(0), empty, empty, entry(2), empty])
+    write_manifest(tmp_path, listed(*[empty, entry(0), empty, empty, entry(2), empty]))
     assert [each.captions for each in Manifest.read(tmp_path)] == [0, 3, 0, 0, 3, 0]
     (tmp_path / "wrong").mkdir()
-    write_manifest(tmp_path / "wrong", [entry(0, captions=0), replace(empty, captions=3)])
+    write_manifest(tmp_path / "wrong", listed(*[entry(0, captions=0), replace(empty, captions=3)]))
     with pytest.raises(DataError, match="its numbers contradict each other"):
         Manifest.read(tmp_path / "wrong").entry(0)
 
@@ -426,12 +431,11 @@ def test_a_page_that_is_none_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../a.tar", "/etc/passwd", "pipe:cat a.tar", "http://x/a.tar", ".hidden", ""])
-@pytest.mark.parametrize("column", ["name", "index"])
-def test_names_that_lead_elsewhere_are_refused(tmp_path, name, column):
-    wrong = entry(**{column: name})
+def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+    wrong = entry(name=name)
     message = f"'{name}' is not a plain file name; commands and paths are never followed"
     with pytest.raises(DataError, match=message):
-        write_manifest(tmp_path, [wrong])
+        write_manifest(tmp_path, listed(wrong))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match=message):
         forge(tmp_path, encode_page([wrong])).entry(0)
@@ -439,7 +443,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name, column):
 
 @pytest.mark.parametrize("location", ["pipe:cat", "pipe:cat http://x", "ftp://example.org/tars", "zip://x::https://y"])
 def test_locations_that_are_no_folder_are_refused(tmp_path, location):
-    write_manifest(tmp_path, [entry()], location=location)
+    write_manifest(tmp_path, listed(entry()), location=location)
     with pytest.raises(DataError, match=f"location '{location}' is not a folder; commands and URLs are never followed"):
         Manifest.read(tmp_path)
 
@@ -448,21 +452,22 @@ def test_locations_that_are_no_folder_are_refused(tmp_path, location):
 
 
 def test_a_published_manifest_is_never_written_over(tmp_path):
-    write_manifest(tmp_path, [entry()])
+    manifest = write_manifest(tmp_path, listed(entry()))
     with pytest.raises(DataError, match=r"already holds __mmdata__/manifest\.json; remove it first"):
         ManifestWriter(tmp_path)
-    assert Manifest.read(tmp_path).entry(0) == entry()
+    assert Manifest.read(tmp_path) == manifest
 
 
 def test_pages_that_a_killed_run_left_are_cleared_and_nothing_else(tmp_path):
     inner = tmp_path / "__mmdata__"
     inner.mkdir()
-    for name in ("manifest-00000.arrow", "manifest-00007.arrow", "manifest-00001.index.arrow", "manifest-a.arrow"):
+    for name in ("manifest-00000.arrow", "index-00007.arrow", "manifest-00001.other.arrow", "manifest-a.arrow"):
         (inner / name).write_bytes(b"")
-    write_manifest(tmp_path, [entry()])
+    write_manifest(tmp_path, listed(entry()))
     assert sorted(path.name for path in inner.iterdir()) == [
+        "index-00000.arrow",
         "manifest-00000.arrow",
-        "manifest-00001.index.arrow",
+        "manifest-00001.other.arrow",
         "manifest-a.arrow",
         "manifest.json",
     ]
@@ -471,7 +476,7 @@ def test_pages_that_a_killed_run_left_are_cleared_and_nothing_else(tmp_path):
 def test_a_failure_leaves_no_page(tmp_path):
     def failing():
         for number in range(PAGE_SHARDS + 1):
-            yield entry(number)
+            yield from listed(entry(number))
         assert (tmp_path / "__mmdata__/manifest-00000.arrow").exists()
         raise RuntimeError("the caller's")
 

@@ -12,7 +12,7 @@ import pytest
 
 from mmdata.errors import DataError
 from mmdata.index import build_index, verify
-from mmdata.index.verify_tars import verify_tars
+from mmdata.index.verify import verify_tars
 
 from .test_damaged_shards import cut
 

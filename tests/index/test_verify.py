@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.hashing import fast_hash
-from mmdata.index import Index, Manifest, ShardEntry, build_index, verify
-from mmdata.index.manifest_writer import write_manifest
+from mmdata.index import Index, Manifest, build_index, verify
+from tests.index.rewrite import changed, rewrite, shards_of
 
 
 def problems(folder: Path) -> list[str]:
@@ -21,25 +19,9 @@ def problems(folder: Path) -> list[str]:
 
 def rewrite_index(folder: Path, number: int, change) -> None:
     """Change a shard's columns as a faulty writer would: hashes and manifest agree with them."""
-    manifest = Manifest.read(folder)
-    entries = list(manifest)
-    entry = entries[number]
-    table = pa.ipc.open_file((folder / "__mmdata__" / entry.index).read_bytes()).read_all()
-    batch = pa.RecordBatch.from_arrays(change({n: table[n].chunk(0) for n in table.column_names}), schema=table.schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_batch(batch)
-    data = sink.getvalue().to_pybytes()
-    (folder / "__mmdata__" / entry.index).write_bytes(data)
-    hashes = {"index_sha256": hashlib.sha256(data).hexdigest(), "index_xxh3": fast_hash(data)}
-    entries[number] = replace(entry, rows=batch.num_rows, **hashes)
-    rewrite_manifest(folder, entries)
-
-
-def rewrite_manifest(folder: Path, entries: list[ShardEntry]) -> None:
-    tokenizer = Manifest.read(folder).tokenizer
-    (folder / "__mmdata__/manifest.json").unlink()
-    write_manifest(folder, entries, tokenizer=tokenizer)
+    shards = shards_of(folder)
+    shards[number] = changed(shards[number], change)
+    rewrite(folder, shards)
 
 
 def test_written_and_indexed_shards_have_no_problem(shards, tmp_path):
@@ -66,7 +48,8 @@ def test_a_changed_caption_is_found(shards):
     path.write_bytes(path.read_bytes().replace(b"picture 1 again", b"picture X again"))
     found = problems(shards)
     assert found[1:] == [
-        "shard '000000.tar': index column 'caption_hash' differs from the tar in 1 rows; the first is sample '0001'"
+        "shard '000000.tar': index column 'caption_hash' differs from the tar in 1 rows; the first is sample '0001'",
+        "shard '000000.tar': index column 'members' differs from the tar in 1 rows; the first is sample '0001'",
     ]
 
 
@@ -84,11 +67,16 @@ def test_a_cut_shard_is_found(shards):
 
 def test_missing_files_are_found(shards):
     (shards / "000000.tar").unlink()
-    (shards / "__mmdata__/000002.index.arrow").unlink()
+    (shards / "__mmdata__/index-00000.arrow").unlink()
     found = problems(shards)
     assert found[0] == f"shard '000000.tar': no such file: '{shards / '000000.tar'}'"
-    assert "000002.index.arrow': no such file, and the manifest names it" in found[1]
-    assert len(found) == 2
+    assert ["index-00000.arrow': no such file, and the manifest names it" in one for one in found[1:]] == [True, True]
+
+
+def test_a_byte_of_an_index_file_that_no_shard_has_is_found(shards):
+    path = shards / "__mmdata__/index-00000.arrow"
+    path.write_bytes(path.read_bytes()[:-1] + b"X")
+    assert problems(shards) == ["'index-00000.arrow': its SHA-256 is not the manifest's: the content changed"]
 
 
 @pytest.mark.parametrize("name", ["image_offset", "caption_bytes", "height", "orientation", "label", "image_format"])
@@ -120,12 +108,11 @@ def test_wrong_token_lengths_are_found(shards):
 
 
 def test_a_manifest_that_miscounts_a_shard_is_found(shards):
-    first, *others = Manifest.read(shards)
+    (first, data), *others = shards_of(shards)
     counts = first.counts.copy()
     counts[0] += 1
-    rewrite_manifest(
-        shards, [replace(first, captions=first.captions + 1, labels=first.labels + 2, counts=counts), *others]
-    )
+    wrong = replace(first, captions=first.captions + 1, labels=first.labels + 2, counts=counts)
+    rewrite(shards, [(wrong, data), *others])
     assert problems(shards) == [
         "shard '000000.tar': the manifest lists 8 captions, and there are 7",
         "shard '000000.tar': the manifest lists 3 labels, and there are 1",
@@ -139,10 +126,7 @@ def test_a_top_that_miscounts_its_pages_is_found(shards):
     wrong = replace(manifest, bytes=manifest.bytes + 1, captions=99, lengths=[(3, 19)], has_labels=False)
     (shards / "__mmdata__/manifest.json").write_bytes(wrong.to_json())
     assert problems(shards) == [
-        "'manifest.json': its lengths of captions are not those of its shards",
-        f"'manifest.json': {manifest.bytes + 1} bytes, and its shards have {manifest.bytes}",
-        "'manifest.json': 99 captions, and its shards have 19",
-        "'manifest.json': has_labels is False, and 3 rows of its shards have a label",
+        "'manifest.json': its bytes, captions, lengths, has_labels are not those of its shards",
     ]
 
 

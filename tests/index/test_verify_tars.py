@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from mmdata.index.verify import verify_tars
 from tests.index.test_programs import program
 
 
@@ -70,3 +71,12 @@ def test_verify_of_an_index_without_its_manifest_is_an_error(shards):
     run = program("verify", shards)
     assert (run.returncode, run.stdout) == (2, "")
     assert "no manifest.json; `mmdata index" in run.stderr
+
+
+def test_tars_without_any_image_are_no_problem(tmp_path, tar):
+    data = tar([("0.npy", bytes(100)), ("1.npy", bytes(100)), ("1.json", b"{}")])
+    (tmp_path / "a.tar").write_bytes(data)
+    assert verify_tars([tmp_path]).problems == []
+    (tmp_path / "b.tar").write_bytes(data[:700])
+    (problem,) = verify_tars([tmp_path]).problems
+    assert (problem.shard, ": cut; " in problem.detail) == ("b.tar", True)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import webdataset
 
@@ -62,7 +64,7 @@ def test_same_samples_give_same_bytes(shards, samples, count, tmp_path):
     assert content(again) == content(shards)
     assert sorted(content(shards)) == [
         *(f"{i:06d}.tar" for i in range(3)),
-        *(f"__mmdata__/{i:06d}.index.arrow" for i in range(3)),
+        "__mmdata__/index-00000.arrow",
         "__mmdata__/manifest-00000.arrow",
         "__mmdata__/manifest.json",
     ]
@@ -71,9 +73,14 @@ def test_same_samples_give_same_bytes(shards, samples, count, tmp_path):
 def test_indexing_written_shards_anew_gives_the_same_index(shards, count, tmp_path):
     report = build_index(shards, out=tmp_path / "out", count_tokens=count, tokenizer="characters")
     assert report.manifest.root == Index.open(shards).fingerprint
-    for i in range(3):
-        name = f"__mmdata__/{i:06d}.index.arrow"
-        assert (tmp_path / "out" / name).read_bytes() == (shards / name).read_bytes()
+    name = "__mmdata__/index-00000.arrow"
+    assert (tmp_path / "out" / name).read_bytes() == (shards / name).read_bytes()
+
+
+def test_an_index_file_is_read_by_arrow_and_has_a_record_batch_a_shard(shards):
+    file = pa.ipc.open_file((shards / "__mmdata__/index-00000.arrow").read_bytes())
+    assert file.num_record_batches == 3
+    assert file.read_all().column("key").to_pylist() == Index.open(shards).keys(np.arange(10))
 
 
 def test_shards_are_cut_by_rows_and_by_bytes(samples, tmp_path):
@@ -189,9 +196,9 @@ os.rename = killing
 """
 
 
-@pytest.mark.parametrize("renames", [None, 0, 3, 6, 7])
+@pytest.mark.parametrize("renames", [None, 0, 3, 4, 5])
 def test_after_a_kill_at_any_moment_a_rerun_is_as_if_undisturbed(tmp_path, renames):
-    """Killed in mid-shard (None), or while publishing, after so many of the eight renames into place."""
+    """Killed in mid-shard (None), or while publishing, after so many of the six renames into place."""
     good, killed = tmp_path / "good", tmp_path / "killed"
     exec(WRITE.format(folder=str(good), after="pass"))
     if renames is None:
@@ -213,7 +220,7 @@ def test_a_second_writer_is_refused(samples, tmp_path):
     assert len(Index.open(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("name", ["000000.tar", "mine.tar", "manifest.json", "x.index.arrow", "manifest-00000.arrow"])
+@pytest.mark.parametrize("name", ["0.tar", "mine.tar", "manifest.json", "index-00000.arrow", "manifest-00000.arrow"])
 def test_foreign_shards_are_refused_and_kept(tmp_path, name):
     name = name if name.endswith(".tar") else f"__mmdata__/{name}"
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ import torch
 from mmdata import Loader
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import build_index
-from mmdata.index.joined_captions import parse_captions
-from mmdata.index.keys_index import build_keys_index
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.joins import load
 from tests.loader.member_tars import json_of, npz, write_tar
@@ -91,7 +88,7 @@ def write(folder: Path, photo: Callable[..., bytes], samples: dict[int, dict[str
     order = [row for row in np.random.default_rng(5).permutation(ROWS).tolist() if row in samples]
     for tar in range(3):
         write_tar(folder / "dr" / f"{tar:08d}.tar", {UIDS[row]: samples[row] for row in order[tar::3]})
-    build_keys_index(folder / "dr")
+    build_index(folder / "dr")
     return Reinforced(folder)
 
 
@@ -133,7 +130,7 @@ def test_rows_match_by_their_own_keys(reinforced: Reinforced):
     write_tar(
         reinforced.folder / "other" / "x.tar", {index[row]: {"npz": npz(v=[row])} for row in reversed(range(ROWS))}
     )
-    build_keys_index(reinforced.folder / "other")
+    build_index(reinforced.folder / "other")
     other = {"shards": str(reinforced.folder / "other"), "name": "other"}
     join, fields = [*reinforced.settings["join"], other], {"v": "join:other:npz:v", "uid": "join:dr:json:uid"}
     with reinforced.loader(join=join, fields=fields) as loader:
@@ -219,8 +216,7 @@ def test_a_damaged_member_masks_its_row_and_is_named(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shards": "images"}, r"no __mmdata__/members.json; `mmdata index .* --members-only` makes it"),
-        ({"shards": "nowhere"}, "no __mmdata__/members.json"),
+        ({"shards": "nowhere"}, "data.join.1: folder '.*nowhere': no such folder"),
         ({"shards": "https://host/dr"}, "a folder on this disk is needed here"),
         ({"key": "udi"}, r"data.join.1: key: no column 'udi' of texts .did you mean 'uid'..; there are uid"),
         ({"key": None}, "40 of 40 rows have no row in .*: keys are like '000000000', and those of its samples like '0"),
@@ -256,7 +252,7 @@ def test_tars_that_changed_are_an_error_or_mask_their_rows(reinforced: Reinforce
     content = tar.read_bytes()
     with tarfile.open(tar) as opened:
         member = next(one for one in opened if one.name.endswith(".npz"))
-    start = member.offset_data - 512
+    start = member.offset_data
     row = UIDS.index(member.name.removesuffix(".npz"))
     tar.write_bytes(content[:start] + b"X" + content[start + 1 :])
     with reinforced.loader(fields={"emb": "join:dr:npz:image_emb"}) as loader:
@@ -264,10 +260,10 @@ def test_tars_that_changed_are_an_error_or_mask_their_rows(reinforced: Reinforce
         (entry,) = loader.ledger
     assert (entry.row, entry.reason) == (row, "file_changed")
     tar.write_bytes(content[:-512])
-    with pytest.raises(DataError, match=r"data.join.1: shard '.*': \d+ bytes, and its index was made of \d+; fetch it"):
+    with pytest.raises(DataError, match=r"shard '.*00000001.tar': \d+ bytes, and its index was made of \d+; the"):
         list(reinforced.loader())
     tar.unlink()
-    with pytest.raises(DataError, match=r"data.join.1: shard '.*00000001.tar': no such file, and it was indexed"):
+    with pytest.raises(DataError, match=r"shard '.*00000001.tar': no such file, and the manifest names it"):
         list(reinforced.loader())
 
 
@@ -317,9 +313,7 @@ def test_values_that_were_rewritten_in_place_mask_their_rows(
     assert sorted(entry.row for entry in entries) == [3, 30]
     for entry in entries:
         assert (entry.stage, entry.reason) == ("field", "file_changed")
-        assert (
-            f"member '{UIDS[entry.row]}.npz': its bytes are not those that were indexed; fetch it again" in entry.detail
-        )
+        assert f"member '{UIDS[entry.row]}.npz': its bytes are not those that were indexed; see" in entry.detail
     with reinforced.loader(fields={"url": "join:dr:url.txt"}) as loader:  # what did not change is used
         assert sum(int(batch["valid"].sum()) for batch in loader) == ROWS
     rewritten(reinforced, samples, list(range(ROWS)))
@@ -327,46 +321,36 @@ def test_values_that_were_rewritten_in_place_mask_their_rows(
         reinforced.loader(loading=loading)
 
 
-def test_an_index_without_hashes_goes_on_working(reinforced: Reinforced, samples: dict[int, dict[str, bytes]]):
-    build_keys_index(reinforced.folder / "dr", hashes=False, overwrite=True)
-    rewritten(reinforced, samples, [3])
-    with reinforced.loader() as loader:
-        batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
-        assert not list(loader.ledger)
-    found = {row: emb for batch in batches for row, emb in zip(batch["rows"].tolist(), batch["image_emb"], strict=True)}
-    assert torch.equal(found[3], torch.from_numpy(IMAGE[3] + 1))
-
-
 def test_an_index_that_is_damaged_is_refused(reinforced: Reinforced):
-    inner = reinforced.folder / "dr" / "__mmdata__"
-    data, head = (inner / "members.arrow").read_bytes(), (inner / "members.json").read_bytes()
-    for name, content in [
-        ("members.arrow", data[:100] + b"X" + data[101:]),
-        ("members.arrow", b""),
-        ("members.json", head[:50]),
-        ("members.json", b"[]"),
-    ]:
-        (inner / name).write_bytes(content)
-        message = "members.json': damaged: .*; make it anew: `mmdata index .* --members-only"
-        with pytest.raises(DataError, match=message):
+    for path in (reinforced.folder / "dr" / "__mmdata__").glob("*.arrow"):
+        data = path.read_bytes()
+        place = len(data) // 2
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(DataError, match=path.name):
             reinforced.loader()
-        (inner / "members.arrow").write_bytes(data)
-        (inner / "members.json").write_bytes(head)
-    (inner / "members.json").write_text(json.dumps({**json.loads(head), "version": 9}))
-    with pytest.raises(DataError, match="version 9; a newer mmdata"):
+        path.write_bytes(data)
+
+
+def test_a_key_that_comes_twice_in_joined_tars_is_refused(reinforced: Reinforced, samples: dict[int, dict[str, bytes]]):
+    with tarfile.open(reinforced.folder / "dr" / "00000000.tar") as opened:
+        first = opened.getnames()[0].partition(".")[0]
+    write_tar(reinforced.folder / "dr" / "00000009.tar", {first: sample(0)})
+    build_index(reinforced.folder / "dr", overwrite=True)
+    message = rf"data.join.1: '.*dr': key '{first}' comes twice: in '00000000.tar' and '00000009.tar'; a row could"
+    with pytest.raises(DataError, match=message):
         reinforced.loader()
+
+
+def test_tars_without_images_are_no_corpus(reinforced: Reinforced):
+    with pytest.raises(ConfigError, match=r"data.shards: '.*dr': samples without images, whose members come to the ro"):
+        reinforced.loader(shards=str(reinforced.folder / "dr"), join=[], fields={})
 
 
 SYN = "join:dr:syn.json:syn_text"
 
 
-def reindex(data: Reinforced, captions: str) -> list[str]:
-    return build_keys_index(data.folder / "dr", captions_in=parse_captions(captions, of="x"), overwrite=True)[1]
-
-
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: str, tokenizer: Path):
-    reindex(reinforced, "syn.json:syn_text")
     changes = {
         "captions": {"shards": 0.25, SYN: 0.75},
         "add_captions": True,
@@ -391,7 +375,6 @@ def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: 
     synthetic = sum(text.startswith("synthetic") for texts in drawn.values() for text in texts)
     assert 0.66 < synthetic / (8 * ROWS) < 0.84
     assert len({text for text in drawn[3] if text.startswith("synthetic")}) > 1
-    reindex(reinforced, "syn.json:syn_text,url.txt")  # the same captions, and others that are not asked for
     with reinforced.loader(**changes) as loader:
         loader.load_state_dict(state)
         assert loader.identity["captions"] == identity
@@ -400,7 +383,6 @@ def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: 
 def test_captions_of_joined_tars_are_counted_once(
     reinforced: Reinforced, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    reindex(reinforced, "syn.json:syn_text")
     changes = {"captions": {"shards": 0.25, SYN: 0.75}, "add_captions": True, "tokenizer": str(tokenizer), "fields": {}}
     counted: list[int] = []
     count = Tokenizer.count
@@ -420,7 +402,7 @@ def test_captions_of_joined_tars_are_counted_once(
     for tar in (reinforced.folder / "dr").glob("*.tar"):
         tar.unlink()
     write_tar(reinforced.folder / "dr" / "00000000.tar", samples)
-    reindex(reinforced, "syn.json:syn_text")  # other captions: what was kept does not fit
+    build_index(reinforced.folder / "dr", overwrite=True)  # other captions: what was kept does not fit
     with pytest.raises(ConfigError, match=r"^data\.join\.1: .* is not joined with .*; run `mmdata join CONFIG`$"):
         Loader.from_config({**reinforced.settings, **changes})
     with reinforced.loader(**changes) as loader:
@@ -437,9 +419,6 @@ def test_samples_without_usable_captions_draw_from_other_sources(
     samples[5]["syn.json"] = json_of({"syn_text": ["", "a\x00 dog"]})
     samples[6]["syn.json"] = json_of({"syn_text": "one"})
     data = write(tmp_path, photo, samples)
-    (line,) = reindex(data, "syn.json:syn_text")
-    assert line.startswith(f"captions of syn.json:syn_text: {35 * 5 + 2}; 2 samples without; ")
-    assert f"sample '{UIDS[4]}': bad_field: not JSON: " in line
     changes = {"add_captions": True, "captions": {"shards": 0, SYN: 1.0}, "fields": {}}
     with data.loader(**changes) as loader:
         found = {
@@ -449,41 +428,28 @@ def test_samples_without_usable_captions_draw_from_other_sources(
         }
     assert [found[row] for row in (2, 3, 4, 5, 6)] == ["written 2", "written 3", "written 4", "a dog", "one"]
     assert all(text.startswith(f"synthetic {row} ") for row, text in found.items() if row > 6)
+    (line,) = [line for line in caplog.messages if "without a caption in it" in line]
+    assert line.startswith(f"data.captions {SYN}: 2 samples without a caption in it; the first: shard ")
+    assert "no member .syn.json" in line or f"sample '{UIDS[4]}': bad_field: not JSON: " in line
     assert f"data.captions: 3 of 40 rows have no caption in {SYN}, and draw from the other sources" in caplog.messages
     with pytest.raises(ConfigError, match=f"3 of 40 rows have no caption in {SYN}, such as row 2 "):
         data.loader(**{**changes, "captions": {SYN: 1.0}})
 
 
-def test_captions_that_were_not_indexed_are_refused_with_the_command(reinforced: Reinforced):
-    reindex(reinforced, "url.txt")
-    folder = reinforced.folder / "dr"
-    with pytest.raises(ConfigError) as caught:
-        reinforced.loader(captions={SYN: 1.0}, add_captions=True)
-    assert str(caught.value) == (
-        f"data.captions: no source '{SYN}'; there are shards, join:uid, join:dr:url.txt; `mmdata index {folder} "
-        "--members-only --overwrite --caption url.txt,syn.json:syn_text` reads those of the member"
-    )
-    path = folder / "__mmdata__" / "members.captions.parquet"
-    whole, changes = path.read_bytes(), {"captions": {"join:dr:url.txt": 1.0}, "add_captions": True, "fields": {}}
-    path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
-    with pytest.raises(DataError, match=r"members.captions.parquet': .*; make the index anew with `mmdata index"):
-        reinforced.loader(**changes)
-    path.unlink()
-    with pytest.raises(DataError, match=r"members.captions.parquet': .*; make the index anew with `mmdata index"):
-        reinforced.loader(**changes)
-    reindex(reinforced, "url.txt")
-    other = path.read_bytes()
-    assert other == whole
-    head = json.loads((folder / "__mmdata__" / "members.json").read_text())
-    write_tar(folder / "z.tar", {"another": sample(0)})
-    reindex(reinforced, "url.txt")
-    path.write_bytes(whole)  # of the index before
-    assert json.loads((folder / "__mmdata__" / "members.json").read_text()) != head
-    with pytest.raises(DataError, match="it belongs to another index"):
-        reinforced.loader(**changes)
-
-
-@pytest.mark.parametrize("selector", ["npz:image_emb", "json", "jpg", "a b"])
-def test_captions_are_texts(selector: str):
-    with pytest.raises(ConfigError, match=f"'{selector}'"):
-        parse_captions(selector, of="--caption")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "join:dr:x.txt",
+            "none of 40 samples has a caption in x.txt: shard '.*', sample '.*': missing_field: no ",
+        ),
+        ("join:dr:json:syn", "none of 40 samples has a caption in json:syn: .*: no 'syn'.*; it has uid, sha256"),
+        ("join:dr:npz:image_emb", "'npz:image_emb': captions are in json:KEY or txt"),
+        ("join:dr:json", "'json': captions are in json:KEY or txt"),
+        ("join:dr:jpg", "'jpg': its extension does not say what values it has"),
+        ("join:rd:url.txt", "no source 'join:rd:url.txt'; there are shards, join:uid, join:dr:MEMBER"),
+    ],
+)
+def test_captions_that_are_not_there_are_refused(reinforced: Reinforced, source: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        reinforced.loader(captions={source: 1.0}, add_captions=True)

@@ -8,17 +8,16 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mmdata.atomic import naming
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import fast_hash, hash64
-from mmdata.images.probe import EXTENSIONS, ImageInfo
+from mmdata.images.probe import EXTENSIONS, FORMATS, ImageInfo
 from mmdata.index.encode import Encoded
 from mmdata.index.pages import ShardEntry
-from mmdata.storage.folder import INNER
 from mmdata.tars.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT, clean_caption
-from mmdata.tars.row import Place, Row
+from mmdata.tars.row import IndexedMember, IndexRow
 from mmdata.tars.tar import BLOCK, END, header, padding, split_name
 
 
@@ -45,8 +44,8 @@ class Sample:
     image_hash: int | None = None
 
 
-class OpenShard:
-    """A tar that is being written. Its index goes into the sub-folder `__mmdata__` beside it.
+class TarWriter:
+    """A tar that is being written.
 
     Args:
         path: of the tar, which must not exist.
@@ -60,7 +59,7 @@ class OpenShard:
         self.path = path
         self._file = path.open("xb", buffering=0)
         self.bytes = 0
-        self.rows: list[Row] = []
+        self.rows: list[IndexRow] = []
         self._hash = hashlib.sha256()
         self._keys: set[str] = set()
 
@@ -77,28 +76,36 @@ class OpenShard:
             )
         headers = [header(name, len(data)) for name, data in members]  # these may raise: before a byte is written
         self._keys.add(sample.key)
-        places: list[Place] = []
+        indexed: list[IndexedMember] = []
         pieces: list[bytes] = []
         end = self.bytes
-        for head, (_, data) in zip(headers, members, strict=True):
+        for head, (name, data) in zip(headers, members, strict=True):
             fill = padding(len(data))
-            places.append(Place(end + BLOCK, len(data)))
+            extension = name.removeprefix(f"{sample.key}.")
+            indexed.append(IndexedMember(extension, end + BLOCK, len(data), fast_hash(data)))
             pieces += (head, data, fill) if fill else (head, data)
             end += BLOCK + len(data) + len(fill)
         with naming(self.path):
             self._put(pieces)
-        caption_format = NO_CAPTION if not sample.captions else JSON if len(members) == 3 else TXT
+        image, caption = indexed[0], indexed[-1]
+        info, hashed = sample.info, sample.image_hash
         self.rows.append(
-            Row(
+            IndexRow(
                 key=sample.key,
-                image=places[0],
-                caption=places[-1] if sample.captions else Place(0, 0),
-                caption_format=caption_format,
-                info=sample.info,
+                image_offset=image.offset,
+                image_bytes=image.size,
+                image_format=FORMATS.index(info.format),
+                caption_offset=caption.offset if sample.captions else 0,
+                caption_bytes=caption.size if sample.captions else 0,
+                caption_format=NO_CAPTION if not sample.captions else JSON if len(members) == 3 else TXT,
+                height=info.height,
+                width=info.width,
+                orientation=info.orientation,
                 label=-1 if sample.label is None else sample.label,
-                image_hash=hash64(sample.image) if sample.image_hash is None else sample.image_hash,
-                image_xxh3=fast_hash(sample.image),
+                image_hash=hash64(sample.image) if hashed is None else hashed,
+                image_xxh3=image.xxh3,
                 captions=sample.captions,
+                members=indexed[1:],
             )
         )
 
@@ -108,15 +115,13 @@ class OpenShard:
             self._put([data])
 
     def finish(self, encoded: Encoded) -> ShardEntry:
-        """End the tar, and write its index; both are on disk when this returns."""
+        """End the tar, which is on disk when this returns; `encoded` are the columns of its rows."""
         with naming(self.path):
             self._put([END])
-            _sync_and_close(self._file)
-        index = self.path.parent / INNER / self.path.with_suffix(".index.arrow").name
-        with naming(index), index.open("xb") as file:
-            file.write(encoded.data)
-            _sync_and_close(file)
-        return encoded.entry(self.path.name, index.name, size=self.bytes, sha256=self._hash.hexdigest())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return encoded.entry(self.path.name, size=self.bytes, sha256=self._hash.hexdigest())
 
     def discard(self) -> None:
         """Close the file; what was written of it is the caller's to remove."""
@@ -185,9 +190,3 @@ def _check(sample: Sample) -> None:
         raise ValueError(f"sample '{sample.key}': label {sample.label} is not a class number (0 or more)")
     if reserved := {"captions", "label"} & set(sample.extra or {}):
         raise ValueError(f"sample '{sample.key}': extra may not hold {sorted(reserved)}")
-
-
-def _sync_and_close(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
