@@ -45,7 +45,7 @@ def test_file_that_may_not_grow_is_named_with_a_remedy(raw_corpus: Path, tmp_pat
     unit = f"'{private}/.units-[0-9a-f]+/.attempt-000000-[^/]+/"
     assert re.fullmatch(rf"{unit}0-000000.tar': {re.escape(TOO_LARGE)}\n", limited(20_000, "convert", table, out))
     told = limited(2_000, "convert", table, out, "--train-tokenizer", 300)
-    assert told == f"'{private}/__mmdata__/tokenizer': {TOO_LARGE}\n"
+    assert told == f"'{private}/__mmdata__/tokenizer/tokenizer.json': {TOO_LARGE}\n"
     table.write_text("".join(f'{{"image": "gone-{i}.jpg", "caption": "x"}}\n' for i in range(200)))
     told = limited(2_000, "convert", table, out, "--overwrite")
     assert re.fullmatch(rf"{unit}records.arrow': {re.escape(TOO_LARGE)}\n", told)

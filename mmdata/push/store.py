@@ -104,7 +104,7 @@ def open_store(url: str, *, private: bool = False, threads: int = 4) -> Store:
         from mmdata.push.hub import HubStore
 
         return HubStore(match[1], match[2], private=private, threads=threads)
-    if url.startswith("s3://"):
+    if url.startswith("s3://") and url != "s3://":
         if private:
             raise ConfigError("--private is for hf://; who may read a bucket is a setting of the bucket")
         from mmdata.push.s3 import S3Store

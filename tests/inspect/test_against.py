@@ -64,10 +64,10 @@ def test_peers_give_batches_of_the_size_that_is_set(square: dict[str, Any], name
 
 
 def test_peers_crop_and_tokenize_as_the_settings_say(square: dict[str, Any]):
-    rows = peers.Rows(data_config({**square, "transform": "eval"}))
+    rows = peers.PeerRows(data_config({**square, "transform": "eval"}))
     image, caption = rows[1]
     assert (tuple(image.shape), str(image.dtype), len(rows)) == ((3, 32, 32), "torch.float32", 22)
-    some = peers.Rows(data_config({**square, "transform": "eval", "select": "width > height"}))
+    some = peers.PeerRows(data_config({**square, "transform": "eval", "select": "width > height"}))
     kept = [row for row in range(22) if (shape := rows._index[row].image.size)[0] > shape[1]]
     assert 0 < len(some) == len(kept) < 22
     assert some[0][1] == rows[kept[0]][1]

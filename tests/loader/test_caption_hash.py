@@ -16,6 +16,7 @@ from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.corpus import open_corpus
 from mmdata.plan import IndexRows
 from mmdata.plan.captions import equal_rows
+from tests.joins import join_first
 
 from .conftest import Corpus
 from .test_join import write_table
@@ -73,6 +74,7 @@ def test_a_column_of_the_index_may_stand_for_the_hash(corpus: Corpus):
 def test_all_hashes_are_those_of_image_and_column(corpus: Corpus, tmp_path: Path):
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[row % 4 for row in range(50)])
     data = DataConfig.model_validate({**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"})
+    join_first(data)
     opened = open_corpus(data)
     equals = equal_rows(data, opened.index, opened.joined)
     assert equals is not None

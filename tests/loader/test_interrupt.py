@@ -40,7 +40,7 @@ def started(corpus: Corpus, folder: Path, workers: str) -> Iterator[subprocess.P
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
     settings = grouped(**corpus.settings, worker_type=workers, num_workers=2)
     if workers == "process":
-        settings["num_processes"] = 2
+        settings["loading"]["num_processes"] = 2
     with subprocess.Popen(
         [sys.executable, str(folder / "program.py"), json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},

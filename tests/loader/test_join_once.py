@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -217,18 +216,3 @@ def test_a_state_of_other_fields_is_refused(own: Corpus, tmp_path: Path):
         )
         with with_field(own, file) as loader, pytest.raises(ConfigError, match=message):
             loader.load_state_dict(state)
-
-
-def test_a_state_of_before_does_not_say_its_fields(own: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    write_table(own, tmp_path / "recaps.parquet", text=[str(row) for row in ORDER])
-    with with_field(own, tmp_path / "recaps.parquet") as loader:
-        state = json.loads(json.dumps(loader.state_dict()))
-        del state["plan"]["fields"]
-        loader.load_state_dict(state)
-    assert "did not say fields" in caplog.messages[-1]
-    caplog.clear()
-    with own.loader() as loader:
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert state["plan"].pop("fields") is None
-        loader.load_state_dict(state)
-    assert not caplog.messages
