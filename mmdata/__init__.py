@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mmdata.config import Config, DataConfig, load_config
     from mmdata.index import Index
     from mmdata.loader import Loader
+    from mmdata.loader.stream import stream
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
-    from mmdata.streaming import stream
     from mmdata.trained import load_run
 
 _HOME = {
@@ -29,11 +29,11 @@ _HOME = {
     "load_config": "mmdata.config",
     "load_run": "mmdata.trained",
     "model_inputs": "mmdata.batch",
-    "stream": "mmdata.streaming",
+    "stream": "mmdata.loader.stream",
 }
 
 _ROOMS = (
-    *("batch", "config", "convert", "images", "index", "integrations", "samplers", "storage", "streaming"),
+    *("batch", "config", "convert", "images", "index", "integrations", "samplers", "storage"),
     *("tars", "train", "trained"),
 )
 """Modules that the documentation names."""

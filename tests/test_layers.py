@@ -37,7 +37,7 @@ GROUND = [
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*INDEX, "repair", "tables", "plan", "loader", "samplers", "streaming", "compositional", "convert"),
+    *(*INDEX, "repair", "tables", "plan", "loader", "samplers", "compositional", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -55,7 +55,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "plan": [*INDEX, "tables"],
     "loader": [*INDEX, "tables", "plan"],
     "samplers": [*TOP, "plan"],
-    "streaming": [*INDEX, "plan", "loader"],
     "compositional": [*INDEX, "plan", "loader"],
     "convert": INDEX,
     "duplicates": INDEX,

@@ -150,7 +150,7 @@ class BatchBuilder:
         self._do(self._collate, range(0))
         # One entry for a row of which several are bad.
         bad = {**self._bad_fields, **self._bad_captions, **self._bad_images}
-        made = LoadedBatch(self._batch, [bad[i] for i in sorted(bad)], self._sum_up())
+        made = LoadedBatch(self._batch, [bad[i] for i in sorted(bad)], self._sum_up(), self._step.mark)
         # A thread may hold its unit, and so this object, for a moment longer: it must not keep the batch's memory.
         del self._batch, self._pixels
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mmdata.batch import Batch
 from mmdata.loader.ledger import LedgerEntry
@@ -39,11 +39,12 @@ class Work(Generic[T]):
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch, its masked rows, and the clock of the workers that made it."""
+    """A batch, its masked rows, the clock of the workers that made it, and the mark of its step."""
 
     batch: Batch
     masked: list[LedgerEntry]
     stats: Stats
+    mark: dict[str, Any] | None = None
 
 
 class BatchSource(Protocol):

@@ -228,6 +228,25 @@ class RemoteFolder:
         versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
         return int(found["size"]), " ".join(versions)
 
+    def file_of(self, url: str, stop: Event) -> Remote:
+        """A file of which no hash is known, for `ShardCache.open`; the server says its size and its version.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `_request`; or the server does not say the size.
+        """
+        name, retrying = display_name(url), repeat_requests(display_name(url), stop)
+        try:
+            if is_http(url):
+                size, version = retrying(http.version_of, self.file_system(), url, name)
+            else:
+                size, version = self.version_of(url, stop)
+        except Exception as error:
+            if stop.is_set():
+                raise Interrupted(name) from error
+            raise _explained(error, name, 0, retrying.statistics.get("attempt_number", 1)) from error
+        key = hashlib.sha256(f"{name}\n{size}\n{version}".encode()).hexdigest()
+        return Remote(name, key, size, partial(self.chunks, url, size, stop), is_hash=False)
+
     def place(self, location: str, name: str) -> str:
         """URL of a file, for messages."""
         return display_name(self.url_of(location, name))

@@ -105,6 +105,18 @@ def read_http(file_system: Any, url: str, name: str, *, span: Span | None, most:
     return _sync(file_system.loop, _read_once, file_system, url, name, span, most, stop)
 
 
+def version_of(file_system: Any, url: str, name: str) -> tuple[int, str]:
+    """Size in bytes of a file, and what tells it from its next version; "" if the server does not say.
+
+    Raises:
+        FileNotFoundError, WrongAnswer, Failed: see `read_http`; WrongAnswer also if the server says no size.
+    """
+    with HttpFile(file_system, url, name) as file:
+        if file.size is None:
+            raise WrongAnswer("the server does not say how many bytes it has (Content-Length); fetch it yourself")
+        return file.size, file.etag or file.modified
+
+
 class HttpFile(io.RawIOBase):
     """A file of unknown size, read from front to back with one request.
 

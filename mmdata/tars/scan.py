@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, Reason
 from mmdata.images.decoder_warnings import name_warnings, sample_name
@@ -128,16 +128,29 @@ def scan_shard(
     """
     name = path.name if name is None else name
     with path.open("rb", buffering=0) as file:
-        blocks = BlockReader(file, digest)
+        return scan_file(file, limits=limits, members=members, step=step, name=name, digest=digest)
 
-        def read(member: Member) -> bytes:
-            blocks.seek(member.offset)
-            return blocks.read(member.size)
 
-        reader = SampleReader(read_members(blocks, name=name), name=name)
-        scan = scan_samples(reader, read, name=name, limits=limits, members=members, step=step)
-        blocks.drain()
-        return scan
+def scan_file(
+    file: BinaryIO,
+    *,
+    limits: Limits,
+    members: Members,
+    step: Callable[[int], None],
+    name: str,
+    digest: Digest | None = None,
+) -> Scan:
+    """Read a tar that is open; see `scan_shard`."""
+    blocks = BlockReader(file, digest)
+
+    def read(member: Member) -> bytes:
+        blocks.seek(member.offset)
+        return blocks.read(member.size)
+
+    reader = SampleReader(read_members(blocks, name=name), name=name)
+    scan = scan_samples(reader, read, name=name, limits=limits, members=members, step=step)
+    blocks.drain()
+    return scan
 
 
 def scan_samples(

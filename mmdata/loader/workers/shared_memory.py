@@ -181,7 +181,7 @@ def to_shared(made: LoadedBatch, memory: ExportedBuffers, pool: BufferPool) -> P
         for key, tensor in tensors.items()
     }
     masked, stats = [asdict(entry) for entry in made.masked], asdict(made.stats)
-    message = {"arrays": arrays, "others": others, "masked": masked, "stats": stats}
+    message = {"arrays": arrays, "others": others, "masked": masked, "stats": stats, "mark": made.mark}
     return Packed(message, [*shared.values(), buffer])
 
 
@@ -199,7 +199,7 @@ def from_shared(message: dict[str, Any], memory: ImportedBuffers) -> LoadedBatch
         batch[key] = torch.from_numpy(array).view(shape)
     batch.update(message["others"])
     masked = [LedgerEntry(**entry) for entry in message["masked"]]
-    return LoadedBatch(cast(Batch, batch), masked, Stats(**message["stats"]))
+    return LoadedBatch(cast(Batch, batch), masked, Stats(**message["stats"]), message["mark"])
 
 
 def anonymous_file(size: int) -> int:
