@@ -12,6 +12,8 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.tars.tar import END, header, padding, split_name
 
+BUFFER_ROWS = 4096
+"""Samples of a window, at least."""
 BUFFER_BYTES = 2**29
 """Bytes of samples from which on a window takes no further sample."""
 TAR_BYTES = 2**26

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
@@ -22,11 +22,11 @@ from mmdata.loader.corpus import Corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import Loader, data_config
-from mmdata.loader.sample_buffers import SampleBuffers
+from mmdata.loader.sample_buffers import BUFFER_ROWS, SampleBuffers
 from mmdata.loader.shard_names import ShardNames, find_shards, single_dataset, with_shards
 from mmdata.loader.state import Identity, differences
 from mmdata.loader.stream_plan import StreamPlan, StreamRows, TarWindow, read_windows
-from mmdata.loader.stream_tars import FIRST_ROWS, GrowingIndex, TarFiles, TarIndexer, TarSource
+from mmdata.loader.stream_tars import GrowingIndex, TarFiles, TarIndexer, TarSource
 from mmdata.loader.work import LoadedBatch
 from mmdata.loader.workers.interrupt_safe import Stop
 from mmdata.loader.workers.steps import RankSteps
@@ -77,17 +77,17 @@ def stream(
         for batch in mmdata.stream("https://host/cc3m-{0000..0331}.tar", "configs/x.yaml"):
             step(batch)
     """
-    named = shards is None or isinstance(shards, (str, os.PathLike, list, tuple))
+    names, samples = _told_apart(shards)
     if isinstance(config, dict) and shards is not None:
-        config = with_shards(config, shards if named else "iterable")
+        config = with_shards(config, "iterable" if names is None else names)
     data, ranks = data_config(config), resolve_ranks(rank, world_size)
     _refuse_planned(data)
     if steps_per_epoch is not None and (type(steps_per_epoch) is not int or steps_per_epoch < 1):
         raise ConfigError(f"stream: steps_per_epoch must be a whole number from 1 on: got {steps_per_epoch!r}")
     # Raises now, and not after a download, if the numbers do not fit.
     rank_slice(data.global_batch_size, *ranks)
-    if named:
-        found = find_shards(single_dataset(data) if shards is None else shards, may_lack=data.skip_damaged)
+    if samples is None:
+        found = find_shards(single_dataset(data) if names is None else names, may_lack=data.skip_damaged)
         return Stream(TarFiles(found, data), data, ranks, steps_per_epoch=steps_per_epoch)
     if ranks.world_size > 1 and steps_per_epoch is None:
         raise ConfigError(
@@ -96,8 +96,8 @@ def stream(
         )
     data = data.model_copy(update={"global_batch_size": data.global_batch_size // ranks.world_size})
     num_buckets = data.num_text_buckets * max(data.num_image_buckets, len(data.image_patches or []))
-    samples = SampleBuffers(shards, max(FIRST_ROWS, 2 * num_buckets * data.global_batch_size))
-    return Stream(samples, data, ranks, steps_per_epoch=steps_per_epoch)
+    buffers = SampleBuffers(samples, max(BUFFER_ROWS, 2 * num_buckets * data.global_batch_size))
+    return Stream(buffers, data, ranks, steps_per_epoch=steps_per_epoch)
 
 
 class Stream(Loader):
@@ -231,8 +231,9 @@ class Stream(Loader):
         self._discard_prefetched_epoch()
         if not self._source_of_tars.is_lasting and place[1]:
             logger.warning(
-                "stream: the first %s of the iterable are read again and dropped: it must give them in the same order",
-                counted(place[1], "batch"),
+                "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
+                "them in the same order",
+                place[1],
             )
 
     def other_shards(self, state: dict[str, Any]) -> str:
@@ -308,6 +309,13 @@ class Stream(Loader):
         return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
 
+def _told_apart(shards: ShardNames | Iterable[Any] | None) -> tuple[ShardNames | None, Iterable[Any] | None]:
+    """Names of shards, or else an iterable of samples; neither for None."""
+    if shards is None or isinstance(shards, (str, os.PathLike, list, tuple)):
+        return cast("ShardNames | None", shards), None
+    return None, cast("Iterable[Any]", shards)
+
+
 def _again(first: TarWindow, windows: Generator[TarWindow]) -> Generator[TarWindow]:
     """The windows with the first one, which was taken."""
     with closing(windows):
@@ -317,13 +325,14 @@ def _again(first: TarWindow, windows: Generator[TarWindow]) -> Generator[TarWind
 
 def _no_sample(source: TarSource, window: TarWindow) -> DataError:
     left_out = [line for tar in window.tars for line in tar.left_out]
-    of = counted(source.num_tars, "shard") if source.is_lasting else "the iterable"
-    first = f"; the first is '{source.name(0)}'"
+    where = counted(source.num_tars, "shard") if source.is_lasting else "the iterable"
     if left_out:
         line = left_out[0]
-        first = f": {sample_name(line['shard'], line['key'])}: {line['reason']} ({line['detail']})"
-        return DataError(f"stream: none of {counted(len(left_out), 'sample')} of {of} can be used{first}")
-    return DataError(f"stream: no sample in any of {of}{first}")
+        first = f"{sample_name(line['shard'], line['key'])}: {line['reason']} ({line['detail']})"
+        return DataError(f"stream: none of {counted(len(left_out), 'sample')} of {where} can be used: {first}")
+    if source.is_lasting:
+        where = f"any of {where}; the first is '{source.name(0)}'"
+    return DataError(f"stream: no sample in {where}")
 
 
 def _saved_place(state: dict[str, Any], name: str) -> Place:

@@ -48,7 +48,7 @@ logger = logging.getLogger("mmdata")
 
 FETCHERS = 4
 """Tars behind URLs that are fetched concurrently."""
-FIRST_ROWS = 4096
+FIRST_ROWS = 1024
 """Rows of the first window of a pass, at least; the first batches wait for it. Each window has twice as many rows as
 the one before it, up to `data.shuffle_window_rows`."""
 WINDOW_BYTES = 2**33
@@ -184,7 +184,7 @@ class TarIndexer:
         self.members = Members.parse(**data.members.model_dump()) if data.members else USUAL
         self.max_length = data.max_length
         self._data = data
-        self._count = None if tokenizer is None else counts_of(tokenizer, data.caption_template).count
+        self._counts = None if tokenizer is None else counts_of(tokenizer, data.caption_template)
         self._needs_captions = tokenizer is not None or data.add_captions
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
@@ -246,9 +246,13 @@ class TarIndexer:
             for row, label in zip(scan.rows, scan.labels, strict=True)
             if isinstance(label, str)
         ]
-        columns = encode(scan.rows, self._count).columns
+        columns = encode(scan.rows, None if self._counts is None else self._count).columns
         read = IndexedTar(number, name, size, columns, scan.quarantined, scan.losses + named)
         return self._selected(read)
+
+    def _count(self, captions: list[str]) -> list[int]:
+        assert self._counts is not None
+        return list(self._counts.count(captions))
 
     def _scan(self, number: int, name: str, stop: Event) -> tuple[int, Scan]:
         """Size and samples of a tar."""
@@ -293,12 +297,12 @@ class GrowingManifest(Manifest):
     stride: int = field(kw_only=True)
 
     @property
-    def shard_rows(self) -> NDArray[np.int64]:
+    def shard_rows(self) -> NDArray[np.int64]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Numbers of rows of each tar: the same of all."""
         return np.full(self.num_shards, self.stride, np.int64)
 
     @property
-    def members(self) -> Members:
+    def members(self) -> Members:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Which members of a sample are image, caption and label."""
         return self.tars.members
 
@@ -323,7 +327,7 @@ class GrowingManifest(Manifest):
         """The histograms of the first tars."""
         for tar in self.first:
             cells, counts = tar.columns.histogram()
-            yield np.array([0, len(cells)]), cells, counts
+            yield Histograms(np.array([0, len(cells)]), cells, counts)
 
     def _tar(self, shard: int) -> IndexedTar:
         return self.first[0] if self.num_shards == 1 else self.tars.get(shard)

@@ -534,7 +534,7 @@ def test_a_sample_larger_than_the_memory_for_one_is_refused(tmp_path, cache, tar
             ["https://host"],
             "'https://host': not the URL of a .tar; name the tars, such as https://host/{0000..0009}.tar",
         ),
-        (["https://host/x.tar.gz"], "'https://host/x.tar.gz': compressed, which has no random access; `mmdata.stream`"),
+        (["https://host/x.tar.gz"], "'https://host/x.tar.gz': compressed, which has no random access; unpack it first"),
         (["https://host/{0..9.tar"], "braces that do not close"),
         (["https://host/{0..2000000}.tar"], f"the pattern stands for more than {MAX_SHARDS:,} shards"),
         (
