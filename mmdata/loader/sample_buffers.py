@@ -45,7 +45,7 @@ class SampleBuffers:
         self._files: dict[int, int] = {}  # descriptor by number of the tar
 
     def of_pass(self, number: int) -> Iterator[int]:
-        """See `TarSource`; a tar is there when its number is given."""
+        """See `TarFiles`; a tar is there when its number is given."""
         of_each = NUM_TARS // PASSES
         # Batches of the pass before may still be in work.
         for tar in [tar for tar in self._files if tar // of_each != (number - 1) % PASSES]:
@@ -69,19 +69,19 @@ class SampleBuffers:
             yield tar
 
     def window(self, data: DataConfig) -> tuple[int, int, int]:
-        """See `TarSource`."""
+        """See `TarFiles`."""
         return self.num_rows, self.num_rows, BUFFER_BYTES
 
     def name(self, tar: int) -> str:
-        """See `TarSource`."""
+        """See `TarFiles`."""
         return "samples of the iterable"
 
     def open(self, tar: int, stop: Event) -> int:
-        """See `TarSource`."""
+        """See `TarFiles`."""
         return os.dup(self._files[tar])
 
     def let_go(self, tar: int) -> None:
-        """See `TarSource`; frees the memory."""
+        """See `TarFiles`; frees the memory."""
         if (file := self._files.pop(tar, None)) is not None:
             os.close(file)
             for drop in self.drops:

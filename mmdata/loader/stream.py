@@ -42,6 +42,8 @@ logger = logging.getLogger("mmdata")
 
 Place = tuple[int, int]
 """Pass, and step in the pass."""
+PLACES = ("pass", "step_of_pass", "first_pass", "first_step_of_pass")
+"""Entries of a state: where its position lies, and where its epoch began."""
 
 
 def stream(
@@ -132,7 +134,9 @@ class Stream(Loader):
         index = GrowingIndex.of(tars, first.tars)
         policy = bucket_policy(data, index, "no_texts" if tokenizer is None else "index")
         rows = StreamRows(index, first, has_texts=tokenizer is not None)
-        plan = StreamPlan(data, tars, rows, policy, (_again(first, windows), stop))
+        # A copy: the plan lets go of its windows.
+        again = first._replace(tars=[*first.tars])
+        plan = StreamPlan(data, tars, rows, policy, (_again(again, windows), stop))
         joined = Joined([], index)
         maker = BatchMaker.from_config(data, Corpus(index, tokenizer, joined), plan)
         of_plan = ranks if source.is_lasting else Ranks(0, 1)
@@ -198,7 +202,7 @@ class Stream(Loader):
         """
         epoch, step = self._position.epoch, self._position.step
         position = {"epoch": epoch, "step": step}
-        places = {"place": list(self._place(epoch, step)), "epoch_start": list(self._start(epoch))}
+        places = dict(zip(PLACES, (*self._place(epoch, step), *self._start(epoch)), strict=True))
         return {**position, **self.ledger.counts.state(), **places, "stream": self.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -221,11 +225,13 @@ class Stream(Loader):
             )
         epoch = check_epoch(state, of="stream")
         step = check_count(state, "step", of="stream", at_most=self._steps)
-        place, start = (_saved_place(state, name) for name in ("place", "epoch_start"))
+        most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
+        number, place_step, *start = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
+        place = (number, place_step)
         self.ledger.restore(RowCounts.of(state))
         self._position.restore(epoch, step)
         self._at = {(epoch, step): place}
-        self._starts = {0: (0, 0), epoch: start} | ({epoch + 1: place} if step == self._steps else {})
+        self._starts = {0: (0, 0), epoch: (start[0], start[1])} | ({epoch + 1: place} if step == self._steps else {})
         if self._steps is None and place[0] > epoch:  # it was taken at the end of an epoch
             self._found_steps[epoch] = step
         self._discard_prefetched_epoch()
@@ -333,22 +339,6 @@ def _no_sample(source: TarSource, window: TarWindow) -> DataError:
     if source.is_lasting:
         where = f"any of {where}; the first is '{source.name(0)}'"
     return DataError(f"stream: no sample in {where}")
-
-
-def _saved_place(state: dict[str, Any], name: str) -> Place:
-    """A place in a state. Raises a ConfigError for anything that `state_dict` cannot have written."""
-    given = state.get(name)
-    if (
-        not isinstance(given, list)
-        or len(given) != 2
-        or any(type(number) is not int or number < 0 for number in given)
-        or given[0] > MAX_EPOCH
-    ):
-        raise ConfigError(
-            f"stream state: '{name}' must be two whole numbers from 0 on: got {given!r}; give the dictionary that "
-            "state_dict() returned, or start anew"
-        )
-    return given[0], given[1]
 
 
 def _refuse_planned(data: DataConfig) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import Histograms
+from mmdata.loader.sample_buffers import SampleBuffers
 from mmdata.plan.row_ranges import PASS_SHIFT
 from mmdata.safe_read import open_regular
 from mmdata.seeding import Purpose, permutation
@@ -79,51 +80,17 @@ class IndexedTar:
     losses: Losses
 
 
-class TarSource(Protocol):
-    """Where the tars of a stream come from.
-
-    Attributes:
-        num_tars: tars have numbers below this.
-        num_threads: tars that are read concurrently.
-        is_lasting: whether a tar can be read again, and again in later passes.
-    """
-
-    num_tars: int
-    num_threads: int
-    is_lasting: bool
-
-    def of_pass(self, number: int) -> Iterator[int]:
-        """The numbers of the tars of a pass, in its order."""
-        ...
-
-    def window(self, data: DataConfig) -> tuple[int, int, int]:
-        """Rows of the first window of a pass, rows of the later ones, at most, and bytes that end a window."""
-        ...
-
-    def name(self, tar: int) -> str:
-        """Name of a tar, for messages."""
-        ...
-
-    def open(self, tar: int, stop: Event) -> int:
-        """A descriptor of a tar, which the caller closes.
-
-        Raises:
-            DataError, ConfigError: it cannot be read.
-            Interrupted: `stop` was set.
-        """
-        ...
-
-    def let_go(self, tar: int) -> None:
-        """Told of each tar of which no batch needs a row any more in this pass."""
-        ...
-
-
 class TarFiles:
     """Tars on this machine, and behind URLs, which are fetched whole into the cache.
 
     Args:
         shards: paths and URLs.
         data: settings.
+
+    Attributes:
+        num_tars: tars have numbers below this.
+        num_threads: tars that are read concurrently.
+        is_lasting: whether a tar can be read again, and again in later passes.
     """
 
     is_lasting = True
@@ -138,22 +105,27 @@ class TarFiles:
         self._files: dict[int, Remote] = {}
 
     def of_pass(self, number: int) -> Iterator[int]:
-        """See `TarSource`; every tar once."""
+        """The numbers of the tars of a pass, in its order; every tar once."""
         if not self._shuffles:
             return iter(range(self.num_tars))
         return iter(permutation(self.num_tars, seed=self._seed, epoch=number, purpose=Purpose.SHARD_ORDER).tolist())
 
     def window(self, data: DataConfig) -> tuple[int, int, int]:
-        """See `TarSource`."""
+        """Rows of the first window of a pass, rows of the later ones, at most, and bytes that end a window."""
         first = max(FIRST_ROWS, 4 * data.global_batch_size)
         return first, max(first, data.shuffle_window_rows), WINDOW_BYTES
 
     def name(self, tar: int) -> str:
-        """See `TarSource`."""
+        """Name of a tar, for messages."""
         return display_name(self.shards[tar])
 
     def open(self, tar: int, stop: Event) -> int:
-        """See `TarSource`."""
+        """A descriptor of a tar, which the caller closes.
+
+        Raises:
+            DataError, ConfigError: it cannot be read.
+            Interrupted: `stop` was set.
+        """
         shard = self.shards[tar]
         if "://" not in shard:
             try:
@@ -166,7 +138,11 @@ class TarFiles:
         return self._cache.open(self._files[tar], stop)
 
     def let_go(self, tar: int) -> None:
-        """See `TarSource`; the cache removes what is not used."""
+        """Told of each tar of which no batch of this pass needs a row any more; the cache removes what is not used."""
+
+
+TarSource = TarFiles | SampleBuffers
+"""Where the tars of a stream come from."""
 
 
 class TarIndexer:

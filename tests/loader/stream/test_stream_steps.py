@@ -246,9 +246,9 @@ def test_state_of_another_stream_is_refused(uneven, config):
         stream.load_state_dict({"epoch": 0, "step": 0, "plan": {}})
     with pytest.raises(ConfigError, match="'step' must be a whole number from 0 on, at most 4: got 5"):
         stream.load_state_dict({**state, "step": 5})
-    for place in ([-1, 0], [0], "0", [0, 1.5], [2**20, 0]):
-        with pytest.raises(ConfigError, match=r"'place' must be two whole numbers from 0 on: got "):
-            stream.load_state_dict({**state, "place": place})
+    for change in ({"pass": -1}, {"step_of_pass": None}, {"first_pass": 1.5}, {"pass": 2**20}):
+        with pytest.raises(ConfigError, match=rf"'{next(iter(change))}' must be a whole number from 0 on"):
+            stream.load_state_dict({**state, **change})
 
 
 def test_bad_samples_are_counted_once_over_passes_epochs_and_a_resume(uneven, tar, config):

@@ -56,6 +56,16 @@ def test_a_stream_of_many_windows_goes_on_exactly(uneven, config, steps: int):
     assert [a + b for a, b in zip(*parts, strict=True)] == expected[steps:]
 
 
+def test_the_identity_of_a_stream_does_not_change_on_the_way(uneven, config):
+    settings = config(global_batch_size=2, image_patches=[4, 9], patch_size=8, shuffle_window_rows=16)
+    del settings["image_size"]
+    folder = uneven(*[5] * 8)
+    stream, other = mmdata.stream(folder, settings), mmdata.stream(folder, settings)
+    assert len([*stream]) == 20
+    assert stream.identity == other.identity
+    other.load_state_dict(stream.state_dict())
+
+
 def test_bad_samples_of_a_window_are_told_once_whatever_the_ranks(uneven, tar, config):
     folder = uneven(*[5] * 4)
     for i in range(4):
