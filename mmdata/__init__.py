@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mmdata.index import Index
     from mmdata.loader import Loader
     from mmdata.loader.stream import stream
+    from mmdata.picture import show
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
     from mmdata.trained import load_run
 
@@ -29,6 +30,7 @@ _HOME = {
     "load_config": "mmdata.config",
     "load_run": "mmdata.trained",
     "model_inputs": "mmdata.batch",
+    "show": "mmdata.picture",
     "stream": "mmdata.loader.stream",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "load_config",
     "load_run",
     "model_inputs",
+    "show",
     "stream",
 ]
 

@@ -5,7 +5,7 @@ Every array of a batch has the same number of rows B, whatever could or could no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any, NamedTuple, TypedDict, TypeGuard, cast
 
 import torch
@@ -13,10 +13,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from typing_extensions import NotRequired
 
-from mmdata.encoded_images import ENTRIES, Refuse, with_pixels
-
 MODEL_KEYS = ("pixel_values", "pixel_attention_mask", "spatial_shapes", "input_ids", "attention_mask", "labels")
 """Entries of a batch that a Hugging Face model takes."""
+
+
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 """Mean of red, green and blue, from 0 to 1, with which OpenAI's CLIP and its descendants were trained; SigLIP: 0.5."""
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -34,8 +34,7 @@ class Batch(TypedDict):
             at native resolution (`data.image_patches`).
         spatial_shapes: int64 (B, 2), rows and columns of patches of each image; (1, 1) where not valid. Likewise,
             and on the CPU wherever the batch is.
-        input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid
-            (but see `with_pixels`). This and
+        input_ids: int64 (B, L), L is the text length of the batch's bucket; padding alone where not valid. This and
             attention_mask: only with `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
@@ -56,9 +55,6 @@ class Batch(TypedDict):
             -1 where a row is padding. Likewise, and not of a stream.
         caption_sources: B strings, the source that the caption was drawn from; "" where a row is padding. Likewise, and
             only where `data.captions` names sources.
-        encoded_images: uint8 (N,), the files of all rows. This and image_layout: only with `data.decode: device`, in
-            place of `pixel_values`, until `to_device` (or `DevicePrefetcher`) has decoded them.
-        image_layout: int64 (B, 11), what each row shows of which file; see `mmdata.encoded_images.Place`.
     """
 
     pixel_values: Tensor
@@ -79,8 +75,6 @@ class Batch(TypedDict):
     captions: NotRequired[list[str]]
     caption_numbers: NotRequired[Tensor]
     caption_sources: NotRequired[list[str]]
-    encoded_images: NotRequired[Tensor]
-    image_layout: NotRequired[Tensor]
 
 
 class BatchDict(dict[str, Any]):
@@ -89,26 +83,19 @@ class BatchDict(dict[str, Any]):
     Attributes:
         moved_valid: of a batch that `to_device` has moved: `valid` as it was on the CPU, and the entry `valid` with the
             number of writes to it until then; else None. To ask a GPU for it is to wait for all that it does.
-        refuse: of a batch with files: takes it, the place of a row in it and the reason, and notes in the loader's
-            ledger that the device does not decode the row's image; else None.
     """
 
-    __slots__ = ("moved_valid", "refuse")
+    __slots__ = ("moved_valid",)
 
-    def __init__(
-        self,
-        *entries: Any,
-        moved_valid: tuple[Tensor, Tensor, int] | None = None,
-        refuse: Refuse | None = None,
-        **named: Any,
-    ) -> None:
+    def __init__(self, *entries: Any, moved_valid: tuple[Tensor, Tensor, int] | None = None, **named: Any) -> None:
         super().__init__(*entries, **named)
         self.moved_valid = moved_valid
-        self.refuse = refuse
 
-    def __reduce__(self) -> Any:
-        """A copy, or a batch that was sent elsewhere, has the entries alone: the loader stays here."""
-        return type(self), (dict(self),)
+    def grid(self, **options: Any) -> Any:
+        """A picture of the batch as the model gets it: `mmdata.show(batch, **options)`."""
+        from mmdata.picture import show  # only this method needs Pillow
+
+        return show(cast(Batch, self), **options)
 
     def __repr__(self) -> str:
         entries = [
@@ -160,22 +147,8 @@ class CaptionBatch(NamedTuple):
     rows: Tensor
 
 
-def check_decoded(batch: Mapping[str, object]) -> None:
-    """Raise a ValueError for a batch of `data.decode: device` whose images are files as yet."""
-    if ENTRIES[0] in batch:
-        raise ValueError(
-            "the batch holds files (data.decode is device), and no pixels yet: take the batches of "
-            "mmdata.train.DevicePrefetcher(loader, device), or move each with mmdata.batch.to_device"
-        )
-
-
 def model_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The entries a Hugging Face model takes: `model(**model_inputs(batch))`.
-
-    Raises:
-        ValueError: the images are not decoded yet.
-    """
-    check_decoded(batch)
+    """The entries a Hugging Face model takes: `model(**model_inputs(batch))`."""
     return {key: value for key, value in batch.items() if key in MODEL_KEYS and isinstance(value, Tensor)}
 
 
@@ -239,13 +212,8 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The same batch with its tensors on `device`; copies are asynchronous where the memory is pinned.
 
     `spatial_shapes` stay where they are: a model reads their values as sizes, and would wait for the device. Of `valid`
-    the host keeps a copy, for `valid_inputs`. Files (`data.decode: device`) are decoded there, for which the host
-    waits.
-
-    Raises:
-        ConfigError: the batch holds files, and torchvision cannot decode on the device.
+    the host keeps a copy, for `valid_inputs`.
     """
-    batch = with_pixels(batch, device)
     moved = {k: v.to(device, non_blocking=True) if to_move(v, k) else v for k, v in batch.items()}
     valid = _valid_on_host(batch)
     if valid is None and torch.device(device).type != "cpu" and "valid" in batch:
@@ -270,6 +238,6 @@ def to_move(value: object, name: str) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and name != "spatial_shapes"
 
 
-def shown(batch: Batch, refuse: Refuse | None = None) -> Batch:
-    """The same entries in a `BatchDict`, which keeps `refuse` if they are files."""
-    return cast(Batch, BatchDict(batch, refuse=refuse if ENTRIES[0] in batch else None))
+def shown(batch: Batch) -> Batch:
+    """The same entries in a `BatchDict`."""
+    return cast(Batch, BatchDict(batch))

@@ -37,7 +37,6 @@ class Reason(str, Enum):
     TEXT_TRANSFORM_FAILED = "text_transform_failed"
     MISSING_FIELD = "missing_field"  # a member that data.fields names, or a value in it
     BAD_FIELD = "bad_field"  # it is damaged, or of another type or shape than in the first rows
-    DEVICE_DECODER = "device_decoder"  # with data.decode: device, which does not take the row's image
     OPTED_OUT = "opted_out"  # by robots.txt, X-Robots-Tag or TDMRep
     RULES_UNKNOWN = "rules_unknown"  # robots.txt cannot be read now, so nothing is taken; the owner has not opted out
     HOST_LEFT_ALONE = "host_left_alone"  # it asks to wait longer than is waited, or no URL of it had an answer lately

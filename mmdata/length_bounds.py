@@ -22,17 +22,11 @@ def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
 
     Example:
         Lengths 4 (ten captions), 5 (ten) and 20 (one), two bounds: [5, 20] pads 10 tokens; [4, 20] would pad 150.
-    """
-    if not np.any(histogram):
-        raise ValueError("choose_lengths: the histogram is empty")
-    return best_bounds(histogram, count)[-1][1]
-
-
-def best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, list[int]]]:
-    """(tokens after padding, bounds) of the best 1, 2, … `count` bounds; no more than lengths that occur.
 
     Method: dynamic programming over the length at which each bound begins, O(count · lengths²).
     """
+    if not np.any(histogram):
+        raise ValueError("choose_lengths: the histogram is empty")
     lengths = np.flatnonzero(histogram)
     captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
     # group[i, j]: tokens of the captions of lengths i … j-1, all padded to the longest of them
@@ -42,16 +36,13 @@ def best_bounds(histogram: NDArray[np.int64], count: int) -> list[tuple[float, l
     cost = np.full(len(lengths) + 1, np.inf)
     cost[0] = 0.0
     begins: list[NDArray[np.int64]] = []  # of each round, [j]: where the last bound's lengths begin
-    best: list[tuple[float, list[int]]] = []
     for _ in range(min(count, len(lengths))):
         total = cost[:, None] + group  # [i, j]: the last bound holds lengths i … j-1
         begins.append(total.argmin(axis=0))
         cost = total.min(axis=0)
-        bounds: list[int] = []
-        end = len(lengths)
-        # back from the last bound to the first
-        for begin in reversed(begins):
-            bounds.append(int(lengths[end - 1]))
-            end = int(begin[end])
-        best.append((float(cost[-1]), bounds[::-1]))
-    return best
+    bounds: list[int] = []
+    end = len(lengths)
+    for begin in reversed(begins):  # back from the last bound to the first
+        bounds.append(int(lengths[end - 1]))
+        end = int(begin[end])
+    return bounds[::-1]

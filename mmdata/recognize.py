@@ -101,8 +101,7 @@ def find_run(path: Path) -> Path | None:
 def refuse_unfinished(folder: Path) -> None:
     """Raise DataError if a conversion into a folder, or into its `train` and `val`, has not ended."""
     for place in (folder, folder / "train", folder / "val"):
-        published = (place / "__mmdata__/manifest.json", place / "manifest.json")
-        if (place / PRIVATE_NAME).is_dir() and not any(path.is_file() for path in published):
+        if (place / PRIVATE_NAME).is_dir() and not (place / "__mmdata__/manifest.json").is_file():
             raise unfinished(str(folder))
 
 

@@ -48,16 +48,16 @@ def no_decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without any of the decoders of images that may be missing."""
     from PIL import features
 
-    from mmdata.images import plugins
+    from mmdata.images.pillow import import_plugin
 
     for module in ("pillow_heif", "pillow_jxl"):
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(sys.modules, f"{module}.JpegXLImagePlugin", raising=False)
     check = features.check
     monkeypatch.setattr(features, "check", lambda name: name != "avif" and check(name))
-    plugins._imported.cache_clear()
+    import_plugin.cache_clear()
     yield
-    plugins._imported.cache_clear()
+    import_plugin.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ import yaml
 
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.data import SourceConfig, ValConfig, evaluation_data, sources
+from mmdata.config.loading import LoadingConfig
+from mmdata.config.settings import changeable_settings
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.errors import ConfigError
 
@@ -322,8 +324,7 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         (
             "captions",
             "all",
-            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1 or [number from "
-            "0 to 1, number from 0 to 1]; got 'all'",
+            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1; got 'all'",
         ),
         ("join", "scores.csv", "'data.join': expected [{table: …, shards: …, name: …}]; got 'scores.csv'"),
         ("join", ["scores.csv"], "'data.join.0': expected {table: …, shards: …, name: …}; got 'scores.csv'"),
@@ -393,23 +394,6 @@ def test_config_image_shapes_and_native_resolution_exclude_each_other():
             "whole patches",
         ),
         (
-            {"max_shapes": 4, "text_buckets": [30, 77]},
-            "max_shapes chooses the text bounds: set text_buckets to auto, or leave max_shapes out",
-        ),
-        (
-            {"max_shapes": 16, "image_patches": [64, 256]},
-            "max_shapes and image_patches exclude each other: there are num_text_buckets shapes for each of the 2 "
-            "numbers of patches",
-        ),
-        (
-            {"max_shapes": 1, "image_buckets": [[224, 224], [192, 256]]},
-            "max_shapes (1) must leave a shape for each of the 2 image shapes (image_buckets)",
-        ),
-        (
-            {"max_shapes": 4, "image_buckets": "auto", "num_image_buckets": 5},
-            "max_shapes (4) must leave a shape for each of the 5 image shapes (num_image_buckets)",
-        ),
-        (
             {"token_budget": 8192, "batch_multiple": 16},
             "with token_budget, global_batch_size (8) must be batch_multiple (16) or more",
         ),
@@ -429,8 +413,6 @@ def test_config_shapes_that_contradict_each_other_are_refused(changes: dict[str,
     "changes",
     [
         {"image_buckets": "auto"},
-        {"image_buckets": "auto", "num_image_buckets": 5, "max_shapes": 5},
-        {"max_shapes": 1},
         {"token_budget": 8192, "num_lanes": 4},
         {"image_patches": [64, 256], "token_budget": 8192},
     ],
@@ -502,10 +484,10 @@ def test_config_val_that_says_nothing_clear_is_refused(changes: dict[str, Any], 
         parse(Config, {"data": {**DATA, **changes}}, origin="c")
 
 
-def test_config_val_is_off_by_default_by_null_and_by_its_old_name():
-    for changes in ({}, {"val": None}, {"val_shards": None}):
+def test_config_val_is_off_by_default_and_by_null():
+    for changes in ({}, {"val": None}):
         assert not data_of("a", **changes).val
-    assert data_of("a", val_shards="v").val == ValConfig(shards="v")
+    assert data_of("a", val={"shards": "v"}).val == ValConfig(shards="v")
     data = evaluation_data(data_of("a", val={"share": 0.25}, seed=3))
     assert (data.shards, data.split, data.transform, data.shuffle) == ("a", "val", "eval", False)
 
@@ -636,23 +618,22 @@ def test_config_evaluation_on_the_same_folder_joins_what_its_select_needs(name: 
     assert other.join == []
 
 
-def test_config_removed_setting_is_an_error_only_where_it_is_on():
-    assert data_of("a", unique=False) == data_of("a")  # as an earlier version has saved it
-    with pytest.raises(ConfigError, match=r"setting data.unique is gone: set data.add_hashes and train.mask_false_neg"):
-        data_of("a", unique=True)
-
-
-def test_config_removed_setting_as_an_override(tmp_path: Path):
-    path = tmp_path / "c.yaml"
-    path.write_text("data: {shards: a, tokenizer: t, global_batch_size: 6}")
-    assert load_config(path, ["data.unique=false"]) == load_config(path)
-    with pytest.raises(ConfigError, match=r"setting data.unique is gone: set data.add_hashes"):
-        load_config(path, ["data.unique=true"])
-
-
 def test_config_copy_takes_no_dictionary_for_a_section():
     with pytest.raises(ValueError, match=r"^loading is a section: give a LoadingConfig, not a dictionary$"):
         data_of("a").model_copy(update={"loading": {"num_workers": 0}})
+    with pytest.raises(ValueError, match=r"^DataConfig has no setting num_worker$"):
+        data_of("a").model_copy(update={"num_worker": 4})
+
+
+def test_config_a_resumed_run_may_change_all_of_loading_and_what_is_marked():
+    data = [name for name in changeable_settings(Config) if name.startswith("data.")]
+    loading = [f"data.loading.{name}" for name in LoadingConfig.model_fields]
+    places = ["shards", "shards.shards", "val.shards", "join.table", "join.shards", "allow_larger_batch"]
+    places += ["select.file", "shards.select.file", "val.select.file"]
+    assert sorted(data) == sorted([*loading, *(f"data.{name}" for name in places)])
+    assert "train.micro_batch_size" in changeable_settings(Config)
+    assert "model.gradient_checkpointing" in changeable_settings(Config)
+    assert "train.lr" not in changeable_settings(Config)
 
 
 AUGMENT = {"hue": 0.1, "horizontal_flip_prob": 0.5}

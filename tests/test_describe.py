@@ -113,7 +113,6 @@ def test_describe_unknown_name_is_an_error_with_what_is_near():
         ("max_grad_norm", "did you mean 'train.grad_clip_norm'?"),
         ("train.worker", "did you mean 'data.loading.num_workers' or 'data.loading.worker_type'?"),
         ("augmentation", "did you mean 'data.augment'?"),
-        ("data.extra_captions", "it is now 'data.negative_captions'"),
         ("data.prefetch_batch", "did you mean 'data.loading.prefetch_batches'?"),
         ("dta", "did you mean 'data'?"),
         ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.rehearse, train.device"),
@@ -227,10 +226,9 @@ def test_every_setting_that_docs_messages_and_docstrings_name_exists():
 
     sections = all_sections()
     known = {plain(name) for section in sections for name in (section.name, *(one.name for one in section.settings))}
-    former = {name for kind in kinds_of(Config) for name in (*kind.RENAMED, *kind.REMOVED)}
     mentions = [(path, plain(found[0])) for path, text in written_texts() for found in NAME.finditer(text)]
     assert len(mentions) > 500
-    wrong = {(str(path.relative_to(ROOT)), name) for path, name in mentions if name not in known | former | NO_SETTINGS}
+    wrong = {(str(path.relative_to(ROOT)), name) for path, name in mentions if name not in known | NO_SETTINGS}
     assert wrong == set()
 
 

@@ -154,7 +154,7 @@ def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
     config = check_config(tmp_path / "pairs-0000.yaml")
     loader = Loader.from_config(config.data)
     assert sum(int(batch["valid"].sum()) for batch in loader) == loader.plan.num_rows < 40
-    assert loader.index.tokenizer == loader.maker.tokenizer.fingerprint
+    assert loader.index.tokenizer == loader.builder.spec.tokenizer.fingerprint
 
 
 def test_init_of_an_index_by_clips_tokenizer_takes_the_index_as_it_is(run, tmp_path: Path):

@@ -15,7 +15,7 @@ import yaml
 
 from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError
 from tests.programs import run_program
 
 
@@ -52,27 +52,30 @@ def test_a_table_is_joined_with_shards_and_joined_again_when_it_changed(folder: 
         first, second = join(
             shards, table, "--key", "key", "--captions", "recap", "--tokenizer", tokenizer
         ).splitlines()
-        pattern = rf"'{table}': 10 of 12 rows have a row in it; kept in {shards}/__mmdata__/joins/again-\w{{16}}\.npz"
+        pattern = (
+            rf"'{table}': 10 of 12 rows have a row in it; kept in {shards}/__mmdata__/joins/again-\w{{16}}\.rows\.arrow"
+        )
         assert re.fullmatch(pattern, first)
         assert second == "join:recap: 10 captions, counted"
-    assert len(list((shards / "__mmdata__" / "joins").glob("again-*.npz"))) == 3
+    assert len(list((shards / "__mmdata__" / "joins").glob("again-*.arrow"))) == 5  # rows, columns, captions, tokens
 
 
 def test_the_remedy_of_a_changed_table_is_a_command_that_helps(folder: Path):
-    table = write_table(folder, "changed.parquet")
+    table, config = write_table(folder, "changed.parquet"), folder / "changed.yaml"
     data: dict[str, Any] = {
         "shards": str(folder / "shards"),
         "global_batch_size": 4,
         "join": [{"table": str(table)}],
         "select": "score > 0",
     }
-    Loader.from_config(data).close()
-    write_table(folder, "changed.parquet", score=[0.75] * 10)
-    with pytest.raises(DataError, match="changed after it was joined") as refused:
-        Loader.from_config(data)
-    command = re.findall(r"`mmdata join (.*)`", str(refused.value))[0]
-    assert join(*command.split()).startswith(f"'{table}': 10 of 12 rows")
-    Loader.from_config(data).close()
+    config.write_text(yaml.safe_dump({"data": data}))
+    for score in (0.5, 0.75):
+        write_table(folder, "changed.parquet", score=[score] * 10)
+        with pytest.raises(ConfigError, match="is not joined with the index") as refused:
+            Loader.from_config(config)
+        assert str(refused.value).endswith("; run `mmdata join CONFIG`")
+        assert join(config).startswith(f"'{table}': 10 of 12 rows")
+        Loader.from_config(config).close()
 
 
 def test_the_tables_of_a_config_are_joined_with_their_captions_and_fields(folder: Path):
@@ -89,7 +92,9 @@ def test_the_tables_of_a_config_are_joined_with_their_captions_and_fields(folder
     lines = join(folder / "config.yaml", "data.seed=3").splitlines()
     assert lines[1:2] == ["join:recap: 10 captions, counted"]
     assert re.fullmatch(r"data\.fields clip join:score \(\w{16}\)", lines[2])
-    assert len(list((folder / "shards" / "__mmdata__" / "joins").glob("of-config-*.npz"))) == 4
+    assert (
+        len(list((folder / "shards" / "__mmdata__" / "joins").glob("of-config-*.arrow"))) == 4
+    )  # score, and no other column
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,10 @@ def test_rows_may_be_selected_by_a_table_that_the_run_did_not_have(
 ):
     keys = Index.open(folder / "shards").keys(np.arange(42))
     (tmp_path / "t.csv").write_text("key,good\n" + "".join(f"{key},{int(row < 20)}\n" for row, key in enumerate(keys)))
-    words = (f"data.join=[{{table: {tmp_path / 't.csv'}}}]", "data.select=good == 1", "--run", folder / "run")
-    out = tmp_path / "g.arrow"
-    assert run_tool("neighbours", folder / "config.yaml", *words, "--size", 4, "--out", out) == 0
+    which, out = (f"data.join=[{{table: {tmp_path / 't.csv'}}}]", "data.select=good == 1"), tmp_path / "g.arrow"
+    assert run_tool("join", folder / "config.yaml", *which) == 0
+    words = (*which, "--run", folder / "run", "--size", 4, "--out", out)
+    assert run_tool("neighbours", folder / "config.yaml", *words) == 0
     assert "in 5 groups of 4; 22 without a group: 22 not trained on (data.select)\n" in capsys.readouterr().out
 
 

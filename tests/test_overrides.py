@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Path:
         ("train.lr=fast", r"'train\.lr': Input should be a valid number.*; got 'fast'"),
         ("train.miner={name: top_k, k: 0}", r"'train\.miner\.k': Input should be greater than or equal to 1; got 0"),
         (
-            "data.workers=fork",
+            "data.loading.worker_type=fork",
             r"'data\.loading\.worker_type': Input should be 'auto', 'thread' or 'process'; got 'fork'",
         ),
     ],
@@ -44,15 +44,6 @@ def test_override_and_file_that_are_wrong_are_reported_each_with_its_place(confi
     )
     with pytest.raises(ConfigError, match=message):
         load_config(config, ["train.lr=-1"])
-
-
-def test_override_given_by_its_old_and_its_new_name_is_an_error(config: Path):
-    message = (
-        r"^override 'data\.loading\.worker_type=thread': data\.workers, which is also given, is the same setting by "
-        r"another name: leave one out$"
-    )
-    with pytest.raises(ConfigError, match=message):
-        load_config(config, ["data.workers=process", "data.loading.worker_type=thread"])
 
 
 def test_override_given_twice_counts_as_the_last_one(config: Path):

@@ -15,12 +15,13 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
-from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
-from mmdata.images.image import Box, decode, resize_crop
+from mmdata.images.crop import Crop, resize_crop
+from mmdata.images.decode import decode
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.text.tokenizer import train_tokenizer
+from mmdata.trained.pairs import load_pairs, read_pairs
 from tests.images.placed import patches
 
 
@@ -80,7 +81,7 @@ def test_pairs_batches_hold_both_sides_in_turn(pairs: Path, data: DataConfig, to
             turned = (i, side) == (0, 0)
             image = decode(encoded, format="JPEG", orientation=6 if turned else 1)
             # The eval transform, whatever the settings say.
-            resize_crop(image, Box(5, 0, 30, 30) if turned else Box(0, 5, 30, 30), expected)
+            resize_crop(image, Crop(5, 0, 30, 30) if turned else Crop(0, 5, 30, 30), expected)
             assert torch.equal(batch["pixel_values"][place], expected)
 
 

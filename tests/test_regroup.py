@@ -25,6 +25,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.loader.regrouped import RegroupedLoader
 from mmdata.train.memory.neighbours import group_neighbours
+from tests.joins import join_first
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.train.test_loop import last_state
 
@@ -103,13 +104,14 @@ def test_groups_are_those_of_the_features_that_the_run_had(config: Path, whole: 
     assert groups_of(whole / "groups" / "epoch-3.arrow").tolist() == expected.tolist()
 
 
-def test_rows_of_one_meaning_stand_in_no_group_together(config: Path, tmp_path: Path):
+def test_rows_of_one_caption_hash_stand_in_no_group_together(config: Path, tmp_path: Path):
     content = yaml.safe_load(config.read_text())
     index = Index.open(content["data"]["shards"])
     rows = [f"{key},{row % 3}" for row, key in enumerate(index.keys(np.arange(48)))]
     (tmp_path / "meant.csv").write_text("\n".join(["key,meant", *rows]))
-    content["data"] |= {"join": [{"table": str(tmp_path / "meant.csv")}], "meaning": "meant"}
+    content["data"] |= {"join": [{"table": str(tmp_path / "meant.csv")}], "caption_hash": "meant"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    join_first(tmp_path / "run.yaml")
     finish([*command(tmp_path / "run.yaml", tmp_path / "run"), "train.steps=12"])
     groups = groups_of(tmp_path / "run" / "groups" / "epoch-1.arrow")
     pairs = [np.flatnonzero(groups == group) for group in range(groups.max() + 1)]

@@ -95,8 +95,7 @@ def test_wrong_path_is_told_before_torch_is_imported(tmp_path: Path, words: list
 
 def test_wrong_path_is_tried_for_every_command_that_takes_one() -> None:
     without_a_path = {"demo", "doctor", "settings"}
-    gone_soon = {"repair"}
-    assert {words[0] for words, _ in WRONG} == {*cli.commands()} - without_a_path - gone_soon
+    assert {words[0] for words, _ in WRONG} == {*cli.commands()} - without_a_path
 
 
 def test_convert_of_photos_imports_no_torch(tmp_path: Path) -> None:

@@ -62,8 +62,6 @@ def main() -> None:
     found = profile(batches, given.steps, step_s=given.step_ms / 1000)
     print_profile(console, found)
     console.print(found.in_words(), soft_wrap=True)
-    if data.decode == "device":
-        console.print(device_part(decoded=batches is not loader), soft_wrap=True)
     if found.bottleneck == "read":
         console.print(f"Storage: {storage_in_words(found)}.", soft_wrap=True)
     if found.keeps_up:
@@ -98,16 +96,6 @@ def print_profile(console: Console, found: Profile) -> None:
     for name, worker_ms in found.worker_ms.items():
         table.add_row(f"  {name}", f"{worker_ms:.2f} ms", "a sample")
     console.print(table)
-
-
-def device_part(*, decoded: bool) -> str:
-    """What the figures hold of the work of `data.decode: device`."""
-    if decoded:
-        return "data.decode is device: the figures hold the decoding on the GPU, without a training step beside it."
-    return (
-        "data.decode is device: the figures are those of handing files on. Decoding, the device's part, is not in "
-        "them, since torch sees no GPU here; data.decode=exact measures decoding in the workers."
-    )
 
 
 def bar(share: float) -> str:

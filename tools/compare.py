@@ -39,7 +39,7 @@ def main() -> int:
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     import torch
 
-    from mmdata.commands.compare import Experiment, Run, Stopped, metrics_of
+    from mmdata.commands.compare import ArmRun, Experiment, Stopped, metrics_of
 
     torch.set_num_threads(1)
     metric = options.metric or config.compare.primary
@@ -52,7 +52,7 @@ def main() -> int:
             best = {arm: experiment.tune(arm) for arm in experiment.arms if arm in (options.arms or experiment.arms)}
             for seed in compare.seeds:
                 for arm, tuned in best.items():
-                    experiment.result(Run(arm, seed, tuned))
+                    experiment.result(ArmRun(arm, seed, tuned))
     except Stopped as stopped:
         return int(stopped.args[0])
     print("\n".join(experiment.table(metric, arms=options.arms or ())))

@@ -10,7 +10,7 @@ No row is dropped: the table has a row for each, and the loader does what a conf
     data:
       join: [{table: copies.parquet}]
       select: first and leak is None      # one row of each group, and none that the other shards have
-      meaning: group                      # or: near copies are no negatives of each other
+      caption_hash: group                 # or: near copies are no negatives of each other
 
 With --val-share the column "split" is train or val (data.select: split == 'train'): one of the two for all rows that
 chains of the near copies found connect.
@@ -144,7 +144,8 @@ def lines(found: Duplicates, options: argparse.Namespace) -> list[str]:
     select = " and ".join(["first"] + (["leak is None"] if options.against else []))
     if found.val is not None:
         select = f"{select} and split == 'train'"
-    return [*said, f"{options.out}; to use it: data.join: [{{table: {options.out}}}], data.select: {select}"]
+    settings = f"data.join: [{{table: {options.out}}}], data.select: {select}"
+    return [*said, f"{options.out}; to use it: {settings}; then `mmdata join CONFIG`"]
 
 
 if __name__ == "__main__":

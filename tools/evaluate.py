@@ -43,11 +43,11 @@ def main() -> int:
         check_folder(options.shards)
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes, with_settings
-    from mmdata.compositional import read_pairs
     from mmdata.train.evaluation.prompts import read_classes
     from mmdata.train.ranks import collectives
     from mmdata.train.run.trainer import EVALUATION
     from mmdata.trained import TrainedRun
+    from mmdata.trained.pairs import read_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)

@@ -9,8 +9,8 @@
     mmdata index "s3://bucket/cc12m/{0000..1023}.tar" --out index --fill-cache
     mmdata index /data/features --members-only             # tars without images, for data.join
 
-Tars behind URLs are read once, as streams, and not kept: the index lies in --out, and the loader fetches a tar from its
-URL when it needs it. --fill-cache keeps them in the loader's cache.
+Tars behind URLs are fetched into the loader's cache, four at a time, read there and removed: the index lies in --out,
+and the loader fetches a tar from its URL when it needs it. --fill-cache keeps them in the cache.
 
 All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
 finished: run the same command again, and only new and changed tars are read.
@@ -124,7 +124,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-hashes", action="store_true", help="with --members-only: read headers only; changed values are not found"
     )
-    parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
+    parser.add_argument(
+        "--cache-dir", type=Path, help="cache for tars of URLs, as data.loading.cache_dir; default: in ~/.cache"
+    )
     parser.add_argument(
         "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
     )

@@ -3,11 +3,11 @@
     mmdata join shards/laion scores.parquet
     mmdata join shards/laion "metadata/*.parquet" --key uid
     mmdata join shards/laion recaps.parquet --captions recaption --tokenizer clip
-    mmdata join laion.yaml                         # the tables of data.join, their captions and fields
+    mmdata join laion.yaml                         # what the config names of the tables and tars of data.join
 
-A run that uses data.join does the same at its first start. What was found lies beside the index, in __mmdata__/joins,
-or in the loader's cache if that folder cannot be written. A table that changed since is refused until this command
-joins it again.
+A run reads no table: its columns are written here, in the order of the rows, beside the index in __mmdata__/joins, or
+in the loader's cache if that folder cannot be written. Of shards all columns are written, of a config those it names.
+A table that changed since, and a column that is not there, are refused until this command has run again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def main() -> None:
     options = parse_arguments()
     check_config_or_shards(options.place)
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
-    from mmdata.commands.join import join_tables, settings_of
+    from mmdata.commands.join import is_config, join_tables, settings_of
 
     data = settings_of(
         options.place, options.words, key=options.key, captions=options.captions, tokenizer=options.tokenizer
     )
-    for line in join_tables(data):
+    for line in join_tables(data, all_columns=not is_config(options.place)):
         print(printable(line), flush=True)
 
 

@@ -38,7 +38,7 @@ def main() -> int:
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
     from mmdata.loader.corpus import open_index
-    from mmdata.plan.groups import write_groups
+    from mmdata.plan.mixture import write_groups
     from mmdata.train.memory.neighbours import mean_similarity, usable_rows
     from mmdata.train.ranks import collectives
     from mmdata.trained import TrainedRun

@@ -29,17 +29,15 @@ def main() -> int:
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     from mmdata.commands.plan import plan_of
     from mmdata.inspect.epoch import epoch_in_words
-    from mmdata.loader.meaning import hashes_by
     from mmdata.plan import IndexRows, summarize
-    from mmdata.plan.weighted_plan import WeightedPlan
+    from mmdata.plan.weights import WeightedPlan
 
     planned = plan_of(arguments.config, arguments.overrides)
     plan, rows = planned.plan, planned.plan.rows
     if planned.assumed:
         print(printable(f"no config is given; assumed: {', '.join(planned.assumed)}"))
     assert isinstance(rows, IndexRows)
-    hashes = hashes_by(rows, planned.meaning)
-    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=hashes)
+    summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
 
     if (selection := rows.selection) is not None:
         print(printable(f"{selection.name}: {len(selection):,} of {selection.num_rows:,} rows"))

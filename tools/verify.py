@@ -5,12 +5,11 @@
     mmdata verify /data/cc12m                    # tars without an index: headers, texts, heads of images
     mmdata verify "/data/{0000..0331}.tar"       # tars, and folders: what has an index is compared with it
 
-Each problem is a line with shard, offset and remedy, and the next tar is read. `mmdata repair` saves what can be saved.
+Each problem is a line with shard, offset and remedy, and the next tar is read.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 
 from mmdata.cli import Parser, progress_in_bytes, run
@@ -19,7 +18,7 @@ from mmdata.index import Manifest, Problem, verify
 from mmdata.index.verify_given import sort_given
 from mmdata.index.verify_members import has_members_index, verify_members
 from mmdata.index.verify_tars import verify_tars
-from mmdata.storage.folder import local_folder, manifest_prefix
+from mmdata.storage.folder import has_manifest, local_folder
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def check_folder(folder: str, shards: Collection[str] | None, workers: int | Non
     if shards is not None or not has_members_index(folder):
         return check_rows(folder, shards, workers)
     code = check_members(folder)
-    return code if manifest_prefix(local_folder(folder)) is None else max(code, check_rows(folder, None, workers))
+    return code if not has_manifest(local_folder(folder)) else max(code, check_rows(folder, None, workers))
 
 
 def check_rows(folder: str, shards: Collection[str] | None, workers: int | None) -> int:
@@ -77,10 +76,7 @@ def check_tars(given: list[str], workers: int | None) -> int:
         report = verify_tars(given, progress, num_workers=workers)
     if report.problems:
         where = f"{shards_of(report.problems):,} of {counted(report.tars, 'shard')}"
-        return say(
-            report.problems,
-            f"{where}; next: mmdata repair {shlex.join(given)} --out FOLDER    # saves what can be saved",
-        )
+        return say(report.problems, f"{where}: fetch these again, or `mmdata index --skip-damaged`")
     sums = (report.tars, "shard"), (report.samples, "sample"), (report.bytes, "byte")
     return well(*sums, more="; no index, so payloads were not compared with hashes")
 

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from mmdata.config import load_config
-from mmdata.loader import BatchMaker, batch_builder
+from mmdata.loader import BatchBuilder, unfinished
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.plan.from_config import build_plan
@@ -49,7 +49,7 @@ def main() -> None:
     data = load_config(given.config, given.overrides).data
     corpus = open_corpus(data)
     plan = build_plan(data, corpus.index, corpus.tokenizer)
-    maker = BatchMaker.from_config(data, corpus, plan)
+    made_by = BatchBuilder.from_config(data, corpus, plan)
     steps = list(islice(plan.steps(0), given.rounds))
     clocks = {"with": StageClock, "without": NoClock, "without, again": NoClock}
     spent: dict[str, list[float]] = {name: [] for name in clocks}
@@ -57,9 +57,9 @@ def main() -> None:
     for step in [steps[0], *steps]:
         names = [*names[1:], names[0]]  # who is first changes
         for name in names:
-            batch_builder.StageClock = clocks[name]  # type: ignore[assignment,misc]
+            unfinished.StageClock = clocks[name]  # type: ignore[assignment,misc]
             started = time.thread_time()
-            maker.make(step)
+            made_by.make(step)
             spent[name].append(time.thread_time() - started)
     base, rows = spent["without"][1:], len(steps[0].rows)  # the first warmed up
     print(f"{len(base)} batches of {rows}: {1e6 * median(base) / rows:.0f} us a row")

@@ -29,7 +29,7 @@ from mmdata.duplicates.confirm import are_near
 from mmdata.duplicates.groups import near_pairs
 from mmdata.duplicates.sign import Signed
 from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, brightness, pack, perceptual_hashes, thumbnail
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 
 Bytes = NDArray[np.uint8]
 rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ from mmdata.images import probe
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.index import Sample, ShardWriter
 from mmdata.shipped import shipped
-from mmdata.storage.folder import manifest_prefix
+from mmdata.storage.folder import has_manifest
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
@@ -148,7 +148,7 @@ def main() -> None:
     if options.photos:
         print(photos_differ(options.photos))
         return
-    if manifest_prefix(HOME / f"train-{options.rows}") is None:
+    if not has_manifest(HOME / f"train-{options.rows}"):
         make(options.rows)
     print(decoding_differs(options.rows), flush=True)
     scores: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}

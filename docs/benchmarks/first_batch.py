@@ -48,6 +48,7 @@ def make() -> None:
     """Hard links to tars, copies of their index files, which are all read, and a manifest that names them."""
     from mmdata.index import Manifest
     from mmdata.index.manifest_writer import write_manifest
+    from mmdata.storage.folder import INNER
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     (source := FOLDER / "source").mkdir(parents=True)
@@ -61,12 +62,12 @@ def make() -> None:
     tokenizer = str(loading.HOME / "tokenizer")
     subprocess.run([sys.executable, "-m", "mmdata", "index", str(source), "--tokenizer", tokenizer], check=True)
     manifest = Manifest.read(source)
-    (FOLDER / manifest.prefix).mkdir(exist_ok=True)
+    (FOLDER / INNER).mkdir(exist_ok=True)
     entries: list[Any] = []
     for shard, entry in zip(range(SHARDS), cycle(manifest), strict=False):
         entries.append(replace(entry, name=f"{shard:05d}.tar", index=f"{shard:05d}.index.arrow"))
         os.link(source / entry.name, FOLDER / entries[-1].name)
-        shutil.copyfile(source / manifest.prefix / entry.index, FOLDER / manifest.prefix / entries[-1].index)
+        shutil.copyfile(source / INNER / entry.index, FOLDER / INNER / entries[-1].index)
     write_manifest(FOLDER, entries, tokenizer=manifest.tokenizer)
 
 

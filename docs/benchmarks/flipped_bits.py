@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mmdata.errors import BadSample
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 
 FLIPS, SIDE = 300, 96
 SETTINGS = {

@@ -10,11 +10,11 @@ middle keeps what is there. A program that fails, or takes longer than it may, s
 begins. None outlives this one, even after SIGKILL. What one of them compiles, the others find.
 
 No network is needed. The parts tests, loss and step need what comes with PyTorch and transformers. The parts loader and
-train also need xxhash, simplejpeg and tenacity. For a machine without a network bring them in a folder, made elsewhere
+train also need xxhash and simplejpeg. For a machine without a network bring them in a folder, made elsewhere
 with that machine's version of Python, and start with PYTHONPATH=wheels make gpu PYTHON=python3:
 
     pip install --target wheels --no-deps --only-binary :all: --platform manylinux2014_x86_64 --python-version 3.12 \\
-        xxhash simplejpeg tenacity
+        xxhash simplejpeg
 
 Modules are imported before anything is measured; a line says which parts run, and what the others lack.
 """
@@ -47,7 +47,7 @@ HERE = Path(__file__).parent
 PARTS = ["tests", "loss", "step", "loader", "train"]
 STEP_BUDGETS_S = {"vit_b_32": 80, "vit_b_16": 60, "vit_l_14": 65}
 """A model's share of the part."""
-LOADER = ["torchvision", "PIL", "pyarrow", "fsspec", "tokenizers", "xxhash", "simplejpeg", "tenacity"]
+LOADER = ["torchvision", "PIL", "pyarrow", "fsspec", "tokenizers", "xxhash", "simplejpeg"]
 NEEDS = {
     "tests": ["pytest", "hypothesis", "torchvision", "transformers"],
     "loss": [],

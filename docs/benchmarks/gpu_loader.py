@@ -6,8 +6,7 @@ PYTHONPATH=. python docs/benchmarks/gpu_loader.py --device cpu --small      # re
 The images are made here: noise whose amplitudes fall with the frequency, a shorter side of 256, JPEG of quality 95.
 A file has 24.5 kB on average (18 to 30), as web photos do that img2dataset shrinks to this side and writes with this
 quality: 24 kB. They are decoded, cropped at random to 224 and tokenized. "fed", which comes first, is the speed of a
-training step that the loader feeds, as a share of that of the same step on one batch, which stays; once also with
-`data.decode: device`. "decoded by torchvision" is what that reaches at best, from files that lie in memory.
+training step that the loader feeds, as a share of that of the same step on one batch, which stays.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_step import Step, seconds
+from gpu_step import Step
 from PIL import Image
-from torchvision.io import ImageReadMode, decode_jpeg
 
 import mmdata
 from mmdata.cores import usable_cores
-from mmdata.encoded_images import with_pixels
 from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
@@ -72,7 +69,7 @@ def make(folder: Path, photos: list[bytes], rows: int) -> None:
             writer.write(Sample(f"{i:06d}", image, probe(image), [caption]))
 
 
-def loader_of(folder: Path, rows: int, side: int, *, decode: str = "fast", **loading: Any) -> mmdata.Loader:
+def loader_of(folder: Path, rows: int, side: int, **loading: Any) -> mmdata.Loader:
     return mmdata.Loader.from_config(
         {
             "shards": str(folder / "shards"),
@@ -81,7 +78,6 @@ def loader_of(folder: Path, rows: int, side: int, *, decode: str = "fast", **loa
             "image_size": side,
             "text_buckets": [77],
             "crop_scale": [0.5, 1.0],
-            "decode": decode,
             "loading": loading,
         },
         rank=0,
@@ -132,22 +128,6 @@ def fed(loader: mmdata.Loader, step: Step, given: argparse.Namespace) -> dict[st
     return {"rows": rows, **values}
 
 
-def decoded_on(device: torch.device, loader: mmdata.Loader) -> dict[str, Any]:
-    """A batch's files decoded by torchvision on the device (nvJPEG on a GPU), alone and cropped and resized there."""
-    batch: Any = next(iter(loader))
-    files = [batch["encoded_images"][place[0] : place[1]] for place in batch["image_layout"].tolist()]
-
-    def decode() -> Any:
-        return decode_jpeg(files, ImageReadMode.RGB, device=device)
-
-    def crop() -> Any:
-        return with_pixels(batch, device)
-
-    taken = {name: seconds(work, device, warm=2, times=5) for name, work in (("decode", decode), ("crop", crop))}
-    found = {name: round(len(files) / value, 1) for name, value in taken.items()}
-    return {"rows": len(files), "samples_per_s": found["decode"], "with_crop": found["crop"]}
-
-
 def rows_of(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All rows of the table, the most important ones first."""
     device, cores = torch.device(given.device), usable_cores()
@@ -171,16 +151,10 @@ def rows_of(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]
             loader = loader_of(folder, batch, side, num_workers="auto", **loading)
             yield {"name": f"{given.model} fed by the loader, {kind}", **form, **fed(loader, step, given)}
             loader.close()
-        loader = loader_of(folder, batch, side, decode="device", num_workers="auto", worker_type="thread")
-        name = f"{given.model} fed by the loader, threads, decode: device"
-        yield {"name": name, **form, **fed(loader, step, given)}
-    yield {"name": f"decoded by torchvision on the {device.type}", **decoded_on(device, loader)}
-    loader.close()
     size = sum(map(len, photos)) // len(photos)
-    given_on = {"threads, decode: device": {"decode": "device", "worker_type": "thread"}}
     for count in counts:
-        for kind, settings in ({kind: kinds[kind] for kind in list(kinds)[:-1]} | given_on).items():
-            loader = loader_of(folder, batch, side, num_workers=count, **settings)
+        for kind in list(kinds)[:-1]:
+            loader = loader_of(folder, batch, side, num_workers=count, **kinds[kind])
             found = samples_per_s(loader, warm_s=warm_s, timed_s=timed_s)
             loader.close()
             values = {"samples_per_s": round(found, 1), "per_core": round(found / count, 1), "image_bytes": size}

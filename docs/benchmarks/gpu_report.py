@@ -23,7 +23,6 @@ LEGEND = {
     "share_of_peak": "of what the device does in bfloat16 by its maker's data sheet: the mfu of a run's log",
     "memory_gb": "the most that tensors took, in 10⁹ bytes",
     "share_of_synthetic": "speed of steps that the loader feeds ÷ speed of the same step on one (synthetic) batch",
-    "with_crop": "rows a second, decoded, cropped and resized on the device",
     "per_core": "samples_per_s ÷ cores",
     "image_bytes": "of a file, on average",
     "seconds": "of the whole command",
@@ -39,7 +38,6 @@ WORDS = {
     "padded to 77": "all texts have 77 tokens, as open_clip's",
     "bucketed": "texts are padded to one of the plan's four lengths",
     "fed by the loader": "each step has a new batch of the loader; a synthetic one is the same batch again and again",
-    "decode: device": "the device decodes the files that the loader hands on, as by data.decode device",
 }
 """What words in names mean."""
 

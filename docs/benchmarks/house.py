@@ -22,8 +22,8 @@ PACKAGE = Path(mmdata.__file__).parent
 HARD = (
     "threads",
     "child",
-    "parent",
-    "shared_memory",
+    "process",
+    "shared",
     "schedule",
     "windows",
     "row_ranges",
@@ -31,11 +31,22 @@ HARD = (
     "rowwise",
     "http",
     "interrupt_safe",
-    "handover",
-    "shard_prefetch",
+    "prefetch",
 )
 """Files in which a reader stumbles most; those of earlier layouts have other names."""
-EARLIER = ("side", "beside", "shared", "supply", "lanes", "promise", "turns", "relay", "ahead")
+EARLIER = (
+    "side",
+    "beside",
+    "supply",
+    "lanes",
+    "promise",
+    "turns",
+    "relay",
+    "ahead",
+    "parent",
+    "shared_memory",
+    "shard_prefetch",
+)
 
 
 def kinds_of_lines(path: Path) -> Counter[str]:

@@ -25,6 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import mmdata
+from mmdata.commands.join import join_tables
+from mmdata.config import DataConfig
 from mmdata.index.keys_index import build_keys_index
 
 HOME = Path(os.environ.get("MMDATA_BENCH_DIR", "/tmp/mmdata-loading"))
@@ -91,6 +93,9 @@ def main() -> None:
             write_tar(Path(folder) / kind / "0.tar", mmdata.Index.open(shards), kind)
             join = [{"shards": str(Path(folder) / kind), "name": "tars"}]
             settings_of[f"a .{kind}"] = {**plain, "join": join, "fields": {"feature": f"join:tars:{source}"}}
+        for settings in settings_of.values():
+            if "join" in settings:
+                list(join_tables(DataConfig.model_validate(settings)))
         found: dict[str, list[float]] = {name: [] for name in settings_of}
         for _ in range(given.rounds):
             for name, settings in settings_of.items():

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from mmdata.plan import LengthAspectPolicy, count_buckets
 from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.weighted_plan import WeightedPlan
-from mmdata.plan.weights import RowWeights
+from mmdata.plan.weights import RowWeights, WeightedPlan
 
 
 class MadeUpRows:

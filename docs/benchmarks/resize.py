@@ -20,7 +20,8 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.convert.resize import Resize
-from mmdata.images.image import decode, eval_crop, resize_crop
+from mmdata.images.crop import eval_crop, resize_crop
+from mmdata.images.decode import decode
 
 SIDE, CROP, ROUNDS = 256, 224, 5
 

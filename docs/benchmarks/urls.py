@@ -157,11 +157,11 @@ def fetch_alone(urls: list[str]) -> None:
     """Print the rate at which the stage of the conversion hands on images, and what it costs."""
     from mmdata.convert.fetch import FetchStage
     from mmdata.convert.fetch.settings import FetchSettings
-    from mmdata.convert.rows import Row
+    from mmdata.convert.rows import InputRow
 
     began, cpu_s = monotonic(), process_time()
     with FetchStage(FetchSettings(user_agent="benchmark", allow_private_addresses=True)) as stage:
-        good = sum(row.fault is None for row in stage(Row(n, "", url) for n, url in enumerate(urls)))
+        good = sum(row.fault is None for row in stage(InputRow(n, "", url) for n, url in enumerate(urls)))
     share, cost = good / len(urls), (process_time() - cpu_s) / len(urls)
     rate = len(urls) / (monotonic() - began)
     print(f"{'mmdata, fetched alone':44} {good:,} images ({share:.2%}), {rate:,.0f}/s, {cost * 1e3:.2f} ms of CPU each")

@@ -8,7 +8,7 @@
 - `next_commands`: what to type next, once shards have been made or indexed.
 - `preview_lines`: what a preview of a conversion says, for `mmdata convert --plan`.
 - `parts`: the folders `train` and `val` of a conversion.
-- `join`: tables matched with an index before a run asks for them.
+- `join`: columns of tables written beside an index, before a run asks for them.
 - `plan`: an epoch of a config or of a folder of shards, without training.
 - `report`: what the model of a run finds, for the page of `mmdata report`.
 - `compare`: several ways to train, each from the same seeds.

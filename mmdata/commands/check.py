@@ -17,7 +17,6 @@ from mmdata.config.data import evaluation_data, sources
 from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
 from mmdata.index import Index
-from mmdata.loader.meaning import Meaning, hashes_by
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.storage import ShardCache
@@ -122,7 +121,7 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
 def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) -> None:
     """Log settings that gain nothing with batches of this size, or on this device.
 
-    A miner that keeps all, parts as large as a batch or that do not divide it, meanings that nothing asks for, what is
+    A miner that keeps all, parts as large as a batch or that do not divide it, what is
     for GPUs on a CPU.
     """
     miner, rows = config.train.miner, config.data.global_batch_size
@@ -154,33 +153,15 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             rows // world_size % part,
             rows // world_size,
         )
-    _warn_of_meaning(config)
     if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
         logger.warning(
             "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
             config.train.precision,
             "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
         )
-    if device.type == "cpu" and config.data.decode == "device":
-        logger.warning(
-            "data.decode is device, and the run is on a CPU: files are decoded in the training loop, which waits for "
-            "it (exact decodes in the loader's workers); this setting is for GPUs"
-        )
 
 
-def _warn_of_meaning(config: Config) -> None:
-    """Log that nothing of the run goes by what rows mean."""
-    by_hash = config.train.loss == "multi_positive" and config.train.positives == "caption_hash"
-    used = config.train.mask_false_negatives or by_hash or config.data.groups is not None
-    if config.data.meaning is not None and not used:
-        logger.warning(
-            "data.meaning is '%s', and nothing of the run goes by it: rows that mean the same are negatives of each "
-            "other. Set train.mask_false_negatives=true, or leave data.meaning out",
-            config.data.meaning,
-        )
-
-
-def warn_of_false_negatives(config: TrainConfig, plan: Plan, meaning: Meaning | None = None) -> None:
+def warn_of_false_negatives(config: TrainConfig, plan: Plan) -> None:
     """Log that rows are trained against their own image or caption as negatives, by the first batches of the plan.
 
     Captions of a template, such as those of class names, are equal in many rows of a batch.
@@ -188,20 +169,18 @@ def warn_of_false_negatives(config: TrainConfig, plan: Plan, meaning: Meaning | 
     Args:
         config: how to train.
         plan: of the batches.
-        meaning: by which captions are equal; None: by their texts.
     """
     rows = plan.rows
     if config.mask_false_negatives or config.loss == "multi_positive" or not isinstance(rows, IndexRows):
         return
     batches = duplicates = counted = 0
-    hashes = hashes_by(rows, meaning)
     for step in islice(plan.steps(0), COUNTED_BATCHES):
         batches += 1
         valid = step.rows >= 0
-        duplicates += count_duplicates(hashes(step.rows[valid], step.passes[valid]))
+        duplicates += count_duplicates(rows.hashes(step.rows[valid], step.passes[valid]))
         counted += int(valid.sum())
     if duplicates >= NOTICEABLE_DUPLICATES * counted:
-        said = duplicates_in_words(duplicates, by_meaning=meaning is not None)
+        said = duplicates_in_words(duplicates)
         logger.warning("false negatives: in the first %d batches, of %s rows, %s", batches, f"{counted:,}", said)
 
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, cast
 from mmdata.atomic import append_json_line, naming, read_json_lines
 from mmdata.cli import main as mmdata
 from mmdata.commands.pairs import score_pairs
-from mmdata.compositional import read_pairs
 from mmdata.config import CompareConfig, Config, load_config
 from mmdata.errors import ConfigError
 from mmdata.inspect.paired import markdown
 from mmdata.train.run.trainer import EVALUATION
+from mmdata.trained.pairs import read_pairs
 
 RESULTS = "results.jsonl"
 R1 = ("image_to_text_r1", "text_to_image_r1")
@@ -30,7 +30,7 @@ PER_RUN = {"train.output": "compare.output", "train.seed": "compare.seeds", "dat
 """Settings that differ from run to run, and the one that says how."""
 
 
-class Run(NamedTuple):
+class ArmRun(NamedTuple):
     """One training: an arm, a seed, and what tuning found for the arm."""
 
     arm: str
@@ -116,12 +116,12 @@ class Experiment:
             return self._compare.tuning[0]
         return max(tries, key=lambda run: self.result(run)["r1"]).tuned
 
-    def _tries(self, arm: str) -> list[Run]:
+    def _tries(self, arm: str) -> list[ArmRun]:
         """The runs that tune an arm; none where there is nothing to choose."""
         seed, tuning = self._compare.tuning_seed, self._compare.tuning
-        return [] if seed is None or len(tuning) == 1 else [Run(arm, seed, tuned) for tuned in tuning]
+        return [] if seed is None or len(tuning) == 1 else [ArmRun(arm, seed, tuned) for tuned in tuning]
 
-    def result(self, run: Run) -> Line:
+    def result(self, run: ArmRun) -> Line:
         """The line of results.jsonl of a run, which is made if there is none."""
         line = self._line(run)
         if line is None:
@@ -171,17 +171,17 @@ class Experiment:
             if any(self._line(run) is None for run in self._tries(arm)):
                 continue
             seeds = self._compare.seeds if needed is None else list(scores[needed])
-            found = {seed: self._line(Run(arm, seed, self.tune(arm))) for seed in seeds}
+            found = {seed: self._line(ArmRun(arm, seed, self.tune(arm))) for seed in seeds}
             scores[arm] = {seed: line for seed, line in found.items() if line is not None}
         baseline = scores.pop(self._compare.baseline, {})
         others = {arm: {seed: found[seed] for seed in baseline if seed in found} for arm, found in scores.items()}
         return {self._compare.baseline: baseline, **others}
 
-    def _first_runs(self, arm: str) -> list[Run]:
+    def _first_runs(self, arm: str) -> list[ArmRun]:
         """The runs that an arm begins with: those that tune it, or those of its seeds."""
-        return self._tries(arm) or [Run(arm, seed, self._compare.tuning[0]) for seed in self._compare.seeds]
+        return self._tries(arm) or [ArmRun(arm, seed, self._compare.tuning[0]) for seed in self._compare.seeds]
 
-    def _make(self, run: Run) -> None:
+    def _make(self, run: ArmRun) -> None:
         started = time.process_time()
         if self._compare.arms[run.arm].neighbours is not None and not self._groups(run).is_file():
             self._group(run)
@@ -200,21 +200,21 @@ class Experiment:
         with naming(results):
             append_json_line(results, line)
 
-    def _group(self, run: Run) -> None:
+    def _group(self, run: ArmRun) -> None:
         """Write the neighbours in the eyes of the model that the arm begins with, or of the baseline's."""
         size = str(self._compare.arms[run.arm].neighbours)
         where = ["--run", str(self._folder(self._teacher(run))), "--out", str(self._groups(run)), "--device", "cpu"]
         _command("neighbours", str(self._path), *self._overrides, "--size", size, *where)
 
-    def _teacher(self, run: Run) -> Run:
+    def _teacher(self, run: ArmRun) -> ArmRun:
         """The finished run of the same seed that a run needs; while that arm is tuned its other runs wait."""
         needed = self._needed(run.arm)
         assert needed is not None, f"the arm '{run.arm}' needs no other"
-        teacher = Run(needed, run.seed, self.tune(needed))
+        teacher = ArmRun(needed, run.seed, self.tune(needed))
         self.result(teacher)
         return teacher
 
-    def _settings(self, run: Run) -> list[str]:
+    def _settings(self, run: ArmRun) -> list[str]:
         arm = self._compare.arms[run.arm]
         given: list[str] = []
         if arm.init_from is not None:
@@ -224,10 +224,10 @@ class Experiment:
         seeds = [f"train.seed={run.seed}", f"data.seed={run.seed}"]
         return [*self._overrides, *given, *arm.settings, *run.tuned, *seeds]
 
-    def _config(self, run: Run) -> Config:
+    def _config(self, run: ArmRun) -> Config:
         return _without_place(load_config(self._path, [*self._settings(run), "compare=null"]))
 
-    def _number_format(self, run: Run) -> list[str]:
+    def _number_format(self, run: ArmRun) -> list[str]:
         """The setting that gives a run the number format of the first run there is, if its own leave it to the device.
 
         Runs of several formats, as of a machine without a GPU and one with, cannot be compared.
@@ -238,13 +238,13 @@ class Experiment:
         first = next((config for config in configs if isinstance(config, Config)), None)
         return [] if first is None else [f"train.precision={first.train.precision}"]
 
-    def _resolved(self, run: Run) -> Config:
+    def _resolved(self, run: ArmRun) -> Config:
         """The settings of a run, with its number format where that is known."""
         return _without_place(
             load_config(self._path, [*self._settings(run), *self._number_format(run), "compare=null"])
         )
 
-    def _folder(self, run: Run) -> Path:
+    def _folder(self, run: ArmRun) -> Path:
         if line := self._line(run, evaluated=False):
             return self._folder_of(line)
         return self._output / "runs" / f"{run.arm}-{run.seed}-{digest_of(self._config(run))}"
@@ -252,15 +252,15 @@ class Experiment:
     def _folder_of(self, line: Line) -> Path:
         return self._output / "runs" / f"{line['arm']}-{line['seed']}-{line['digest']}"
 
-    def _groups(self, run: Run) -> Path:
+    def _groups(self, run: ArmRun) -> Path:
         teacher = self._folder(self._teacher(run)).name
         return self._output / "groups" / f"{teacher}-by-{self._compare.arms[run.arm].neighbours}.arrow"
 
-    def _line(self, run: Run, *, evaluated: bool = True) -> Line | None:
+    def _line(self, run: ArmRun, *, evaluated: bool = True) -> Line | None:
         """The newest line of results.jsonl of a run with the same settings; None if there is none.
 
-        The digest tells, or the run's config.yaml: a run of an earlier version, whose settings had other names, or
-        fewer, has another digest. A run that was made before there were pairs is evaluated again, and not trained: it
+        The digest tells, or the run's config.yaml: a run that was made when there were other settings has
+        another digest. A run that was made before there were pairs is evaluated again, and not trained: it
         counts unless `evaluated`.
         """
         digest = digest_of(self._config(run))
@@ -273,7 +273,7 @@ class Experiment:
                 return line
         return None
 
-    def _why_not_found(self, run: Run) -> str:
+    def _why_not_found(self, run: ArmRun) -> str:
         """Which settings a run of this arm and seed in results.jsonl has instead; "" if there is no such run."""
         lines = self._lines_of(run)
         if not lines or self._line(run, evaluated=False):
@@ -290,7 +290,7 @@ class Experiment:
         there = sorted({line["seed"] for line in self._all_lines() if line["arm"] == arm} - {*self._compare.seeds})
         return f"there are runs of other seeds: --seeds {' '.join(map(str, there))}" if there else ""
 
-    def _lines_of(self, run: Run) -> list[Line]:
+    def _lines_of(self, run: ArmRun) -> list[Line]:
         """The lines of results.jsonl of an arm and a seed, oldest first."""
         same = [line for line in self._all_lines() if (line["arm"], line["seed"]) == (run.arm, run.seed)]
         return [line for line in same if tuple(line["tuned"]) == run.tuned]

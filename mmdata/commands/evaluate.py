@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import track
 
 from mmdata.batch import Batch
-from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import Config
 from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
 from mmdata.config.strict_yaml import parse, with_overrides
@@ -28,6 +27,7 @@ from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prom
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 from mmdata.trained import TrainedRun
+from mmdata.trained.pairs import load_pairs, read_pairs
 
 logger = logging.getLogger("mmdata")
 
@@ -68,7 +68,7 @@ def with_settings(trained: TrainedRun, overrides: list[str]) -> TrainedRun:
     if not overrides:
         return trained
     origin = f"settings of the run '{trained.checkpoint}'"
-    settings = with_overrides(trained.config.model_dump(mode="json"), overrides, kind=Config)
+    settings = with_overrides(trained.config.model_dump(mode="json"), overrides)
     return replace(trained, config=parse(Config, settings, origin=origin, overrides=overrides))
 
 

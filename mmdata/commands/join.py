@@ -1,4 +1,4 @@
-"""What `mmdata join` does: tables are matched with an index, and captions counted, before a run asks for them."""
+"""What `mmdata join` does: tables are matched with an index, and what a config names of them lies beside it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mmdata.commands.parts import find_part
 from mmdata.config import Config, DataConfig, load_config
+from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError
 from mmdata.index.caption_lengths import counts_of
 from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
-from mmdata.plan.caption_sources import caption_sources
+from mmdata.plan.captions import caption_sources, equal_rows
+from mmdata.plan.row_weights import row_weights
 from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.captions import TableCaptions
@@ -27,6 +27,11 @@ from mmdata.tables.selection import row_chunks
 from mmdata.text.tokenizer import load_tokenizer
 
 _SETTING = re.compile(r"(data|model|train)\.[\w.]+=")
+
+
+def is_config(place: str) -> bool:
+    """Whether a place is a config or the folder of a run, and no folder or URL of shards."""
+    return "://" not in place and (not Path(place).is_dir() or recognize(Path(place)) is Kind.RUN)
 
 
 def settings_of(
@@ -50,8 +55,7 @@ def settings_of(
     """
     overrides = [word for word in words if _SETTING.match(word)]
     tables = [word for word in words if not _SETTING.match(word)]
-    is_shards = "://" in place or (Path(place).is_dir() and recognize(Path(place)) is not Kind.RUN)
-    if not is_shards:
+    if is_config(place):
         path = Path(place) / "config.yaml" if Path(place).is_dir() else place
         data = load_config(path, overrides + ([f"data.tokenizer={tokenizer}"] if tokenizer else [])).data
         if tables or key or captions:
@@ -66,33 +70,33 @@ def settings_of(
             given["join"] = [{"table": tables} | ({"key": key} if key else {})]
         if captions:
             given["captions"] = {JOINED + captions: 1}
-        content = with_overrides({"data": given}, overrides, kind=Config)
+        content = with_overrides({"data": given}, overrides)
         data = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
     if not data.join:
-        named = f"the config '{place}' has no data.join" if not is_shards else "none is given"
+        named = f"the config '{place}' has no data.join" if is_config(place) else "none is given"
         raise ConfigError(f"no table to join: {named}; `mmdata join SHARDS TABLE` joins one")
     if captions and data.tokenizer is None:
         raise ConfigError("--captions: captions are counted by a tokenizer: give it, too (--tokenizer NAME_OR_FOLDER)")
     return data
 
 
-def join_tables(data: DataConfig) -> Iterator[str]:
-    """Join the tables of a section `data` again if they changed, and count the captions; says what was done.
+def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]:
+    """Write what a start with these settings reads of tables and joined tars; says what was done.
+
+    Args:
+        data: settings.
+        all_columns: write every column of the tables, not those alone that the settings name.
 
     Raises:
         ConfigError: a table or a column is wrong, or no folder can be written.
         DataError: a file is damaged.
     """
     index = open_index(data)
-    joined = Joined.from_config(data, index, replaces=True)
-    for table in joined.tables:
-        if table.path is None:
-            raise ConfigError(
-                f"{table.of}: neither the folder of the index nor the loader's cache can be written: set "
-                "data.loading.cache_dir to a folder that can be"
-            )
-        found = int(np.count_nonzero(table.table_rows >= 0))
-        yield f"{table}: {found:,} of {len(index):,} rows have a row in it; kept in {table.path}"
+    joined = Joined.from_config(data, index, writes=True)
+    for part in joined.parts:
+        yield f"{part}: {part.num_found:,} of {len(index):,} rows have a row in it; kept in {part.path}"
+    for name in joined.types if all_columns else ():
+        joined.table_of(name).column(name)
     sources = caption_sources(data, index, joined)
     tokenizer = load_tokenizer(data)
     counts = counts_of(tokenizer, data.caption_template) if tokenizer is not None else None
@@ -101,7 +105,11 @@ def join_tables(data: DataConfig) -> Iterator[str]:
             if counts is not None:
                 source.count(counts)
             yield f"{name}: {len(source):,} captions{', counted' if counts is not None else ''}"
+    starts = starts_of(index, data.max_rows)
+    selection = select_rows(data, index, starts, joined)
+    row_weights(data, index, starts, selection, joined)
+    equal_rows(data, index, joined)
     if data.fields:
-        starts = starts_of(index, data.max_rows)
-        selection = select_rows(data, index, starts, joined)
         yield Fields(data.fields, joined, partial(row_chunks, selection, int(starts[-1]))).name
+    if data.val and (val := evaluation_data(data)).join:
+        select_rows(val, index, index.starts, joined)

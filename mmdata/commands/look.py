@@ -29,7 +29,7 @@ from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reaso
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
 from mmdata.storage.fetch import display_name
-from mmdata.storage.folder import local_folder, manifest_prefix
+from mmdata.storage.folder import has_manifest, local_folder
 from mmdata.storage.urls import is_url
 from mmdata.tars.captions import captions_of
 from mmdata.text.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
             "this machine first"
         )
     path = local_folder(source)
-    if path.is_dir() and manifest_prefix(path) is not None:
+    if path.is_dir() and has_manifest(path):
         if split is not None:
             raise ConfigError(f"split '{split}': '{path}' holds shards, all of one part; give the folder of the part")
         index = Index.open(path)
@@ -274,7 +274,7 @@ def facts_of_index(index: Index) -> Facts:
     if not len(index):
         raise DataError(f"shards '{index.sources[0].folder}': no rows in the index; see its quarantine.jsonl")
     rows = np.arange(min(len(index), LOOKED_INDEX_ROWS))
-    heights, widths = IndexRows(index, lengths=None).sizes(rows)
+    heights, widths = IndexRows(index).sizes(rows)
     hashes = index.take_lists(rows, "caption_hash")[1]
     histogram = index.token_histogram()
     return Facts(

@@ -21,7 +21,8 @@ from mmdata.errors import DataError
 from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
-from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.plan import CaptionSources, IndexRows, NoTexts
+from mmdata.plan.captions import equal_rows
 from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.joined import Joined
@@ -44,7 +45,7 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     """
     if not (Path(place).is_dir() or "://" in place):
         return load_config(place, overrides).data
-    content = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
+    content = with_overrides({"data": {"shards": place}}, overrides)
     content["data"] = {"global_batch_size": BATCH_ROWS} | content["data"]
     return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
 
@@ -78,9 +79,11 @@ def embed_corpus(
 
 
 def alike(data: DataConfig) -> NDArray[np.int64]:
-    """What makes the rows of a corpus equal, int64 (N, 2): hashes of image and of caption, or of what it means."""
+    """What makes the rows of a corpus equal, int64 (N, 2): hashes of image and of caption (`data.caption_hash`)."""
     corpus = open_corpus(data.model_copy(update={"tokenizer": None}))
-    return rows_alike(corpus.index, corpus.captions, Meaning.from_config(data, corpus.index, corpus.joined))
+    index = corpus.index
+    captions = corpus.captions or (None if index.has_captions else CaptionSources.in_turn(NoTexts(index)))
+    return IndexRows(index, captions, equals=equal_rows(data, index, corpus.joined)).all_hashes()
 
 
 def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usable: NDArray[np.int64]) -> str:

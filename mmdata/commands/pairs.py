@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from mmdata.batch import Batch
-from mmdata.compositional import load_pairs, read_pairs
 from mmdata.config import DataConfig
 from mmdata.train.evaluation.evaluate import compositional, embed
 from mmdata.trained import TrainedRun
+from mmdata.trained.pairs import load_pairs, read_pairs
 
 
 @cache

@@ -18,7 +18,6 @@ from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens
 from mmdata.loader.corpus import Corpus, open_corpus
 from mmdata.loader.fields import parse_fields
-from mmdata.loader.meaning import Meaning
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
@@ -40,7 +39,6 @@ class Planned:
         plan: with known caption lengths.
         assumed: settings that nobody gave, as on the command line; empty for a config.
         problems: what the config's model does not take, in words; none where the config names no model.
-        meaning: by which captions are equal; None: by their texts.
         masks: rows that are alike are no negatives of each other, as the config says.
     """
 
@@ -49,7 +47,6 @@ class Planned:
     plan: Plan
     assumed: Sequence[str] = ()
     problems: Sequence[str] = ()
-    meaning: Meaning | None = None
     masks: bool = False
 
 
@@ -71,16 +68,16 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
         config = with_inputs_of_model(load_config(place, overrides))
         data, corpus = config.data, open_corpus(config.data)
         problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
-        plan, meaning = _plan(data, corpus, corpus.tokenizer)
+        plan = _plan(data, corpus, corpus.tokenizer)
         masks = config.train.mask_false_negatives
-        return Planned(data, corpus.index, plan, problems=problems, meaning=meaning, masks=masks)
+        return Planned(data, corpus.index, plan, problems=problems, masks=masks)
     part = None if any(override.startswith("data.shards=") for override in overrides) else find_part(place)
     planned = _plan_of_shards(part or place, overrides)
     return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned
 
 
 def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
-    content = with_overrides({"data": {"shards": place}}, overrides, kind=Config)
+    content = with_overrides({"data": {"shards": place}}, overrides)
     given = content["data"]
     index = Index.open(place)
     assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
@@ -108,8 +105,7 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
     corpus = open_corpus(data.model_copy(update={"tokenizer": None}) if counted else data)
     shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
     listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]
-    plan, meaning = _plan(data, corpus, counted or corpus.tokenizer)
-    return Planned(data, corpus.index, plan, listed, meaning=meaning)
+    return Planned(data, corpus.index, _plan(data, corpus, counted or corpus.tokenizer), listed)
 
 
 @contextmanager
@@ -124,16 +120,12 @@ def _quiet() -> Generator[None, None, None]:
         logger.setLevel(before)
 
 
-def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> tuple[Plan, Meaning | None]:
+def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> Plan:
     """The plan; what batches are made with is looked at, too, so that a run refuses nothing that a plan has passed."""
-    meaning = Meaning.from_config(data, corpus.index, corpus.joined)
     parse_fields(data.fields, corpus.joined)
     TextTransform.from_config(data)
     PixelTransform.from_config(data)
-    plan = build_plan(data, corpus.index, tokenizer, count_lengths=True, joined=corpus.joined, captions=corpus.captions)
-    if meaning is not None:
-        meaning.warn_of_groups(plan.mixture.groups, data)
-    return plan, meaning
+    return build_plan(data, corpus.index, tokenizer, count_lengths=True, joined=corpus.joined, captions=corpus.captions)
 
 
 @dataclass(frozen=True)

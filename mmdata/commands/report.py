@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.inspect.page import Section
+from mmdata.inspect.page import ReportSection
 from mmdata.inspect.queries import TITLE, queries
 from mmdata.inspect.runs import short_names
 from mmdata.trained import TrainedRun
@@ -16,7 +16,7 @@ MAX_SECONDS = 60.0
 """After this time the report embeds no further images; several runs share it."""
 
 
-def found_by(runs: Sequence[Path], *, max_rows: int) -> list[Section]:
+def found_by(runs: Sequence[Path], *, max_rows: int) -> list[ReportSection]:
     """Sections with queries and what they find, on the CPU; where something is missing, a section that says what.
 
     Args:
@@ -25,14 +25,14 @@ def found_by(runs: Sequence[Path], *, max_rows: int) -> list[Section]:
     """
     if not max_rows:
         return []
-    sections: list[Section] = []
+    sections: list[ReportSection] = []
     for run, name in zip(runs, short_names(runs), strict=True):
         found = _found_by(run, max_rows, MAX_SECONDS / len(runs))
         sections += [replace(part, title=f"{part.title}: {name}") for part in found] if len(runs) > 1 else found
     return sections
 
 
-def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[Section]:
+def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[ReportSection]:
     try:
         trained = TrainedRun.load(run)
         with trained.numerics():
@@ -45,4 +45,4 @@ def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[Section]:
                 autocast_dtype=trained.autocast_dtype,
             )
     except (ConfigError, DataError, OSError) as error:
-        return [Section(TITLE, missing=f"No queries: {error}")]
+        return [ReportSection(TITLE, missing=f"No queries: {error}")]

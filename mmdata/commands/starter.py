@@ -50,7 +50,7 @@ class Machine:
         return f"{self.gpus} GPU{'s' if self.gpus > 1 else ''} of {self.gpu_gb:.0f} GB"
 
 
-class Setting(NamedTuple):
+class ConfigLine(NamedTuple):
     """A line of the config: the key, its value as YAML, and why it has this value."""
 
     key: str
@@ -126,52 +126,54 @@ class Starter:
             return "mmdata train"
         return f"torchrun --nproc-per-node {self.machine.gpus} -m mmdata train"
 
-    def data(self, shards: str, tokenizer: str, about_tokenizer: str) -> Iterator[Setting]:
+    def data(self, shards: str, tokenizer: str, about_tokenizer: str) -> Iterator[ConfigLine]:
         """The section `data`."""
         facts = self.facts
-        yield Setting("shards", _quoted(shards), f"{facts.rows:,} images with {facts.captions_in_all:,} captions")
+        yield ConfigLine("shards", _quoted(shards), f"{facts.rows:,} images with {facts.captions_in_all:,} captions")
         yield self._val()
-        yield Setting("tokenizer", _quoted(tokenizer), about_tokenizer)
+        yield ConfigLine("tokenizer", _quoted(tokenizer), about_tokenizer)
         if facts.longest > 77 and self.model != "vit_b_16":
             length = min(-(-facts.longest // 8) * 8, 256)
-            yield Setting(
+            yield ConfigLine(
                 "max_length", f"{length}", f"tokens; the longest caption has {facts.longest:,}, the default is 77"
             )
         reason = f"the images' shorter side is {facts.short_side:,} (median)"
         if self.image_size < facts.short_side and not self.machine.gpus:
             reason = f"small, so that a CPU is quick; {reason}"
-        yield Setting("image_size", f"{self.image_size}", f"pixels; {reason}")
-        yield Setting(
+        yield ConfigLine("image_size", f"{self.image_size}", f"pixels; {reason}")
+        yield ConfigLine(
             "global_batch_size",
             f"{self.batch_size}",
             f"{self.steps:,} steps an epoch; contrast needs large batches, and training needs many",
         )
 
-    def _val(self) -> Setting:
+    def _val(self) -> ConfigLine:
         if self.val_shards is not None:
-            return Setting("val", f"{{shards: {_quoted(self.val_shards)}}}", f"{self.val_rows:,} rows to evaluate on")
-        return Setting(
+            return ConfigLine(
+                "val", f"{{shards: {_quoted(self.val_shards)}}}", f"{self.val_rows:,} rows to evaluate on"
+            )
+        return ConfigLine(
             "val",
             f"{{share: {np.format_float_positional(self.share)}}}",  # YAML takes 5e-06 for a text
             f"{self.val_rows:,} rows are kept from training and evaluated on; the image's hash decides which",
         )
 
-    def train(self) -> Iterator[Setting]:
+    def train(self) -> Iterator[ConfigLine]:
         """The section `train`."""
         total = self.epochs * self.steps
-        yield Setting("epochs", f"{self.epochs}", f"{total:,} updates")
+        yield ConfigLine("epochs", f"{self.epochs}", f"{total:,} updates")
         if self.model == "tiny":
-            yield Setting("lr", "1.0e-3", "small towers learn with twice the default")
+            yield ConfigLine("lr", "1.0e-3", "small towers learn with twice the default")
         warmup = max(1, min(total // 10, 2_000))
-        yield Setting("warmup_steps", f"{warmup}", "a tenth of the run, while the learning rate rises")
+        yield ConfigLine("warmup_steps", f"{warmup}", "a tenth of the run, while the learning rate rises")
         if self.facts.repeated:
             share = self.facts.repeated / max(self.facts.captions, 1)
             reason = f"{share:.1%} of the captions occur more than once: such pairs are no negatives of each other"
-            yield Setting("mask_false_negatives", "true", reason)
-        yield Setting("evaluate_every_epochs", f"{max(1, self.epochs // 5)}", "about five times in the run")
+            yield ConfigLine("mask_false_negatives", "true", reason)
+        yield ConfigLine("evaluate_every_epochs", f"{max(1, self.epochs // 5)}", "about five times in the run")
         if total // 20 < 1_000:  # the default
-            yield Setting("checkpoint_every_steps", f"{max(1, total // 20)}", "what a kill -9 may cost at most")
-        yield Setting("log_every_steps", f"{min(max(1, total // 50), 50)}", "about fifty lines, or one for 50 steps")
+            yield ConfigLine("checkpoint_every_steps", f"{max(1, total // 20)}", "what a kill -9 may cost at most")
+        yield ConfigLine("log_every_steps", f"{min(max(1, total // 50), 50)}", "about fifty lines, or one for 50 steps")
 
 
 def choose_share(rows: int) -> float:
@@ -190,7 +192,7 @@ def config_text(starter: Starter, *, path: str, made_by: str, shards: str, token
     """The YAML file, with a comment behind each value."""
     sections = {
         "data": list(starter.data(shards, tokenizer, about_tokenizer)),
-        "model": [Setting("name", starter.model, _about_model(starter))],
+        "model": [ConfigLine("name", starter.model, _about_model(starter))],
         "train": list(starter.train()),
     }
     lines = [

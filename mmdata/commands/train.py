@@ -67,7 +67,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
         model_config = model_config.model_copy(update={"init_from": None})
     elif rank == 0:
-        warn_of_false_negatives(config.train, loader.plan, loader.meaning)
+        warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
     check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])

@@ -2,7 +2,7 @@
 
 - A section is a class of `Settings` (settings.py) in a file of its own; `Config` is the whole YAML file.
 - `load_config` (strict_yaml.py) reads a file, and the command line overrides values: "data.loading.num_workers=4".
-- An unknown key is an error that names the nearest known one. An old name works for one release (`Settings.RENAMED`).
+- An unknown key is an error that names the nearest known one.
 - A resumed run may change `data.loading` and the settings marked `MayChange`, and nothing else.
 - This package neither opens a shard nor imports torch: settings are checked before anything is built from them.
 """

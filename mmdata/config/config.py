@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from mmdata.config.compare import CompareConfig
 from mmdata.config.data import DataConfig
@@ -31,14 +31,6 @@ class Config(Settings):
     def _absent(cls, compare: object) -> object:
         return compare or None  # a run's config.yaml says `compare: null`
 
-    @model_validator(mode="after")
-    def _captions_change_over_the_run(self) -> Config:
-        if self.data.captions_change and self.data.caption_epochs is None and self.train.epochs is not None:
-            changes = {"caption_epochs": self.train.epochs}
-            # Sections are frozen for everybody else.
-            object.__setattr__(self, "data", self.data.model_copy(update=changes))
-        return self
-
 
 def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
     """Read a YAML file into a `Config`.
@@ -50,4 +42,4 @@ def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None
     Raises:
         ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
     """
-    return parse(Config, read_yaml(path, overrides, kind=Config), origin=str(path), overrides=overrides)
+    return parse(Config, read_yaml(path, overrides), origin=str(path), overrides=overrides)

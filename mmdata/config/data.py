@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,20 +20,9 @@ from pydantic import (
 
 from mmdata.config.callables import by_name, name_of
 from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import BelowOne, Count, Integer, Location, MayChange, Positive, Settings, Share, Side
+from mmdata.config.settings import BelowOne, Integer, Location, MayChange, Positive, Settings, Share, Side
 from mmdata.errors import ConfigError
 from mmdata.safe_read import path_of_url
-
-Probability = float | tuple[float, float]
-"""Of a source of captions: in all epochs, or in the first and the last."""
-
-
-def _shares_alone(value: object) -> object:
-    numbers: list[Any] = list(cast(Any, value)) if isinstance(value, (list, tuple)) else [value]
-    wanted = 2 if isinstance(value, (list, tuple)) else 1
-    if len(numbers) != wanted or any(type(one) not in (int, float) or not 0 <= one <= 1 for one in numbers):
-        raise ValueError(f"expected a number from 0 to 1, or two, of the first epoch and of the last; got {value!r}")
-    return value
 
 
 def _template(text: str) -> str:
@@ -42,10 +31,6 @@ def _template(text: str) -> str:
     if set("{}") & set(text.replace("{}", "")):
         raise ValueError(f"holds braces beside {{}}, which nothing fills in: got {text!r}; data.text_transform can")
     return text
-
-
-# All is checked before: the errors of a union name its types.
-OneOrTwoShares = Annotated[Share | tuple[Share, Share], BeforeValidator(_shares_alone)]
 
 
 class SelectFile(Settings):
@@ -130,8 +115,6 @@ class SourceConfig(Settings):
 
 class GroupsConfig(Settings):
     """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"data.groups.by": "data.groups.source"}
 
     source: Location = "label"
     """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
@@ -236,24 +219,6 @@ class ValConfig(Settings):
 class DataConfig(Settings):
     """What is loaded, and in which batches."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "data.workers": "data.loading.worker_type",
-        "data.prefetch": "data.loading.prefetch_batches",
-        **{
-            f"data.{name}": f"data.loading.{name}"
-            for name in ("num_workers", "num_processes", "cache_dir", "cache_gb", "max_bad_share", "check_images")
-        },
-        "data.hashes": "data.add_hashes",
-        "data.limit": "data.max_rows",
-        "data.window_rows": "data.shuffle_window_rows",
-        "data.extra_captions": "data.negative_captions",
-        "data.val_shards": "data.val.shards",
-    }
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "data.unique": "set data.add_hashes and train.mask_false_negatives, by which rows with the same image or "
-        "caption are no negatives of each other"
-    }
-
     shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
     """Folder or URL of the training shards, as `mmdata convert` or `mmdata index` leaves it. Or a list of several such
     datasets, each with a weight or a repeat."""
@@ -301,9 +266,6 @@ class DataConfig(Settings):
     num_text_buckets: Positive = 8
     """Largest number of text lengths that `text_buckets: auto` chooses, the same for all image shapes. More lengths pad
     less and give more batch shapes."""
-    max_shapes: Positive | None = None
-    """Largest number of batch shapes (text length and image shape), in place of `num_text_buckets`: each image shape
-    gets text lengths of its own, and more of them where they save most padding. Useful with `train.compile`."""
     transform: Annotated[
         str | Callable[..., Any],
         PlainValidator(partial(by_name, words="train, eval, "), json_schema_input_type=str),
@@ -329,14 +291,9 @@ class DataConfig(Settings):
     """A function of your own that changes captions before they are tokenized, as "module:callable"; in Python also the
     callable itself. It is called with a caption (in its template) and the row's own random.Random, and returns the
     text. Evaluations do without it. null: the captions as they are."""
-    text_margin: Count = 0
-    """Tokens by which batches are planned longer than their captions, for a `text_transform` that makes texts longer: a
-    text that is longer than its batch is cut at its end. 0 is enough for one that shortens them."""
-    decode: Literal["fast", "exact", "device"] = "fast"
+    decode: Literal["fast", "exact"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
-    image at full size, which takes longer and is nearer to Pillow's pixels. device: workers hand JPEGs on as they are,
-    and the device of the model decodes, crops and resizes them, for machines with few cores a device; see
-    docs/train.md."""
+    image at full size, which takes longer and is nearer to Pillow's pixels."""
     crop_scale: tuple[Share, Share] = (0.9, 1.0)
     """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
     than its batch's shape keeps less, since no larger crop fits."""
@@ -345,6 +302,13 @@ class DataConfig(Settings):
     shuffle: bool = True
     """Whether rows come in a new random order in each epoch; false: in the order of the index within each batch
     shape."""
+    order: Location | None = None
+    """Exactly the rows that an epoch has, in this order: a .npy file of int64 row numbers of the index, in which a row
+    may come several times. For a curriculum, or to replay rows. It needs `shuffle: false`; null: every row once."""
+    leftover: Literal["merge", "pad", "drop"] = "merge"
+    """What becomes of rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
+    and the last batches are filled up with masked rows. pad: the last batch of each shape is filled up. drop: they are
+    left out of the epoch."""
     seed: Integer = 0
     """Seed of everything random in the data: order, crops, augmentation. Equal seeds give equal batches on any number
     of ranks and workers."""
@@ -364,11 +328,10 @@ class DataConfig(Settings):
     """Adds `captions` to each batch: the text of each row's caption, as a list of str; "" where a row has none that can
     be used. And `caption_numbers` (B,), which of its captions that is, and, where `captions` names sources,
     `caption_sources`. Needs no tokenizer."""
-    meaning: str | None = None
-    """Column of the index or of a joined table: rows with equal values mean the same, whatever their captions say. They
-    have the same caption_hash, so that `train.mask_false_negatives` takes none for a negative of another, and stand in
-    no group of neighbours together. Rows without a value are equal by the text of their captions, as all are with
-    null."""
+    caption_hash: str | None = None
+    """Column of the index or of a joined table that stands for caption_hash: rows with equal values count as rows with
+    equal captions, which `train.mask_false_negatives` takes for no negatives of each other. A row without a value has
+    the hash of its caption, as all have with null."""
     negative_captions: Location | None = None
     """Parquet file with the columns key and captions: wrong captions of images, as hard negatives (NegCLIP). Each batch
     then has one of them for each row. null: none."""
@@ -381,14 +344,11 @@ class DataConfig(Settings):
     max_repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
     """Largest weight: rows of larger `row_weights` come so many times an epoch. An epoch has as many parts as the
     largest weight, each without a row twice, and the last batch of a part may be padded."""
-    captions: Literal["one", "every"] | Annotated[dict[str, OneOrTwoShares], Field(min_length=1)] = "one"
+    captions: Literal["one", "every"] | Annotated[dict[str, Share], Field(min_length=1)] = "one"
     """one: a row comes once an epoch with one of its captions, in turn from epoch to epoch. every: it comes once with
     each of its captions, never two of them in one batch. Or sources and their probabilities, from which each row draws
     in each epoch: {shards: 0.3, "join:recaption": 0.7} for the captions in the shards and a column of a joined
-    table. A probability may change along a line, from the first epoch to the last: {shards: [0.5, 0.9],
-    "join:recaption": [0.5, 0.1]}."""
-    caption_epochs: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Epochs over which probabilities of `captions` change; later epochs have those of the last. null: train.epochs."""
+    table."""
     select: Select = None
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
@@ -427,43 +387,28 @@ class DataConfig(Settings):
 
     @field_validator("captions")
     @classmethod
-    def _sum_to_one(cls, captions: str | dict[str, Probability]) -> str | dict[str, Probability]:
-        if isinstance(captions, dict):
-            for end, when in ((0, "in the first epoch "), (1, "in the last epoch ")):
-                total = math.fsum(begin_and_end(probability)[end] for probability in captions.values())
-                if abs(total - 1) > 1e-6:
-                    where = when if any(isinstance(one, tuple) for one in captions.values()) else ""
-                    raise ValueError(f"the probabilities of the sources must sum to 1: got {where}{total:g}")
+    def _sum_to_one(cls, captions: str | dict[str, float]) -> str | dict[str, float]:
+        if isinstance(captions, dict) and abs((total := math.fsum(captions.values())) - 1) > 1e-6:
+            raise ValueError(f"the probabilities of the sources must sum to 1: got {total:g}")
         return captions
-
-    @property
-    def captions_change(self) -> bool:
-        """Whether probabilities of `captions` change from epoch to epoch."""
-        return isinstance(self.captions, dict) and any(isinstance(one, tuple) for one in self.captions.values())
 
     @model_validator(mode="after")
     def _check_weights(self) -> DataConfig:
-        weighs = [
-            name for name, on in (("row_weights", self.row_weights), ("captions every", self.captions == "every")) if on
-        ]
+        ways = {"order": self.order, "row_weights": self.row_weights, "captions every": self.captions == "every"}
+        weighs = [name for name, on in ways.items() if on]
         if len(weighs) > 1:
-            raise ValueError("row_weights and captions every exclude each other: give one")
+            raise ValueError(f"{' and '.join(weighs)} exclude each other: give one")
         several = isinstance(self.shards, list) and any(one.weight or one.repeat for one in self.shards)
         others = {
             "groups": self.groups,
             "num_lanes above 1": self.num_lanes > 1,
             "a weight or repeat of shards": several,
         }
+        if self.order:
+            others |= {"token_budget": self.token_budget, "shuffle (set shuffle to false)": self.shuffle}
+            others |= {f"leftover {self.leftover}": self.leftover != "merge"}
         if weighs and (found := [name for name, on in others.items() if on]):
             raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
-        mixed = self.shards if isinstance(self.shards, list) else []
-        uneven = any(one.weight or one.repeat not in (None, 1.0) for one in mixed)
-        if self.captions_change and (self.row_weights or uneven):
-            also = "row_weights" if self.row_weights else "a weight or repeat of shards"
-            raise ValueError(
-                f"captions: probabilities change from epoch to epoch, and with {also} rows come more or less often "
-                "than once an epoch: give each source one probability"
-            )
         return self
 
     @model_validator(mode="after")
@@ -508,39 +453,6 @@ class DataConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_decode(self) -> DataConfig:
-        others = {
-            "augment": self.augment is not None,
-            "image_patches": self.image_patches is not None,
-            f"transform {name_of(self.transform)}": self.transform not in ("train", "eval"),
-        }
-        if self.decode == "device" and (found := [name for name, on in others.items() if on]):
-            raise ValueError(
-                f"decode device crops and resizes, and no more: it does not go with {found[0]}; set decode to fast"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_max_shapes(self) -> DataConfig:
-        if self.max_shapes is None:
-            return self
-        if isinstance(self.text_buckets, list):
-            raise ValueError("max_shapes chooses the text bounds: set text_buckets to auto, or leave max_shapes out")
-        if self.image_patches is not None:
-            raise ValueError(
-                "max_shapes and image_patches exclude each other: there are num_text_buckets shapes for each of "
-                f"the {len(self.image_patches)} numbers of patches"
-            )
-        auto = self.image_buckets == "auto"
-        count = self.num_image_buckets if auto else len(self.image_buckets or [self.image_size])
-        if self.max_shapes < count:
-            raise ValueError(
-                f"max_shapes ({self.max_shapes}) must leave a shape for each of the {count} image shapes "
-                f"({'num_image_buckets' if auto else 'image_buckets'})"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_token_budget(self) -> DataConfig:
         if self.token_budget is None:
             return self
@@ -556,11 +468,11 @@ class DataConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_meaning(self) -> DataConfig:
-        if self.meaning is not None and self.negative_captions is not None:
+    def _check_caption_hash(self) -> DataConfig:
+        if self.caption_hash is not None and self.negative_captions is not None:
             raise ValueError(
-                "meaning and negative_captions exclude each other: whether a negative caption is true of another row "
-                "is known by its text alone"
+                "caption_hash and negative_captions exclude each other: whether a negative caption is true of another "
+                "row is known by its text alone"
             )
         return self
 
@@ -594,6 +506,10 @@ class DataConfig(Settings):
                     "weights are shares of batches of one size without groups: with token_budget or groups, "
                     "give each dataset a repeat"
                 )
+            if self.leftover != "merge":
+                raise ValueError(
+                    f"weights fill every batch by merging, and leftover is {self.leftover}: set it to merge"
+                )
             unit = sum(weights) // math.gcd(*weights)  # the smallest batch that holds them to the row
             rows = self.global_batch_size
             if rows % unit:
@@ -602,11 +518,6 @@ class DataConfig(Settings):
                     f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
                 )
         return self
-
-
-def begin_and_end(probability: Probability) -> tuple[float, float]:
-    """A probability in the first epoch of a run, and in the last."""
-    return probability if isinstance(probability, tuple) else (probability, probability)
 
 
 def _shares(source: SourceConfig) -> str:
@@ -637,14 +548,15 @@ def once_in_order(data: DataConfig) -> DataConfig:
         "transform": "eval",
         "caption_dropout": 0.0,
         "text_transform": None,
-        "text_margin": 0,
         "augment": None,
         "shuffle": False,
         "groups": None,
         "token_budget": None,
         "negative_captions": None,
-        "meaning": None,
+        "caption_hash": None,
         "row_weights": None,
+        "order": None,
+        "leftover": "merge",
         "captions": "one",
     }
     if isinstance(data.captions, dict) and "shards" not in data.captions:

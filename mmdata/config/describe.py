@@ -164,10 +164,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _probably_meant(name: str, sections: list[Section]) -> str:
-    """The end of a message for a name that nothing has: its new name, names that are near, or where it is mentioned."""
-    former = {old: new for kind in _kinds(Config).values() for old, new in kind.RENAMED.items()}
-    if name in former:
-        return f"; it is now '{former[name]}'"
+    """The end of a message for a name that nothing has: names that are near, or where it is mentioned."""
     settings = [one for section in sections for one in section.settings]
     section, _, last = name.rpartition(".")
     inside = [one.name for one in settings if section and one.name.startswith(f"{section}.")]

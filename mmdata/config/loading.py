@@ -35,10 +35,9 @@ class LoadingConfig(Settings):
     max_bad_share: Share = 0.05
     """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a
     loop of your own on several ranks this is a warning, unless `check_rows` is called on every rank."""
-    check_images: Literal["auto", "always", "never"] = "auto"
+    check_images: Literal["auto", "never"] = "auto"
     """Whether each image is compared with its hash in the index; a row whose image has changed is masked. auto: by
-    XXH3, about 1 % of a photo's time; images of an older index, which has no XXH3, are not compared. always: by SHA-256
-    if there is no XXH3, about 5 %. never: not compared."""
+    XXH3, about 1 % of a photo's time. never: not compared."""
 
     @model_validator(mode="after")
     def _check(self) -> LoadingConfig:

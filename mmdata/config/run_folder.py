@@ -34,7 +34,7 @@ def run_of_config(path: Path) -> Path:
 def _output_of(path: Path) -> str | None:
     """`train.output` of a config file that is not valid as a whole; None if it is not set or cannot be read."""
     try:
-        train = read_yaml(path, None, kind=Config).get("train")
+        train = read_yaml(path).get("train")
     except ConfigError:
         return None
     output = train.get("output") if isinstance(train, dict) else None

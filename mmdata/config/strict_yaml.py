@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from mmdata.config.explain import explain_errors
-from mmdata.config.settings import Settings, current_names
+from mmdata.config.settings import Settings
 from mmdata.config.wrong_file import WRITES_ONE, not_a_config, shipped_configs
 from mmdata.errors import ConfigError, excerpt
 
@@ -25,14 +25,8 @@ _BEING_COUNTED = -1
 S = TypeVar("S", bound=Settings)
 
 
-def read_yaml(
-    path: str | os.PathLike[str], overrides: list[str] | None = None, *, kind: type[Settings] = Settings
-) -> dict[str, Any]:
-    """Read a YAML file, or a shipped config by its name, into nested dictionaries, and apply "a.b=value" overrides.
-
-    Old names of settings of `kind` get their new names first, so that an override replaces the file's value under
-    either name.
-    """
+def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a YAML file, or a shipped config by its name, into nested dictionaries, and apply "a.b=value" overrides."""
     file = Path(path)
     if not file.is_file():
         ours = shipped_configs()
@@ -44,14 +38,10 @@ def read_yaml(
     content = _read_sections(file)
     # A section whose settings are all commented out is there, with nothing in it.
     sections: dict[str, Any] = {key: {} if value is None else value for key, value in content.items()}
-    try:
-        sections = current_names(kind, sections)
-    except ValueError as error:
-        raise ConfigError(f"config '{file}': {error}") from None
-    return with_overrides(sections, overrides or [], kind=kind)
+    return with_overrides(sections, overrides or [])
 
 
-def with_overrides(content: dict[str, Any], overrides: list[str], *, kind: type[Settings]) -> dict[str, Any]:
+def with_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Nested settings, not validated yet, with "a.b=value" overrides applied.
 
     Raises:
@@ -59,8 +49,7 @@ def with_overrides(content: dict[str, Any], overrides: list[str], *, kind: type[
     """
     changed = copy.deepcopy(content)
     for override in overrides:
-        _override(changed, override, kind)
-    _check_names_once(overrides, kind)
+        _override(changed, override)
     return changed
 
 
@@ -169,13 +158,12 @@ def _count_values(node: yaml.Node, counted: dict[int, int]) -> int:
     return total
 
 
-def _override(content: dict[str, Any], override: str, kind: type[Settings]) -> None:
+def _override(content: dict[str, Any], override: str) -> None:
     dotted, equals, value = override.partition("=")
     keys = dotted.split(".")
     if not equals or not all(keys):
         wanted = f"{dotted}=VALUE" if "." in dotted and all(keys) else "data.loading.num_workers=4"
         raise ConfigError(f"override '{override}': expected section.key=value, as in {wanted}")
-    keys = _current_keys(kind, keys)
     node = content
     for key in keys[:-1]:
         node = node.setdefault(key, {})
@@ -192,37 +180,6 @@ def _override(content: dict[str, Any], override: str, kind: type[Settings]) -> N
         ) from error
 
 
-def _current_keys(kind: type[Settings], keys: list[str]) -> list[str]:
-    """The keys on the way to a setting: ["data", "workers"] -> ["data", "loading", "worker_type"]."""
-    nested: Any = None  # the value does not matter
-    for key in reversed(keys):
-        nested = {key: nested}
-    nested, current = current_names(kind, nested), []
-    while nested is not None:
-        if not nested:  # a removed setting: validation drops it, or says that it is gone
-            return keys
-        ((key, nested),) = nested.items()
-        current.append(key)
-    return current
-
-
-def _check_names_once(overrides: list[str], kind: type[Settings]) -> None:
-    """Raise a ConfigError if a setting is given by its old and by its new name; of equal names the last one counts."""
-    names: dict[str, str] = {}
-    for override in overrides:
-        given = override.partition("=")[0]
-        first = names.setdefault(_current_name(kind, given), given)
-        if first != given:
-            raise ConfigError(
-                f"override '{override}': {first}, which is also given, is the same setting by another name: leave one "
-                "out"
-            )
-
-
-def _current_name(kind: type[Settings], dotted: str) -> str:
-    return ".".join(_current_keys(kind, dotted.split(".")))
-
-
 def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: list[str] | None = None) -> S:
     """Validate a dictionary as settings of `kind`.
 
@@ -235,7 +192,7 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: lis
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        typed = [_current_name(kind, override.partition("=")[0]) for override in overrides or []]
+        typed = [override.partition("=")[0] for override in overrides or []]
         by_origin: dict[str, list[str]] = {}
         for told in explain_errors(kind, error):
             from_override = any(f"{told.key}.".startswith(f"{name}.") for name in typed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,8 +24,6 @@ MASK_REMEDY = "train.mask_false_negatives=true makes them no negatives"
 class MinerConfig(Settings):
     """Which negatives of the batch enter the loss. The negatives that these settings leave out never reach the
     miner."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"train.miner.skip_hottest": "train.miner.drop_hardest"}
 
     false_negative_margin: Cosine | None = None
     """Leaves out negatives that are more similar than the positive minus this margin, in cosine: they may be false
@@ -112,8 +109,6 @@ class SameGroupConfig(MinerConfig):
 class UserConfig(MinerConfig):
     """user: a function of your own, or a class called with `arguments` (docs/losses.md)."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {**MinerConfig.RENAMED, "train.miner.of": "train.miner.target"}
-
     name: Literal["user"]
     target: str
     """The function or class: "module:function" or "module:Class", in a file that Python can import."""
@@ -163,8 +158,6 @@ class QueueConfig(Settings):
 class FeatureCacheConfig(Settings):
     """The features that training computes, kept in the run's folder, for `mmdata neighbours --features`."""
 
-    RENAMED: ClassVar[Mapping[str, str]] = {"train.feature_cache.of": "train.feature_cache.side"}
-
     every_steps: Positive = 1
     """Writes the features of one batch in this many."""
     side: Literal["pair", "image", "text"] = "pair"
@@ -174,8 +167,6 @@ class FeatureCacheConfig(Settings):
 
 class TrainConfig(Settings):
     """How the towers are trained."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"train.hard_negative_positive_share": "train.hard_negative_prior"}
 
     output: MayChange[Location | None] = None
     """Folder of the run: checkpoints, logs, scores. null: runs/NAME for a config NAME.yaml. A run that is in the folder
@@ -216,8 +207,7 @@ class TrainConfig(Settings):
     """How several ranks train together. ddp: each rank holds the whole model. fsdp: each rank keeps a share of weights,
     gradients and optimizer state (FSDP2), which saves memory; the results are those of ddp."""
     compile: MayChange[bool] = False
-    """Compiles the towers' blocks with torch.compile, once for each shape of the batches; `data.max_shapes` limits the
-    shapes."""
+    """Compiles the towers' blocks with torch.compile, once for each shape of the batches."""
     rehearse: MayChange[Literal["auto"] | bool] = "auto"
     """Makes a step of each shape of the epoch's batches before the first one, without an update. So code is compiled at
     the start, and a shape for which there is too little memory is named then. auto: on a GPU, or with `compile`."""

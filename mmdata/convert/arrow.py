@@ -13,14 +13,14 @@ from typing import Any, ClassVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmdata.convert.tables import Table, TableRow, refuse_twice
+from mmdata.convert.tables import SourceTable, TableRow, refuse_twice
 from mmdata.errors import ConfigError, DataError, excerpt
 
 ARROW_MAGIC = b"ARROW1"
 """First bytes of an Arrow file with a footer; a stream has no magic."""
 
 
-class ArrowTable(Table):
+class ArrowTable(SourceTable):
     """A table whose columns have Arrow types: a `ParquetTable` or an `ArrowFile`.
 
     Attributes:

@@ -11,7 +11,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.errors import ConfigError
 
 
-class Kind(Enum):
+class SourceKind(Enum):
     """Kinds of source; the value is the name for people."""
 
     DELIMITED = "a CSV or TSV table"
@@ -23,20 +23,20 @@ class Kind(Enum):
     ROWS = "rows of a program"
 
 
-_TABLES = (Kind.DELIMITED, Kind.JSON, Kind.ARROW)
-_ROWS = (*_TABLES, Kind.ROWS)
-_BELONG: Mapping[str, tuple[Kind, ...]] = MappingProxyType(
+_TABLES = (SourceKind.DELIMITED, SourceKind.JSON, SourceKind.ARROW)
+_ROWS = (*_TABLES, SourceKind.ROWS)
+_BELONG: Mapping[str, tuple[SourceKind, ...]] = MappingProxyType(
     {
-        "delimiter": (Kind.DELIMITED,),
-        "quotes": (Kind.DELIMITED,),
-        "columns": (Kind.DELIMITED,),
-        "encoding": (Kind.DELIMITED, Kind.JSON),
-        "table": (*_TABLES, Kind.FOLDER, Kind.TARS, Kind.BOXES),
+        "delimiter": (SourceKind.DELIMITED,),
+        "quotes": (SourceKind.DELIMITED,),
+        "columns": (SourceKind.DELIMITED,),
+        "encoding": (SourceKind.DELIMITED, SourceKind.JSON),
+        "table": (*_TABLES, SourceKind.FOLDER, SourceKind.TARS, SourceKind.BOXES),
         "format": _TABLES,
-        "images": (*_ROWS, Kind.BOXES),
-        "image_column": (*_ROWS, Kind.TARS),
-        "caption_columns": (*_ROWS, Kind.TARS),
-        "label_column": (*_ROWS, Kind.TARS),
+        "images": (*_ROWS, SourceKind.BOXES),
+        "image_column": (*_ROWS, SourceKind.TARS),
+        "caption_columns": (*_ROWS, SourceKind.TARS),
+        "label_column": (*_ROWS, SourceKind.TARS),
         "hash_column": _ROWS,
         "blur_boxes": _TABLES,
         "contact": _ROWS,
@@ -51,7 +51,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType({"quotes": "no-quotes", "caption_co
 """Flags that are not called as their setting is."""
 
 
-def refuse_strangers(path: Path, config: ConvertConfig, kind: Kind) -> None:
+def refuse_strangers(path: Path, config: ConvertConfig, kind: SourceKind) -> None:
     """Raise ConfigError if the settings hold one that does not belong to this kind of source."""
     wrong: dict[str, list[str]] = {}
     for name, kinds in _BELONG.items():
@@ -60,11 +60,11 @@ def refuse_strangers(path: Path, config: ConvertConfig, kind: Kind) -> None:
     if not wrong:
         return
     said = "; ".join(f"{', '.join(flags)} {purpose}" for purpose, flags in wrong.items())
-    advice = ", or give a table as the source" if kind is Kind.FOLDER else ""
+    advice = ", or give a table as the source" if kind is SourceKind.FOLDER else ""
     raise ConfigError(f"source '{path}': it is {kind.value}; {said}; leave out what is not for it{advice}")
 
 
-def _of(kinds: tuple[Kind, ...]) -> str:
+def _of(kinds: tuple[SourceKind, ...]) -> str:
     """Says what flags are for, as "only for a CSV or TSV table"."""
     named = ["a table"] if set(_TABLES) <= set(kinds) else [one.value for one in kinds if one in _TABLES]
     return "only for " + " or ".join([*named, *(one.value for one in kinds if one not in _ROWS)])

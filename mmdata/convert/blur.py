@@ -24,7 +24,7 @@ _NEAR = (-1.0, 2.0)
 """Coordinates beyond these are no shares of a side, but pixels."""
 
 
-class Box(NamedTuple):
+class BlurBox(NamedTuple):
     """A box in an image as displayed, in shares of its width and height, within 0 and 1."""
 
     left: float
@@ -33,7 +33,7 @@ class Box(NamedTuple):
     bottom: float
 
 
-def parse_boxes(cell: Any) -> list[Box]:
+def parse_boxes(cell: Any) -> list[BlurBox]:
     """The boxes in a cell of a table.
 
     Args:
@@ -58,7 +58,7 @@ def parse_boxes(cell: Any) -> list[Box]:
     return [_box(one) for one in boxes]
 
 
-def blur(image: Image.Image, boxes: list[Box]) -> Image.Image:
+def blur(image: Image.Image, boxes: list[BlurBox]) -> Image.Image:
     """A copy of an image with its boxes blurred, and a margin around each; the other pixels stay.
 
     Args:
@@ -83,7 +83,7 @@ def blur(image: Image.Image, boxes: list[Box]) -> Image.Image:
     return blurred
 
 
-def _box(found: Any) -> Box:
+def _box(found: Any) -> BlurBox:
     if not isinstance(found, list) or len(cast("list[Any]", found)) != 4:
         raise _bad(found, "is no box of four numbers, [left, top, right, bottom]")
     numbers = cast("list[Any]", found)
@@ -96,7 +96,7 @@ def _box(found: Any) -> Box:
         raise _bad(found, "is an empty box: its right must be beyond its left, and its bottom below its top")
     if not (left < right and top < bottom):
         raise _bad(found, "is a box outside the image")
-    return Box(left, top, right, bottom)
+    return BlurBox(left, top, right, bottom)
 
 
 def _bad(cell: Any, what: str) -> BadSample:
@@ -104,11 +104,11 @@ def _bad(cell: Any, what: str) -> BadSample:
     return BadSample(Reason.BROKEN_ROW, f"boxes to blur: {quoted} {what}")
 
 
-def _longer_side(box: Box, image: Image.Image) -> float:
+def _longer_side(box: BlurBox, image: Image.Image) -> float:
     return max((box.right - box.left) * image.width, (box.bottom - box.top) * image.height)
 
 
-def _within(image: Image.Image, box: Box, margin: float) -> tuple[int, int, int, int]:
+def _within(image: Image.Image, box: BlurBox, margin: float) -> tuple[int, int, int, int]:
     """Left, top, right and bottom, in whole pixels, of a box with a margin in pixels, as far as the image goes."""
     return (
         max(0, math.floor(box.left * image.width - margin)),

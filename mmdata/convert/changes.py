@@ -28,7 +28,7 @@ BATCH_ROWS = 10_000
 
 
 @dataclass
-class Changes:
+class ChangedFiles:
     """Files that have changed since a conversion, whose shards are of the old ones.
 
     Attributes:
@@ -88,7 +88,7 @@ def _files(number: int) -> str:
     return f"{counted(number, 'file')} {'is' if number == 1 else 'are'}"
 
 
-def find_changes(source: Source, outputs: Sequence[Output], track: Track) -> Changes:
+def find_changes(source: Source, outputs: Sequence[Output], track: Track) -> ChangedFiles:
     """Compare the times of a corpus's files with those that a conversion has recorded, of the first MOST_ROWS rows.
 
     Args:
@@ -96,7 +96,7 @@ def find_changes(source: Source, outputs: Sequence[Output], track: Track) -> Cha
         outputs: all folders of the conversion.
         track: shows progress.
     """
-    changes = Changes(retried=source.folders if isinstance(source, RetriedRows) else ())
+    changes = ChangedFiles(retried=source.folders if isinstance(source, RetriedRows) else ())
     if images_of(source) is not None or in_zip(source.root) is not None:
         return changes  # the images are in the table or in the archive, which is known by its hash
     seen: set[str] = set()  # several rows may name one file

@@ -13,7 +13,7 @@ from typing import Any
 from mmdata.convert.arrow import as_text
 from mmdata.convert.cells import as_list
 from mmdata.convert.recipe import ALL, RESERVED, ConvertConfig
-from mmdata.convert.tables import Table, shown
+from mmdata.convert.tables import SourceTable, shown
 from mmdata.errors import BadSample, ConfigError, excerpt
 from mmdata.tars.texts import parse_label
 
@@ -31,7 +31,7 @@ LABELS_SEEN = 1000
 
 
 @dataclass(frozen=True)
-class Columns:
+class RowColumns:
     """Columns by meaning.
 
     Attributes:
@@ -87,7 +87,7 @@ def _stored_name(name: str, taken: Container[str]) -> str:
     return name
 
 
-def choose_columns(table: Table, config: ConvertConfig) -> Columns:
+def choose_columns(table: SourceTable, config: ConvertConfig) -> RowColumns:
     """The columns that the settings name, or the first of the usual names that the table has.
 
     A table with labels may have no captions.
@@ -118,14 +118,14 @@ def choose_columns(table: Table, config: ConvertConfig) -> Columns:
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
     if ALL not in config.keep:
-        return Columns(image, captions, label, split, hash_column, boxes, keep)
+        return RowColumns(image, captions, label, split, hash_column, boxes, keep)
     left_out = frozenset(table.binary) - {image, *captions, *label, *keep.values()}
-    columns = Columns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
+    columns = RowColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
     _say_what_is_not_kept(table, columns)
     return columns
 
 
-def _say_what_is_not_kept(table: Table, columns: Columns) -> None:
+def _say_what_is_not_kept(table: SourceTable, columns: RowColumns) -> None:
     """Log which columns `keep: "*"` leaves out or renames."""
     if left_out := sorted(columns.left_out):
         logger.warning(
@@ -143,7 +143,7 @@ def _say_what_is_not_kept(table: Table, columns: Columns) -> None:
         )
 
 
-def _holds_labels(table: Table, name: str) -> bool:
+def _holds_labels(table: SourceTable, name: str) -> bool:
     """Whether a column of a usual name is one of labels, by its first rows: most are, and none is a fraction."""
     if table.class_names(name):
         return True
@@ -182,13 +182,13 @@ def _is_fraction(cell: Any) -> bool:
     return False
 
 
-def _only_classes(table: Table) -> tuple[str, ...]:
+def _only_classes(table: SourceTable) -> tuple[str, ...]:
     """The column whose class numbers have names, if there is one such column."""
     found = tuple(name for name in table.columns if table.class_names(name))
     return found if len(found) == 1 else ()
 
 
-def _image_column(table: Table) -> str | None:
+def _image_column(table: SourceTable) -> str | None:
     """The column of images: of a usual name, one with images before one with paths; else the only one with images."""
     usual = _usual(table, IMAGE_COLUMNS)
     holding = [name for name in usual if name in table.images]
@@ -196,7 +196,7 @@ def _image_column(table: Table) -> str | None:
     return next(iter((*holding, *usual, *only)), None)
 
 
-def _column(table: Table, name: str | None, usual: Sequence[str], purpose: str) -> str:
+def _column(table: SourceTable, name: str | None, usual: Sequence[str], purpose: str) -> str:
     known = shown(table.columns)
     if name is not None:
         if name not in table.columns:
@@ -211,6 +211,6 @@ def _column(table: Table, name: str | None, usual: Sequence[str], purpose: str) 
     return found[0]
 
 
-def _usual(table: Table, usual: Sequence[str]) -> list[str]:
+def _usual(table: SourceTable, usual: Sequence[str]) -> list[str]:
     by_name = {name.casefold(): name for name in reversed(table.columns)}
     return [by_name[name] for name in usual if name in by_name]

@@ -26,11 +26,11 @@ from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.files import digest_of_zip
 from mmdata.convert.group import Merges, grouping, image_key, row_key
 from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
-from mmdata.convert.part import Part, count_rows, lowest_hash
+from mmdata.convert.part import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import Records
 from mmdata.convert.retried import RetriedMerges, RetriedRows
-from mmdata.convert.rows import ImageSource, Row, Source, images_of
+from mmdata.convert.rows import ImageSource, InputRow, Source, images_of
 from mmdata.convert.seen import ChangedFile, changed_file
 from mmdata.convert.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, Unit, part_of
@@ -233,15 +233,15 @@ class Conversion:
             except BadSample:
                 continue  # the examination of the row counts it
 
-    def _without_digests(self) -> Iterator[tuple[Row, bytes]]:
+    def _without_digests(self) -> Iterator[tuple[InputRow, bytes]]:
         for row in self._passing(self._source.rows(), "train tokenizer"):
             yield row, b""
 
-    def _digests(self, what: str) -> Iterator[tuple[Row, bytes]]:
+    def _digests(self, what: str) -> Iterator[tuple[InputRow, bytes]]:
         """Each row with the digest of its image, empty if that cannot be read."""
-        waiting: deque[Row] = deque()
+        waiting: deque[InputRow] = deque()
 
-        def rows() -> Iterator[Row]:
+        def rows() -> Iterator[InputRow]:
             for row in self._passing(refuse_urls(self._source.rows(), what), what):
                 waiting.append(row)
                 yield row
@@ -260,7 +260,7 @@ class Conversion:
         else:
             what, folder, most = "compare images", self._staging.folder, self._source.rows_at_most
 
-            def rows_twice() -> Iterable[Row]:
+            def rows_twice() -> Iterable[InputRow]:
                 return self._passing(refuse_urls(self._source.rows(), what), what)
 
             digests = equal_digests(rows_twice, self._examiner, folder, rows_at_most=most)
@@ -269,7 +269,7 @@ class Conversion:
             else:
                 keys = self._retried.with_all_keys(digests)
 
-        def again() -> Iterable[Row]:
+        def again() -> Iterable[InputRow]:
             return self._track(corpus.rows(), "group captions", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
 
         merges.find(keys, again, self._examiner.say, rows_at_most=corpus.rows_at_most)
@@ -348,11 +348,13 @@ class Conversion:
             raise MissingUnits(len(receipts), missing, self._staging.parts())
         return found
 
-    def _open_parts(self, stack: ExitStack) -> list[Part]:
+    def _open_parts(self, stack: ExitStack) -> list[OutputFolder]:
         pool = stack.enter_context(ThreadPoolExecutor(thread_name_prefix="compose"))
         return [
             stack.enter_context(
-                Part(number, output.private, self._config, self._staging, pool, compose=output.composer(self._staging))
+                OutputFolder(
+                    number, output.private, self._config, self._staging, pool, compose=output.composer(self._staging)
+                )
             )
             for number, output in enumerate(self._outputs)
         ]
@@ -368,7 +370,7 @@ class Conversion:
             retried=self._retried,
         )
 
-    def _refuse_empty(self, parts: Sequence[Part], lowest: int) -> None:
+    def _refuse_empty(self, parts: Sequence[OutputFolder], lowest: int) -> None:
         for part, name in zip(parts, ("training", "validation"), strict=False):
             if len(parts) > 1 and not part.accounts.written:
                 works = f", such as {least_share(lowest):g}" if part is parts[1] else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmdata.convert.accounts import CannotPublish, add_up
-from mmdata.convert.changes import Changes, find_changes
+from mmdata.convert.changes import ChangedFiles, find_changes
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion
 from mmdata.convert.engines import Engine, local
@@ -38,7 +38,7 @@ class Report:
     was_complete: bool
     source: dict[str, Any]
     val: Manifest | None = None
-    changes: Changes = field(default_factory=Changes)
+    changes: ChangedFiles = field(default_factory=ChangedFiles)
 
     @property
     def accounts(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
         OSError: the disk is full or broken. The same call goes on where this one ended.
     """
-    config, changes = config or ConvertConfig(), Changes()
+    config, changes = config or ConvertConfig(), ChangedFiles()
     with ExitStack() as stack:
         corpus, config, tokenizer, outputs, run = open_conversion(
             stack, source, out, config, chosen, overwrite=overwrite

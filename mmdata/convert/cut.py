@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from mmdata.convert.group import Merges
-from mmdata.convert.rows import Row, Source, images_of
+from mmdata.convert.rows import InputRow, Source, images_of
 from mmdata.convert.table_source import TableSource
 from mmdata.convert.unit import Unit
 from mmdata.errors import BadSample
@@ -77,7 +77,7 @@ class Units:
                 yield replace(unit, rows=chunk, names=tuple(labels.names))
 
 
-def _note(labels: Labels, rows: list[Row]) -> None:
+def _note(labels: Labels, rows: list[InputRow]) -> None:
     """Number the labels of rows, as far as they can be read without the files."""
     for row in rows:
         if isinstance(row.label, str):

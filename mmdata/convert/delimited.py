@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.headless import is_data, name_columns
-from mmdata.convert.tables import MAX_LINE, Table, TableOptions, TableRow, TextLines, refuse_twice
+from mmdata.convert.tables import MAX_LINE, SourceTable, TableOptions, TableRow, TextLines, refuse_twice
 from mmdata.errors import DataError
 
 DELIMITERS = (",", "\t", ";", "|")
@@ -21,7 +21,7 @@ MAX_BROKEN_LINES = 100
 """A faulty quoted field over more lines than this has swallowed rows, which is an error and not one bad row."""
 
 
-class DelimitedTable(Table):
+class DelimitedTable(SourceTable):
     """A CSV or TSV file, with a header line unless the options name the columns.
 
     Args:

@@ -17,7 +17,7 @@ from mmdata.convert.input_rows import ROWS_FOLDER
 from mmdata.convert.output import Run
 from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
-from mmdata.storage.folder import INNER, manifest_prefix
+from mmdata.storage.folder import INNER, has_manifest
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Earlier:
             DataError: there is none, it is one part of a conversion, or no conversion has made it.
         """
         parts = [folder / name for name in ("train", "val")]
-        if manifest_prefix(folder) is not None or not all(manifest_prefix(part) is not None for part in parts):
+        if has_manifest(folder) or not all(has_manifest(part) for part in parts):
             parts = [folder]
         manifests = [Manifest.read(part) for part in parts]
         if any("run" not in (manifest.accounts or {}) for manifest in manifests):

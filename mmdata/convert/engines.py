@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from mmdata.convert.examine import Examined
 from mmdata.convert.fetch import FetchStage, has_url
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
 from mmdata.errors import DataError
@@ -85,7 +85,7 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
     """
     begun: deque[Unit] = deque()  # their rows were asked for
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[InputRow]:
         for unit in units:
             begun.append(unit)
             yield from job.rows(unit)
@@ -139,7 +139,7 @@ def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
         yield chunk
 
 
-def _timed(examine: Callable[[Row], Examined], row: Row) -> tuple[Examined, float]:
+def _timed(examine: Callable[[InputRow], Examined], row: InputRow) -> tuple[Examined, float]:
     """An examined row, and the seconds that it took."""
     began = perf_counter()
     return examine(row), perf_counter() - began

@@ -15,7 +15,7 @@ from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.files import glimpse_file
 from mmdata.convert.group import row_key
 from mmdata.convert.repeats import KEY_BYTES, Repeats
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, Reason
 
@@ -24,7 +24,7 @@ CHUNK = 4096
 
 
 def equal_digests(
-    rows: Callable[[], Iterable[Row]], examiner: Examiner, folder: Path, *, rows_at_most: int
+    rows: Callable[[], Iterable[InputRow]], examiner: Examiner, folder: Path, *, rows_at_most: int
 ) -> Iterator[bytes]:
     """The digest of each row's image; b"" where no other row has an equal one, or where it cannot be read.
 
@@ -55,7 +55,7 @@ class _Glimpse:
 
     root: str
 
-    def __call__(self, row: Row) -> bytes:
+    def __call__(self, row: InputRow) -> bytes:
         if row.fault or row.packed:  # an image in a tar is read in any case
             return row_key(row.number)
         try:
@@ -65,7 +65,7 @@ class _Glimpse:
         return hashlib.sha256(seen).digest()[:KEY_BYTES] if isinstance(seen, bytes) else row_key(row.number)
 
 
-def _without_others(rows: Iterable[Row], alike: Repeats) -> Iterator[Row]:
+def _without_others(rows: Iterable[InputRow], alike: Repeats) -> Iterator[InputRow]:
     """The rows; those in files that are like no other come without their image, so that it is not read."""
     start, known = -CHUNK, set[int]()
     for number, row in enumerate(rows):
@@ -73,4 +73,4 @@ def _without_others(rows: Iterable[Row], alike: Repeats) -> Iterator[Row]:
             start = number
             known = set(alike.between(start, start + CHUNK).rows.tolist())
         may_repeat = row.packed or number in known
-        yield row if may_repeat else Row(row.number, row.place, fault=(Reason.FILTERED, "like no other"))
+        yield row if may_repeat else InputRow(row.number, row.place, fault=(Reason.FILTERED, "like no other"))

@@ -15,20 +15,19 @@ from typing import Any
 from PIL import Image
 
 from mmdata.convert.annotations.boxes import KEY
-from mmdata.convert.blur import Box, blur, parse_boxes
+from mmdata.convert.blur import BlurBox, blur, parse_boxes
 from mmdata.convert.expected import check_hash
 from mmdata.convert.fields import FieldReader
 from mmdata.convert.group import grouping
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
-from mmdata.convert.rows import Row, Source, files_of, numbered_key
+from mmdata.convert.rows import InputRow, Source, files_of, numbered_key
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
-from mmdata.images.decode import check_decodes, check_size, decode_pixels
+from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented
 from mmdata.images.decoder_warnings import name_warnings
 from mmdata.images.jpeg import oriented_size
-from mmdata.images.opened import upright
 from mmdata.images.probe import sniff
 from mmdata.index import Sample
 from mmdata.tars.texts import Loss
@@ -73,7 +72,7 @@ class Examined:
     modified_ns: list[int | None] = field(default_factory=list[Any])
 
 
-Examine = Callable[[Row], Examined]
+Examine = Callable[[InputRow], Examined]
 
 
 @dataclass(frozen=True)
@@ -113,13 +112,13 @@ class Examiner:
         rereads = grouping(source, config) == "content"
         return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes, blurs, rereads)
 
-    def __call__(self, row: Row) -> Examined:
+    def __call__(self, row: InputRow) -> Examined:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
         seen = Seen()
         examined = self._examined(row, seen)
         return replace(examined, seen=seen.to_json(), modified_ns=seen.modified_ns(files_of(row)))
 
-    def _examined(self, row: Row, seen: Seen) -> Examined:
+    def _examined(self, row: InputRow, seen: Seen) -> Examined:
         path = _path_of(row)
         try:
             if row.merged_into is not None and self.rereads:
@@ -154,14 +153,14 @@ class Examiner:
             needs_label=not (row.packed or row.sidecars or self.fields.guesses_label),
         )
 
-    def _reread(self, row: Row, seen: Seen) -> None:
+    def _reread(self, row: InputRow, seen: Seen) -> None:
         """Note the files of a row whose captions another one has."""
         with suppress(BadSample):
             self.fields(row, seen)
         with suppress(BadSample):
             self.read_image(row, seen)
 
-    def _prepare(self, original: bytes, boxes: list[Box]) -> tuple[bytes, ImageInfo, ImageInfo | None]:
+    def _prepare(self, original: bytes, boxes: list[BlurBox]) -> tuple[bytes, ImageInfo, ImageInfo | None]:
         """The image to store, its header and, if it was shrunk, the header of the original."""
         info = probe(original, limits=self.limits)
         resize = self.resize if self.resize is not None and self.resize.applies(info) else None
@@ -171,12 +170,12 @@ class Examiner:
             return original, info, None
         pixels = decode_pixels(original, info.format, checked=True)
         check_size(info, *pixels.shape[:2])
-        image = upright(Image.fromarray(pixels), info.orientation)
+        image = Image.fromarray(oriented(pixels, info.orientation))
         image = blur(image, boxes) if boxes else image
         image = resize(image) if resize else image
         return *as_jpeg(image, original, info.format, quality=self.quality), info if resize else None
 
-    def say(self, row: Row) -> tuple[list[str], int | str | None]:
+    def say(self, row: InputRow) -> tuple[list[str], int | str | None]:
         """Captions and label of a row, for merging; its image is not read.
 
         Raises:
@@ -187,7 +186,7 @@ class Examiner:
         fields = self.fields(row)
         return fields.captions, fields.label
 
-    def read_image(self, row: Row, seen: Seen | None = None) -> bytes:
+    def read_image(self, row: InputRow, seen: Seen | None = None) -> bytes:
         """The bytes of a row's image; `seen` notes them if they are of a file.
 
         Raises:
@@ -222,7 +221,7 @@ class Digester:
 
     examiner: Examiner
 
-    def __call__(self, row: Row) -> Examined:
+    def __call__(self, row: InputRow) -> Examined:
         """Hash the image of one row."""
         try:
             digest = b"" if row.fault else image_digest(self.examiner.read_image(row))
@@ -241,7 +240,7 @@ def hash_of(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def _path_of(row: Row) -> str:
+def _path_of(row: InputRow) -> str:
     """A row's image for the ledger, as given and not too long."""
     image = row.url or row.image
     path = image if isinstance(image, str) else "" if image is None else excerpt(image)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from mmdata.convert.cells import as_list
 from mmdata.convert.recipe import RESERVED
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
@@ -29,7 +29,7 @@ _ABOUT_CAPTIONS = {Reason.MISSING_IMAGE: Reason.MISSING_CAPTION, Reason.IMAGE_TO
 
 
 @dataclass(frozen=True)
-class Fields:
+class RowFields:
     """The text of a row, ready to be stored; its label is not numbered yet."""
 
     captions: list[str]
@@ -58,7 +58,7 @@ class FieldReader:
     keeps_all: bool = False
     guesses_label: bool = False
 
-    def __call__(self, row: Row, seen: Seen | None = None) -> Fields:
+    def __call__(self, row: InputRow, seen: Seen | None = None) -> RowFields:
         """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
 
         A sample of a tar keeps all its metadata, unless the settings choose. `seen` notes the files that are read.
@@ -70,7 +70,7 @@ class FieldReader:
         if not (row.packed or row.sidecars):
             label, captions, lost = self._of_table(row)
             extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
-            return Fields(captions, label, extra, lost)
+            return RowFields(captions, label, extra, lost)
         needs_caption, seen = self.has_captions and not self.templates, seen or Seen()
         if row.packed:
             texts = row.packed.texts(seen, needs_caption=needs_caption)
@@ -81,9 +81,9 @@ class FieldReader:
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
         if self.keeps_all or (row.packed and not extra):
             extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
-        return Fields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
+        return RowFields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
 
-    def _of_table(self, row: Row) -> tuple[int | str | None, list[str], dict[Loss, str]]:
+    def _of_table(self, row: InputRow) -> tuple[int | str | None, list[str], dict[Loss, str]]:
         """Label, captions and losses of a table's row; True and False, of booleans, are the classes 1 and 0."""
         try:
             label = parse_label(int(row.label) if isinstance(row.label, bool) else row.label)
@@ -94,7 +94,7 @@ class FieldReader:
             raise
         return label, self._captions(row, label), {}
 
-    def _captions(self, row: Row, label: int | str | None) -> list[str]:
+    def _captions(self, row: InputRow, label: int | str | None) -> list[str]:
         """All captions of a table's row, cleaned; empty ones are left out if another has text."""
         if not row.captions and self.has_captions and not self.templates:
             raise BadSample(Reason.MISSING_CAPTION, "no .txt, .caption or .json of the same name")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from mmdata import safe_read
-from mmdata.convert.zipped import SUFFIX, Member, Zip, open_zip
+from mmdata.convert.zipped import SUFFIX, Zip, ZippedFile, open_zip
 from mmdata.errors import BadSample, DataError, Reason
 
 MAX_HELD_BYTES = 2**30
@@ -24,7 +24,7 @@ _Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Entry:
+class FolderEntry:
     """A file or folder in a folder.
 
     Attributes:
@@ -93,7 +93,7 @@ def is_file(path: _Path) -> bool:
     return place.archive.find(place.below) is not None
 
 
-def list_folder(folder: _Path) -> list[Entry]:
+def list_folder(folder: _Path) -> list[FolderEntry]:
     """All files and folders in a folder, sorted by name."""
     if (place := in_zip(folder)) is not None:
         found = sorted(place.archive.folders[place.below].items())
@@ -181,16 +181,16 @@ def _locate(place: InZip, root: str, path: str) -> str:
     return next((one for one in found if place.archive.find(one) is not None), found[0])
 
 
-def _entry(found: os.DirEntry[str]) -> Entry:
+def _entry(found: os.DirEntry[str]) -> FolderEntry:
     is_folder, stamp = False, ""
     with suppress(OSError):  # a link that leads nowhere, or back to itself, or what has vanished meanwhile
         is_folder = found.is_dir()
         if not is_folder and not is_hidden(found.name):
             stamp = f"{found.stat().st_size}"
-    return Entry(found.name, is_folder, found.is_symlink(), stamp)
+    return FolderEntry(found.name, is_folder, found.is_symlink(), stamp)
 
 
-def _member_entry(name: str, member: Member | None) -> Entry:
+def _member_entry(name: str, member: ZippedFile | None) -> FolderEntry:
     if member is None:
-        return Entry(name, is_folder=True, is_link=False, stamp="")
-    return Entry(name, is_folder=False, is_link=member.is_link, stamp=f"{member.size} {member.crc:08x}")
+        return FolderEntry(name, is_folder=True, is_link=False, stamp="")
+    return FolderEntry(name, is_folder=False, is_link=member.is_link, stamp=f"{member.size} {member.crc:08x}")

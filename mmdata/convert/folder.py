@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.convert.fields import FieldReader
-from mmdata.convert.files import PARTS, Entry, list_folder, names_in
+from mmdata.convert.files import PARTS, FolderEntry, list_folder, names_in
 from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.tables import choose_part
 from mmdata.errors import BadSample, DataError, Reason
@@ -145,7 +145,7 @@ class FolderSource:
         self.root = folder
         self._read()
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All images, and captions that have none. See `Source.rows`."""
         number = 0
         # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
@@ -156,11 +156,11 @@ class FolderSource:
                 if "path" in extra:
                     extra["path"] = place
                 label = class_numbers.get(place.split(os.sep)[0]) if os.sep in place else None
-                yield Row(number, place, place, label=label, extra=extra, sidecars=sidecars, fault=fault)
+                yield InputRow(number, place, place, label=label, extra=extra, sidecars=sidecars, fault=fault)
                 number += 1
         for place in self._outside:
             fault = (Reason.MISSING_CAPTION, "the image has no caption, and lies in none of the folders of classes")
-            yield Row(number, place, place, fault=fault)
+            yield InputRow(number, place, place, fault=fault)
             number += 1
 
     def describe(self) -> dict[str, Any]:
@@ -168,13 +168,13 @@ class FolderSource:
         alone = {"ignored_texts": self._alone} if self._alone and not self._takes_alone else {}
         return {"kind": "folder", "ignored_files": self._ignored, **alone, "listing_sha256": self._listing}
 
-    def _walk(self) -> Iterator[_Found]:
+    def _walk(self) -> Iterator[_FolderContent]:
         """Each folder before those in it, by name; Python's stack would hold no more than a thousand levels."""
         outside = set[str]()  # folders elsewhere that are walked
         waiting = [("", False)]  # folders, and whether a link leads there
         while waiting:
             below, is_outside = waiting.pop()
-            files: list[Entry] = []
+            files: list[FolderEntry] = []
             folders: list[tuple[str, bool]] = []
             for entry in list_folder(os.path.join(self.root, below)):
                 path = os.path.join(below, entry.name)
@@ -202,7 +202,7 @@ class _FileRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FolderContent:
     """Content of one folder: rows, texts without an image, names and sizes, and the number of other files."""
 
     rows: list[_FileRow]
@@ -216,7 +216,7 @@ class _Found:
         return {os.path.splitext(name)[1].lower() for row in self.rows for name in row.sidecars}
 
 
-def _pair(below: str, entries: list[Entry]) -> _Found:
+def _pair(below: str, entries: list[FolderEntry]) -> _FolderContent:
     """Rows of one folder: images with the caption files of their stem; and texts without an image, as faults."""
     visible = [entry for entry in entries if not entry.is_hidden]
     stems: dict[str, list[str]] = {os.path.splitext(entry.name)[0]: [] for entry in visible}
@@ -243,7 +243,7 @@ def _pair(below: str, entries: list[Entry]) -> _Found:
     fault = (Reason.MISSING_IMAGE, f"a caption without an image{boxes}")
     alone = [_FileRow(os.path.join(below, name), fault=fault) for name in without]
     sizes = (f"{os.path.join(below, entry.name)}\0{entry.stamp}\n" for entry in visible)
-    return _Found(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
+    return _FolderContent(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
 
 
 def _target(root: str, path: str) -> str | None:

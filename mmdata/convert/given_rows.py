@@ -20,9 +20,9 @@ from PIL import Image
 from mmdata.atomic import naming
 from mmdata.convert.arrow import as_stored
 from mmdata.convert.json_tables import ROWS_SEEN
-from mmdata.convert.tables import Table, TableRow
+from mmdata.convert.tables import SourceTable, TableRow
 from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.images.opened import file_of, turned
+from mmdata.images.pillow import file_of, turned
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 """Dicts of an image, captions and more, or a function that gives the same dicts whenever it is called."""
@@ -33,7 +33,7 @@ _HEAD_BYTES = 8
 _MOST_READ = 2**30  # Linux reads at most 2 GiB at once
 
 
-class GivenTable(Table):
+class GivenTable(SourceTable):
     """Rows of a program as a table. A context manager: it holds a temporary file, unless the rows can be read again.
 
     A list and a function are read for each pass over the rows, and compared with the first pass. Of any other iterable,

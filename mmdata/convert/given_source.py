@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.belonging import SourceKind, refuse_strangers
 from mmdata.convert.fetch.stage import has_url
 from mmdata.convert.given_rows import GivenTable, Rows
 from mmdata.convert.group import image_key, row_key
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import Row, numbered_key
+from mmdata.convert.rows import InputRow, numbered_key
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.hashing import hash64
@@ -41,7 +41,7 @@ def open_rows(rows: Rows, config: ConvertConfig, folder: Path) -> Generator[Give
         DataError: no row, or no dict among the first.
         ConfigError: no such column, or a setting that is for other sources.
     """
-    refuse_strangers(Path("rows"), config, Kind.ROWS)
+    refuse_strangers(Path("rows"), config, SourceKind.ROWS)
     with GivenTable(rows, folder) as table:
         yield GivenSource(table, config)
 
@@ -69,7 +69,7 @@ class GivenSource(TableSource):
         if KEY not in config.keep:
             self.columns = replace(self.columns, left_out=self.columns.left_out | {KEY})
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All rows. See `Source.rows`."""
         keys = _Keys(repeat=self._are_merged)
         for row, cells in self._read():
@@ -80,7 +80,7 @@ class GivenSource(TableSource):
             except BadSample as bad:
                 yield replace(row, fault=(bad.reason, bad.detail))
 
-    def rows_from(self, start: int) -> Iterator[Row]:
+    def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; those before it are read too, for their keys."""
         return islice(self.rows(), start, None)
 
@@ -105,7 +105,7 @@ class _Keys:
         self._images: dict[int, bytes] = {}  # of the row with this key, by hashes of both
         self._has_key = bytearray()  # for each row
 
-    def take(self, row: Row, given: Any) -> str:
+    def take(self, row: InputRow, given: Any) -> str:
         """The key of a row's sample; "" for its number.
 
         Raises:

@@ -21,7 +21,7 @@ from mmdata.convert.blur import parse_boxes
 from mmdata.convert.expected import expected_hash
 from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.repeats import KEY_BYTES, Repeats
-from mmdata.convert.rows import Row, Source
+from mmdata.convert.rows import InputRow, Source
 from mmdata.convert.spill import Spill
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES
@@ -42,7 +42,7 @@ def grouping(source: Source, config: ConvertConfig) -> Grouping:
     return "none" if how == "image" and source.group_by != "image" else how
 
 
-def image_key(row: Row) -> bytes:
+def image_key(row: InputRow) -> bytes:
     """KEY_BYTES that are equal for rows with the same path, or the same bytes in a binary column, and the same hash."""
     image = row.image
     if row.fault or not isinstance(image, (str, bytes)):
@@ -76,7 +76,7 @@ class Merge(NamedTuple):
     into: int | None = None
     fault: tuple[Reason, str] | None = None
 
-    def __call__(self, row: Row) -> Row:
+    def __call__(self, row: InputRow) -> InputRow:
         """The row after merging."""
         if self.into is None:
             boxes = row.boxes if self.boxes is None else self.boxes
@@ -84,7 +84,7 @@ class Merge(NamedTuple):
             return replace(row, more_captions=self.captions, losses=losses, boxes=boxes, fault=self.fault or row.fault)
         image = row.image if isinstance(row.image, str) else None  # for the ledger; bytes are not needed any more
         # Its files stay with it: a run that goes on looks whether they have changed.
-        return Row(
+        return InputRow(
             row.number,
             row.place,
             image,
@@ -114,8 +114,8 @@ class Merges:
     def find(
         self,
         keys: Iterable[bytes],
-        rows: Callable[[], Iterable[Row]],
-        say: Callable[[Row], Said],
+        rows: Callable[[], Iterable[InputRow]],
+        say: Callable[[InputRow], Said],
         *,
         rows_at_most: int,
     ) -> None:
@@ -248,7 +248,7 @@ def _merge_of(
     return Merge(tuple(captions), found, boxes, into, (Reason(fault[0]), fault[1]) if fault else None)
 
 
-def _line(first: int, row: Row, say: Callable[[Row], Said]) -> bytes:
+def _line(first: int, row: InputRow, say: Callable[[InputRow], Said]) -> bytes:
     """What a row says, for `Merges`: the first row of its image, its number, captions and label, boxes."""
     said, boxes = None, list[Any]()
     with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
@@ -263,7 +263,7 @@ def _line(first: int, row: Row, say: Callable[[Row], Said]) -> bytes:
     return text.encode("utf-8", "surrogatepass") + b"\n"
 
 
-def _repeated(rows: Iterable[Row], repeats: Repeats) -> Iterator[tuple[Row, int]]:
+def _repeated(rows: Iterable[InputRow], repeats: Repeats) -> Iterator[tuple[InputRow, int]]:
     """The rows whose image repeats, each with the first row of its image."""
     for chunk in _chunks(rows):
         found = repeats.between(chunk[0].number, chunk[-1].number + 1)

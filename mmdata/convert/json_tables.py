@@ -13,7 +13,7 @@ from typing import Any, cast
 from mmdata.convert.compressed import naming_damage
 from mmdata.convert.files import size_and_time
 from mmdata.convert.folder import IMAGE_SUFFIXES
-from mmdata.convert.tables import Table, TableRow, TextLines, open_text, shown
+from mmdata.convert.tables import SourceTable, TableRow, TextLines, open_text, shown
 from mmdata.errors import DataError, excerpt
 from mmdata.tars.captions import unique_keys
 
@@ -23,7 +23,7 @@ MAX_DOCUMENT_BYTES = 2**32
 """Largest JSON document, 4 GiB."""
 
 
-class JsonLinesTable(Table):
+class JsonLinesTable(SourceTable):
     """A file with a JSON object in each line."""
 
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
@@ -54,7 +54,7 @@ class JsonLinesTable(Table):
                 yield TableRow(place, None, f"a JSON object is expected, got {type(value).__name__}")
 
 
-class JsonTable(Table):
+class JsonTable(SourceTable):
     """One JSON document with a table in it.
 
     It is an array of objects, COCO's `images` and `annotations`, Karpathy's `images` with `sentences`, an object with

@@ -12,7 +12,7 @@ from mmdata.convert.compressed import SUFFIXES, compression_of, name_inside, nam
 from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.files import check_file, in_zip, is_file, open_file, size_and_time
 from mmdata.convert.json_tables import JsonLinesTable, JsonTable, parse_json
-from mmdata.convert.tables import Table, TableFormat, TableOptions
+from mmdata.convert.tables import SourceTable, TableFormat, TableOptions
 from mmdata.errors import ConfigError, DataError, excerpt
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -83,7 +83,7 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
     raise DataError(f"source '{folder}': no table '{pattern}' in it{advice}")
 
 
-def open_table(path: Path, options: TableOptions | None = None) -> Table:
+def open_table(path: Path, options: TableOptions | None = None) -> SourceTable:
     """Open a table by its format: the one in the options, else that of its first bytes and its name.
 
     Raises:

@@ -27,7 +27,7 @@ from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
 from mmdata.index.writer import published_names
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.storage.folder import BESIDE, INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
+from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 
 OLD_NAME = "old"
 SOURCE_NAME = ".source-"
@@ -174,8 +174,7 @@ class Output:
 
     def publish(self) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
-        prefix = manifest_prefix(self.private) or BESIDE  # "": an earlier version was killed in this method
-        manifest, inner = prefix + MANIFEST_NAME, self.folder / prefix
+        manifest, inner = INNER + MANIFEST_NAME, self.folder / INNER
         inner.mkdir(exist_ok=True)
         for name in sorted(_listing(self.private) - {manifest, OLD_NAME}):
             if not name.startswith("."):  # hidden files are the writer's own
@@ -191,26 +190,26 @@ class Output:
         # The old manifest is first moved, not deleted: after a kill it still names the files to remove. Its pages are
         # moved too, because the new manifest has pages of the same names.
         old = self.private / OLD_NAME
-        if (prefix := manifest_prefix(self.folder)) is not None:
-            (old / prefix).mkdir(parents=True, exist_ok=True)
-            os.rename(self.folder / prefix / MANIFEST_NAME, old / prefix / MANIFEST_NAME)
-            sync_folder(old / prefix)
-            sync_folder(self.folder / prefix)
+        top = INNER + MANIFEST_NAME
+        if has_manifest(self.folder):
+            (old / INNER).mkdir(parents=True, exist_ok=True)
+            os.rename(self.folder / top, old / top)
+            sync_folder(old / INNER)
+            sync_folder(self.folder / INNER)
         if manifest := _manifest(old):
             for page in manifest.pages:
-                name = manifest.prefix + page.file
+                name = INNER + page.file
                 if (self.folder / name).exists():
                     os.rename(self.folder / name, old / name)
-            sync_folder(old / manifest.prefix)
-            top = manifest.prefix + MANIFEST_NAME
+            sync_folder(old / INNER)
             for name in _names(manifest) - {top}:
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             shutil.rmtree(self.folder / INNER / JOINS_NAME, ignore_errors=True)
-            sync_folder(self.folder / manifest.prefix)
+            sync_folder(self.folder / INNER)
             sync_folder(self.folder)
             (old / top).unlink()
-            sync_folder(old / manifest.prefix)
+            sync_folder(old / INNER)
 
     def _wrong_sizes(self, manifest: Manifest) -> Iterator[str]:
         """Names shards whose size is not the manifest's; only `mmdata verify` hashes them."""
@@ -289,7 +288,7 @@ def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared:
         raise foreign_files(str(folder), foreign)
     _lock(folder, held, shared=shared)
     failed = Output(folder)
-    if manifest_prefix(failed.private) is not None:
+    if has_manifest(failed.private):
         raise foreign_files(str(folder), [PRIVATE_NAME])
     if failed.holds_unfinished() and not overwrite:
         raise DataError(
@@ -322,9 +321,9 @@ def _lock(folder: Path, held: ExitStack, *, shared: bool) -> None:
 def _recover(outputs: Sequence[Output]) -> None:
     """Publish the complete conversion of a killed run, or remove its incomplete one."""
     # The parts are completed in order, and published in order after that: the last one decides.
-    complete = manifest_prefix(outputs[-1].private) is not None
+    complete = has_manifest(outputs[-1].private)
     if complete:
-        publish_all([output for output in outputs if manifest_prefix(output.private) is not None])
+        publish_all([output for output in outputs if has_manifest(output.private)])
     for output in outputs:
         if any(output.private.glob(f"{UNITS_NAME}-*")):
             output.clear_private()  # the units are for the next run
@@ -342,7 +341,7 @@ def foreign_files(place: str, names: Sequence[str]) -> DataError:
 
 def _manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder, or None."""
-    return None if manifest_prefix(folder) is None else Manifest.read(folder)
+    return Manifest.read(folder) if has_manifest(folder) else None
 
 
 def _listing(folder: Path) -> set[str]:
@@ -361,11 +360,10 @@ def _names(manifest: Manifest) -> set[str]:
     if run is None:
         return set()
     # Not from its pages: a run that was killed while moving files may have moved them.
-    names = {*published_names(manifest), manifest.prefix + MANIFEST_NAME, manifest.prefix + QUARANTINE_NAME}
+    names = {*published_names(manifest), INNER + MANIFEST_NAME, INNER + QUARANTINE_NAME}
     if "version" in (manifest.accounts or {}):  # earlier versions made no such lists
-        names |= {manifest.prefix + ROWS_FOLDER, manifest.prefix + TIMINGS_NAME}
+        names |= {INNER + ROWS_FOLDER, INNER + TIMINGS_NAME}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
-        if manifest.prefix != BESIDE:  # an earlier version wrote the folder itself, and no link
-            names.add(manifest.prefix + TOKENIZER_NAME)
+        names.add(INNER + TOKENIZER_NAME)
     return names

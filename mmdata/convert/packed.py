@@ -19,12 +19,12 @@ import numpy as np
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.recipe import ALL, ConvertConfig, Grouping
-from mmdata.convert.rows import PackedFiles, Row
+from mmdata.convert.rows import InputRow, PackedFiles
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.index import Manifest
-from mmdata.storage.folder import manifest_prefix
+from mmdata.storage.folder import has_manifest
 from mmdata.tars.foreign import find_shards, guess_members
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
@@ -68,7 +68,7 @@ class PackedSource:
         self._keep = [name for name in config.keep if name != ALL]
         self._numbers: dict[str, int] | None = None
         self.classes: tuple[str, ...] = ()
-        self._manifest = None if manifest_prefix(folder) is None else Manifest.read(folder)
+        self._manifest = Manifest.read(folder) if has_manifest(folder) else None
         if self._manifest is not None:
             self.classes = tuple((self._manifest.accounts or {}).get("classes", ()))
         keys, self._ignored, listing, kinds = array("q"), 0, hashlib.sha256(), set[str]()
@@ -85,7 +85,7 @@ class PackedSource:
         self._members = self._choose_members(config)
         self.has_captions = bool(self._members.caption) or "txt" in kinds or ("json" in kinds and self._finds_caption())
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All samples. See `Source.rows`."""
         number = 0
         for tar in self._tars:
@@ -137,7 +137,7 @@ class PackedSource:
         offsets, hashes = columns.fixed("image_offset").tolist(), columns.fixed("image_hash").tolist()
         return dict(zip(offsets, hashes, strict=True))
 
-    def _row(self, number: int, tar: Path, group: Group, indexed: dict[int, int]) -> Row:
+    def _row(self, number: int, tar: Path, group: Group, indexed: dict[int, int]) -> InputRow:
         extra = dict.fromkeys(self._keep)
         if "path" in extra:
             extra["path"] = f"{tar.name}/{group.key}"
@@ -154,7 +154,7 @@ class PackedSource:
         if fault is None and self._chosen is not None and not self._chosen.holds(tar.name, offset):
             fault = (Reason.FILTERED, f"not selected by {excerpt(self._chosen.words)}")
         packed = PackedFiles(self.root, tar.name, group, key, self._members, image)
-        return Row(number, place, group.key, extra=extra, packed=packed, fault=fault)
+        return InputRow(number, place, group.key, extra=extra, packed=packed, fault=fault)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ Compose = Callable[[Sequence[Fragment], Path], ShardEntry]
 """Makes a shard of fragments."""
 
 
-class Part:
+class OutputFolder:
     """A folder of shards in the making. A context manager; its manifest is written by `close`, last.
 
     Args:
@@ -76,7 +76,7 @@ class Part:
         self._most_composing = 4 * (os.cpu_count() or 1)
         self._relabelled = count()
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> OutputFolder:
         self._stack.enter_context(naming(self._ledger))  # closing may fail too: it writes the buffer
         self._file: BinaryIO = self._stack.enter_context(self._ledger.open("wb"))
         self.accounts = Accounts(self._file)

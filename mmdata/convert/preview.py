@@ -21,7 +21,7 @@ from mmdata.convert.opening import open_alone
 from mmdata.convert.packing import Packing, pack
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.rows import images_of
-from mmdata.convert.sampled_row import Look, Seen
+from mmdata.convert.sampled_row import RowLook, SampledRow
 from mmdata.convert.sampling import Estimate, SampleOf
 from mmdata.convert.survey import Survey
 from mmdata.errors import Reason
@@ -156,18 +156,18 @@ def preview(
         rows = survey.count(merges)
         passes_s = time.monotonic() - began
         sample = SampleOf.choose(rows, in_runs=images_of(corpus) is not None)
-        look = Look(examiner, config.val_share, tokenizer.count if tokenizer else None)
+        look = RowLook(examiner, config.val_share, tokenizer.count if tokenizer else None)
         with FetchStage.from_config(config) as fetch:
             wanted = fetch(survey.rows(sample, survey.merges_of(sample, merges)))
             seen = {one.number: one for one in in_order(workers, look, wanted)}
-    found = _Found(sample, seen, config, survey)
+    found = _SampleCounts(sample, seen, config, survey)
     return found.preview(passes_s, workers, free_bytes(out))
 
 
-class _Found:
+class _SampleCounts:
     """Adds up what was seen in a sample."""
 
-    def __init__(self, sample: SampleOf, seen: dict[int, Seen], config: ConvertConfig, survey: Survey) -> None:
+    def __init__(self, sample: SampleOf, seen: dict[int, SampledRow], config: ConvertConfig, survey: Survey) -> None:
         self._sample = sample
         self._survey = survey
         self._config = config
@@ -245,6 +245,6 @@ def free_bytes(out: str | os.PathLike[str] | None) -> int | None:
     return shutil.disk_usage(next(one for one in (place, *place.parents) if one.exists())).free
 
 
-def _fault(one: Seen, seen: dict[int, Seen]) -> tuple[Reason, str] | None:
+def _fault(one: SampledRow, seen: dict[int, SampledRow]) -> tuple[Reason, str] | None:
     """Why a row is left out: a row whose captions another one takes is left out with that one."""
     return seen[one.into].fault or one.fault if one.into is not None else one.fault

@@ -57,7 +57,7 @@ class _Pool:
         self._again: deque[Unit] = deque()  # units of processes that died
         self._deaths: Counter[int] = Counter()
         self._most = workers
-        self._workers: list[_Worker] = []
+        self._workers: list[_ConversionWorker] = []
 
     def run(self) -> Iterator[Receipt | Progress]:
         while True:
@@ -88,10 +88,10 @@ class _Pool:
                 if unit is None:
                     return
                 if place == len(self._workers):
-                    self._workers.append(_Worker(self._job))
+                    self._workers.append(_ConversionWorker(self._job))
                 self._workers[place].give(unit)
 
-    def _bury(self, worker: _Worker) -> None:
+    def _bury(self, worker: _ConversionWorker) -> None:
         """Take the units of a process that died, to make them again.
 
         Raises:
@@ -110,7 +110,7 @@ class _Pool:
         self._again.extendleft(reversed(worker.units))
 
 
-class _Worker:
+class _ConversionWorker:
     """A process.
 
     Attributes:

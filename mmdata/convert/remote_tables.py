@@ -10,7 +10,7 @@ import posixpath
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from threading import Event
@@ -23,21 +23,9 @@ from mmdata.convert.output import SOURCE_NAME
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
+from mmdata.storage.attempts import GIVE_CREDENTIALS, WrongAnswer, cause_of, is_denied, is_missing, repeated
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.fetch import (
-    CHUNK_BYTES,
-    GIVE_CREDENTIALS,
-    RemoteFolder,
-    cause_of,
-    display_name,
-    is_denied,
-    is_http,
-    is_missing,
-    read_range,
-    repeat_requests,
-)
-from mmdata.storage.http import WrongAnswer
-from mmdata.storage.resumed_http import ResumedHttpFile
+from mmdata.storage.fetch import RemoteFolder, display_name, is_http
 from mmdata.storage.urls import PROTOCOLS, is_followed
 
 logger = logging.getLogger("mmdata.fetch")
@@ -106,9 +94,10 @@ def _fetch_file_over_http(url: str, folder: Path) -> Path:
             f"'{display_name(url)}': not the URL of a table, and a folder cannot be listed over HTTP; give the URL of "
             f"the file, which ends in {', '.join(SUFFIXES[:6])}, …"
         )
-    with ResumedHttpFile(url, display_name(url)) as file:
+    with closing(RemoteFolder(url, ShardCache(folder)).file(url, Event())) as file:  # the cache stays empty
+        file.begin()
         _check_room(folder, file.size or 0, display_name(url), 1)
-        _store(folder / name, iter(lambda: file.read(CHUNK_BYTES) or b"", b""))
+        _store(folder / name, iter(file.read, b""))
     return folder / name
 
 
@@ -117,12 +106,12 @@ def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
     server = RemoteFolder(url, ShardCache(folder))  # the cache stays empty
     files, protocol = server.file_system(), url.partition("://")[0]
     stop, whole = Event(), url.rstrip("/")
-    found: dict[str, Any] = repeat_requests(display_name(url), stop)(files.info, whole)
+    found: dict[str, Any] = repeated(lambda: files.info(whole), display_name(url), stop)
     if found["type"] != "directory":
         root, names = posixpath.dirname(found["name"]), [posixpath.basename(found["name"])]
         sizes = {names[0]: int(found["size"])}
     else:
-        listed: dict[str, Any] = repeat_requests(display_name(url), stop)(files.find, whole, detail=True)
+        listed: dict[str, Any] = repeated(lambda: files.find(whole, detail=True), display_name(url), stop)
         root = str(found["name"]).rstrip("/")
         sizes = {posixpath.relpath(name, root): int(entry["size"]) for name, entry in listed.items()}
         names = _choose(display_name(url), sorted(sizes), config)
@@ -134,7 +123,7 @@ def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
         if not place.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"'{display_name(url)}': lists '{name}', which leads out of the folder")
         place.parent.mkdir(parents=True, exist_ok=True)
-        _store(place, _chunks(server, f"{protocol}://{root}/{name}", stop))
+        _store(place, iter(server.file(f"{protocol}://{root}/{name}", stop).read, b""))
     return folder / names[0] if found["type"] != "directory" else folder
 
 
@@ -184,22 +173,6 @@ def _check_room(folder: Path, size: int, name: str, count: int) -> None:
             "choose an output on another disk, or convert a part (--split, --table)"
         )
     logger.info("tables: fetching %d, %s bytes, of %s", count, f"{size:,}" if size else "an unknown number of", name)
-
-
-def _chunks(server: RemoteFolder, url: str, stop: Event) -> Iterator[bytes]:
-    """The bytes of a file, all of one version."""
-    version = server.version_of(url, stop)
-    size, offset = version[0], 0
-    while offset < size:
-        end = min(offset + CHUNK_BYTES, size)
-        retrying = repeat_requests(display_name(url), stop)
-        data = retrying(read_range, server.file_system(), url, offset, end)
-        if not data:
-            break
-        yield data
-        offset += len(data)
-    if offset != size or server.version_of(url, stop) != version:
-        raise WrongAnswer(f"'{display_name(url)}' changed on the server while it was read; start again")
 
 
 def _store(place: Path, chunks: Iterator[bytes]) -> None:

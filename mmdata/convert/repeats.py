@@ -22,7 +22,7 @@ _KEYED = np.dtype([("high", ">u8"), ("low", ">u8"), ("row", "<i8"), ("said", "<i
 _FOUND = np.dtype([("row", "<i8"), ("first", "<i8"), ("same", "?")])
 
 
-class Found(NamedTuple):
+class RepeatedRows(NamedTuple):
     """Rows that repeat an earlier one.
 
     Attributes:
@@ -88,7 +88,7 @@ class Repeats:
             add_rows(self._found, found["row"] // BUCKET_ROWS, found)
         self._keyed.close()
 
-    def between(self, start: int, stop: int) -> Found:
+    def between(self, start: int, stop: int) -> RepeatedRows:
         """The repeats among the rows from `start` to before `stop`; fastest in ascending order."""
         parts = [np.zeros(0, _FOUND)]
         for bucket in range(start // BUCKET_ROWS, -(-stop // BUCKET_ROWS)):
@@ -99,7 +99,7 @@ class Repeats:
             begin, end = np.searchsorted(found["row"], (start, stop))
             parts.append(found[begin:end])
         found = np.concatenate(parts)
-        return Found(found["row"].astype(np.int64), found["first"].astype(np.int64), found["same"])
+        return RepeatedRows(found["row"].astype(np.int64), found["first"].astype(np.int64), found["same"])
 
     def close(self) -> None:
         """Remove the temporary files."""

@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image, ImageCms
 
 from mmdata.images import ImageInfo
-from mmdata.images.probe import open_image
+from mmdata.images.pillow import open_image
 
 
 @dataclass(frozen=True)

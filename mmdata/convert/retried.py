@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmdata.convert.earlier import Earlier
 from mmdata.convert.group import Merge, Merges, row_key
 from mmdata.convert.recipe import Grouping
-from mmdata.convert.rows import Row, Source, images_of, numbered_key
+from mmdata.convert.rows import InputRow, Source, images_of, numbered_key
 from mmdata.errors import DataError
 
 
@@ -65,11 +65,11 @@ class RetriedRows:
         self._earlier = earlier
         self._description = description
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """The rows. See `Source.rows`."""
         return self._of(self.corpus.rows(), 0)
 
-    def rows_from(self, start: int) -> Iterator[Row]:
+    def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on. See `ImageSource.rows_from`."""
         assert self._images is not None
         return self._of(self._images.rows_from(int(self.numbers[start])), start)
@@ -103,7 +103,7 @@ class RetriedRows:
             yield digest or row_key(int(number))
             start = int(number) + 1
 
-    def _of(self, rows: Iterable[Row], place: int) -> Iterator[Row]:
+    def _of(self, rows: Iterable[InputRow], place: int) -> Iterator[InputRow]:
         for row in rows:
             if row.number == self.numbers[place]:
                 yield replace(row, number=place, key=row.key or numbered_key(row.number))

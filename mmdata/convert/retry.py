@@ -42,7 +42,7 @@ DID_NOT_FAIL = frozenset({Reason.DUPLICATE_IMAGE, Reason.FILTERED})
 WHILE_LOADING = frozenset(
     {
         *(Reason.DAMAGED_SHARD, Reason.TRANSFORM_FAILED, Reason.TEXT_TRANSFORM_FAILED, Reason.MISSING_FIELD),
-        *(Reason.BAD_FIELD, Reason.DEVICE_DECODER),
+        Reason.BAD_FIELD,
     }
 )
 RETRIED = sorted(str(reason) for reason in Reason if reason not in DID_NOT_FAIL | WHILE_LOADING)

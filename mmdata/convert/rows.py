@@ -72,7 +72,7 @@ class PackedFiles:
 
 
 @dataclass(frozen=True)
-class Row:
+class InputRow:
     """One input row; nothing in it is checked yet.
 
     Attributes:
@@ -112,7 +112,7 @@ class Row:
     fault: tuple[Reason, str] | None = None
 
 
-def files_of(row: Row) -> tuple[str, ...]:
+def files_of(row: InputRow) -> tuple[str, ...]:
     """Paths of the files that a row is made of, relative to the source's root or absolute."""
     if row.packed:
         return (row.packed.tar,)
@@ -145,7 +145,7 @@ class Source(Protocol):
     has_captions: bool
     group_by: Grouping
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All rows, in the same order every time."""
         ...
 
@@ -166,7 +166,7 @@ class ImageSource(Source, Protocol):
     holds_images: bool
     can_be_sent: bool
 
-    def rows_from(self, start: int) -> Iterator[Row]:
+    def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from number `start` on; images before it are not read.
 
         Raises:

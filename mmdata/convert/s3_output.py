@@ -27,9 +27,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import ShardEntry
 from mmdata.index.tars import file_sha256
-from mmdata.storage.bucket import CONNECTIONS, MOST_BYTES, Bucket
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
+from mmdata.storage.s3 import CONNECTIONS, MOST_BYTES, S3Folder
 
 MANIFEST = INNER + MANIFEST_NAME
 MADE = "made/"
@@ -49,7 +49,7 @@ class S3Output(Output):
         bucket: where the conversion is published.
     """
 
-    def __init__(self, folder: Path, bucket: Bucket) -> None:
+    def __init__(self, folder: Path, bucket: S3Folder) -> None:
         super().__init__(folder)
         folder.mkdir(parents=True)
         self._bucket = bucket
@@ -79,7 +79,8 @@ class S3Output(Output):
 
     def listing(self) -> set[str]:
         """See `Output.listing`. Whole other corpora below the folder are not listed."""
-        self._sizes = {**self._bucket.top(), **self._bucket.listing(INNER)}
+        files = {**self._bucket.listing(sub_folders=False), **self._bucket.listing(INNER)}
+        self._sizes = {name: file.bytes for name, file in files.items()} | dict.fromkeys(self._bucket.sub_folders())
         return {_top(name) for name in self._sizes} - {"", INNER_NAME, INNER, INNER + JOINS_NAME}
 
     def size(self, name: str) -> int:
@@ -263,13 +264,15 @@ def open_s3_outputs(url: str, config: ConvertConfig, parts: Sequence[str]) -> Ge
         DataError: a folder holds foreign files.
         ConfigError: another URL; no such bucket, no permission; or shards that are too large for it.
     """
-    bucket = Bucket.of_url(url)
+    bucket = S3Folder.of_url(url)
     if config.shard_bytes > MOST_BYTES:
         raise ConfigError(
             f"shard_bytes {config.shard_bytes}: an output on S3 has shards of at most {MOST_BYTES:,} bytes"
         )
-    if parts and (foreign := sorted({_top(name) for name in bucket.top()} - {"", *parts})):
-        raise foreign_files(bucket.url, foreign)
+    if parts:
+        names = {_top(name) for name in (*bucket.listing(sub_folders=False), *bucket.sub_folders())}
+        if foreign := sorted(names - {"", *parts}):
+            raise foreign_files(bucket.url, foreign)
     folder = Path(tempfile.mkdtemp(prefix="mmdata-convert-"))
     keep = False
     try:

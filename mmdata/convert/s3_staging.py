@@ -20,9 +20,9 @@ from uuid import uuid4
 from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
 from mmdata.index.tars import file_sha256
-from mmdata.storage.bucket import CONNECTIONS, Bucket
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER
+from mmdata.storage.s3 import CONNECTIONS, S3Folder
 
 THREADS = 8
 """Files that one process sends or fetches at once."""
@@ -38,7 +38,7 @@ class File(NamedTuple):
     sha256: str
 
 
-class Stored(NamedTuple):
+class StoredUnit(NamedTuple):
     """A committed unit: what its receipt says.
 
     Attributes:
@@ -65,12 +65,12 @@ class S3Staging(Staging):
         units: folder of the units in it.
     """
 
-    def __init__(self, folder: Path, bucket: Bucket, digest: str) -> None:
+    def __init__(self, folder: Path, bucket: S3Folder, digest: str) -> None:
         super().__init__(folder)
         self.bucket = bucket
         self.digest = digest
         self.units = f"units-{digest}"
-        self._stored: dict[int, Stored] = {}
+        self._stored: dict[int, StoredUnit] = {}
 
     def begin(self, run: dict[str, Any], *, overwrites: bool = False) -> None:
         """See `Staging.begin`. The file of the run is put under a condition by `S3Output`."""
@@ -96,7 +96,7 @@ class S3Staging(Staging):
         files = {file: File(path.stat().st_size, file_sha256(path)) for file, path in paths.items()}
         for file, path in paths.items():
             self.bucket.put(self._name(receipt.unit, name, file), path, files[file].sha256)
-        stored = Stored(receipt, name, files)
+        stored = StoredUnit(receipt, name, files)
         place = self._name(receipt.unit, RECEIPT_NAME)
         if not self.bucket.put_new(place, _to_json(stored)):
             first = self._read(receipt.unit)
@@ -140,7 +140,7 @@ class S3Staging(Staging):
             if (stored := self._read(number)) is None:
                 return None
             prefix = self._name(number, stored.attempt, "")
-            there = {name.removeprefix(prefix): size for name, size in self.bucket.listing(prefix).items()}
+            there = {name.removeprefix(prefix): one.bytes for name, one in self.bucket.listing(prefix).items()}
             if any(there.get(name) != file.bytes for name, file in stored.files.items()):
                 self._remove(stored, there)
                 return None
@@ -197,12 +197,12 @@ class S3Staging(Staging):
         remove_units(self.bucket, f"{self.units}/")
         self.bucket.remove([RUN_NAME])
 
-    def _remove(self, stored: Stored, files: Iterable[str]) -> None:
+    def _remove(self, stored: StoredUnit, files: Iterable[str]) -> None:
         unit = stored.receipt.unit
         self.bucket.remove([self._name(unit, RECEIPT_NAME)])
         self.bucket.remove(self._name(unit, stored.attempt, name) for name in files)
 
-    def _read(self, number: int) -> Stored | None:
+    def _read(self, number: int) -> StoredUnit | None:
         found = self.bucket.get(self._name(number, RECEIPT_NAME))
         return None if found is None else _from_json(found.data)
 
@@ -216,7 +216,7 @@ class S3Staging(Staging):
                 self._download(stored, name, part / name)
         part.rename(folder)
 
-    def _download(self, stored: Stored, file: str, path: Path) -> None:
+    def _download(self, stored: StoredUnit, file: str, path: Path) -> None:
         name = self._name(stored.receipt.unit, stored.attempt, file)
         try:
             self.bucket.download(name, path, stored.files[file].sha256)
@@ -227,7 +227,7 @@ class S3Staging(Staging):
         return "/".join([self.units, f"{unit:06d}", *parts])
 
 
-def remove_units(bucket: Bucket, prefix: str) -> None:
+def remove_units(bucket: S3Folder, prefix: str) -> None:
     """Remove all files that begin so, receipts first, so that a kill leaves no unit without its files; the run last."""
     names = bucket.listing(prefix)
     receipts = [name for name in names if name.endswith(f"/{RECEIPT_NAME}")]
@@ -244,11 +244,11 @@ def units_are_gone(url: str) -> DataError:
     )
 
 
-def _to_json(stored: Stored) -> bytes:
+def _to_json(stored: StoredUnit) -> bytes:
     return json.dumps({**stored._asdict(), "receipt": asdict(stored.receipt)}).encode()
 
 
-def _from_json(data: bytes) -> Stored:
+def _from_json(data: bytes) -> StoredUnit:
     content: dict[str, Any] = json.loads(data)
     files = {name: File(*file) for name, file in content["files"].items()}
-    return Stored(Receipt(**content["receipt"]), content["attempt"], files)
+    return StoredUnit(Receipt(**content["receipt"]), content["attempt"], files)

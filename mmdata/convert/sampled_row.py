@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 from mmdata.convert.examine import Examined, Examiner
 from mmdata.convert.fetch import has_url
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.unit import part_of
 from mmdata.errors import BadSample, Reason
 from mmdata.index.open_shard import members_of, size_in_tar
 
 
 @dataclass(frozen=True)
-class Seen:
+class SampledRow:
     """What was seen of a row.
 
     Attributes:
@@ -52,7 +52,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Look:
+class RowLook:
     """Looks at rows.
 
     Args:
@@ -65,7 +65,7 @@ class Look:
     val_share: float | None
     count: Callable[[Sequence[str]], list[int]] | None
 
-    def __call__(self, row: Row) -> Seen:
+    def __call__(self, row: InputRow) -> SampledRow:
         """Look at one row."""
         began = time.thread_time()
         examined = self.examiner(row)
@@ -76,7 +76,7 @@ class Look:
             except BadSample as bad:
                 fault = bad.reason, bad.detail
             tokens = self.count(examined.sample.captions) if self.count else tokens
-        return Seen(
+        return SampledRow(
             number=row.number,
             place=row.place,
             path=examined.path,

@@ -30,7 +30,7 @@ class Stamp(NamedTuple):
     changed_ns: int
 
 
-class Span(NamedTuple):
+class ReadSpan(NamedTuple):
     """Bytes of a file that were read, and their `fast_hash`."""
 
     offset: int
@@ -42,7 +42,7 @@ class Seen:
     """The files that were read for a row, and those that could not be, by their paths as the corpus has them."""
 
     def __init__(self) -> None:
-        self._files: dict[str, tuple[Stamp | None, list[Span]]] = {}
+        self._files: dict[str, tuple[Stamp | None, list[ReadSpan]]] = {}
 
     def read(self, root: str, path: str, *, max_bytes: int) -> bytes:
         """See `read_inside`. Of files in a .zip nothing is noted: `digest_of_zip` stands for all of them."""
@@ -60,7 +60,7 @@ class Seen:
     def note(self, path: str, status: os.stat_result, offset: int, data: bytes) -> None:
         """Note bytes that were read of a file."""
         _, spans = self._files.setdefault(path, (_stamp(status), []))
-        spans.append(Span(offset, len(data), fast_hash(data)))
+        spans.append(ReadSpan(offset, len(data), fast_hash(data)))
 
     def modified_ns(self, paths: Iterable[str]) -> list[int | None]:
         """Times of the last changes of files; None for one that was not there, UNREAD for one that was not read."""
@@ -100,7 +100,7 @@ def changed_file(root: str, seen: str, *, now: dict[str, Stamp | None]) -> Chang
         if path not in now:
             now[path] = _stamp_at(root, path)
         before, after = Stamp(*stamp) if stamp else None, now[path]
-        if before != after and not _has_bytes(root, path, before, after, [Span(*span) for span in spans]):
+        if before != after and not _has_bytes(root, path, before, after, [ReadSpan(*span) for span in spans]):
             return ChangedFile(path, after is None)
     return None
 
@@ -111,7 +111,7 @@ def modified_ns(root: str, path: str) -> int | None:
     return None if stamp is None else stamp.modified_ns
 
 
-def _has_bytes(root: str, path: str, before: Stamp | None, now: Stamp | None, spans: Sequence[Span]) -> bool:
+def _has_bytes(root: str, path: str, before: Stamp | None, now: Stamp | None, spans: Sequence[ReadSpan]) -> bool:
     """Whether a file has the bytes that were read of it."""
     if before is None or now is None or before.size != now.size or not spans:
         return False
@@ -120,7 +120,7 @@ def _has_bytes(root: str, path: str, before: Stamp | None, now: Stamp | None, sp
     return False
 
 
-def _hash_at(file: Any, span: Span) -> int:
+def _hash_at(file: Any, span: ReadSpan) -> int:
     file.seek(span.offset)
     return fast_hash(file.read(span.length))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.convert.annotations import open_annotated
-from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.belonging import SourceKind, refuse_strangers
 from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.files import check_file, corpus_folder, exists, is_file, is_folder
 from mmdata.convert.folder import FolderSource, NeedsTable
@@ -48,7 +48,7 @@ def _open_any(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> S
     if config.table is not None and is_file(path) and not path.match(config.table):
         raise ConfigError(f"table '{config.table}': '{path}' is a file itself; give its folder, or leave --table out")
     if config.table is None and is_packed(path):
-        refuse_strangers(path, config, Kind.TARS)
+        refuse_strangers(path, config, SourceKind.TARS)
         if config.split is not None:
             raise ConfigError(f"split '{config.split}': '{path}' holds tars, all of one part; give those of the part")
         return PackedSource(path, config, chosen)
@@ -68,7 +68,7 @@ def _open_any(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> S
             if (table := _table_with_parts(path, config)) is None:
                 raise
             return table
-        refuse_strangers(path, config, Kind.FOLDER)
+        refuse_strangers(path, config, SourceKind.FOLDER)
         return source
     if is_folder(path):
         return TableSource.open(path, find_tables(path, config.table or ""), config)

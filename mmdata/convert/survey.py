@@ -8,7 +8,7 @@ from itertools import islice
 from mmdata.convert.examine import Examiner
 from mmdata.convert.group import BUCKET_ROWS, Merge, Merges, grouping, image_key
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import ImageSource, Row, Source, images_of
+from mmdata.convert.rows import ImageSource, InputRow, Source, images_of
 from mmdata.convert.sampling import SampleOf
 from mmdata.errors import DataError
 from mmdata.progress import Track
@@ -64,7 +64,7 @@ class Survey:
         others = {merge.into for merge in found.values() if merge.into is not None} - numbers
         return {**{other: Merge() for other in others}, **found, **_between(merges, others, sample.rows)}
 
-    def rows(self, sample: SampleOf, merges: dict[int, Merge]) -> Iterator[Row]:
+    def rows(self, sample: SampleOf, merges: dict[int, Merge]) -> Iterator[InputRow]:
         """The rows of a sample, merged, and the rows that take their captions."""
         left = set(sample.numbers()) | merges.keys()
         rows = self._passing("examine a sample") if self._images is None else self._in_ranges(self._images, sample)
@@ -76,11 +76,11 @@ class Survey:
         if left:
             raise DataError(f"row {min(left)} is no longer there: the source has changed; start again")
 
-    def _in_ranges(self, images: ImageSource, sample: SampleOf) -> Iterator[Row]:
+    def _in_ranges(self, images: ImageSource, sample: SampleOf) -> Iterator[InputRow]:
         rows = (row for start, end in sample.ranges for row in islice(images.rows_from(start), end - start))
         yield from self._track(rows, "examine a sample", sample.size)
 
-    def _passing(self, what: str) -> Iterator[Row]:
+    def _passing(self, what: str) -> Iterator[InputRow]:
         exact = self._source.rows_are_exact
         yield from self._track(self._source.rows(), what, self._source.rows_at_most, is_exact=exact)
 

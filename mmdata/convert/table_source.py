@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert.arrow import ArrowTable, as_stored, as_text
-from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.belonging import SourceKind, refuse_strangers
 from mmdata.convert.columns import choose_columns
 from mmdata.convert.delimited import DelimitedTable
 from mmdata.convert.files import digest_of_zip
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import FilePrint, fingerprint, open_table
 from mmdata.convert.recipe import ConvertConfig, Grouping
-from mmdata.convert.rows import Row
-from mmdata.convert.tables import Table, differences
+from mmdata.convert.rows import InputRow
+from mmdata.convert.tables import SourceTable, differences
 from mmdata.errors import ConfigError, DataError, Reason, excerpt
 
 PATHS_SEEN = 20
@@ -47,7 +47,7 @@ class TableSource:
     can_be_sent = True
 
     def __init__(
-        self, folder: Path, tables: Sequence[Table], files: Sequence[FilePrint], config: ConvertConfig
+        self, folder: Path, tables: Sequence[SourceTable], files: Sequence[FilePrint], config: ConvertConfig
     ) -> None:
         self._tables, self._files = tables, files
         first = tables[0]
@@ -87,11 +87,11 @@ class TableSource:
         refuse_strangers(paths[0], config, _kind(tables[0]))
         return cls(folder, tables, [fingerprint(path) for path in paths], config)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """Rows of all tables. See `Source.rows`."""
         return (row for row, _ in self._read())
 
-    def rows_from(self, start: int) -> Iterator[Row]:
+    def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; images before it are not read.
 
         Raises:
@@ -106,7 +106,7 @@ class TableSource:
             if file.has_changed(table.path):
                 raise DataError(f"table '{table.path}': has changed since it was opened; run the conversion again")
 
-    def _read(self, start: int = 0) -> Iterator[tuple[Row, dict[str, Any]]]:
+    def _read(self, start: int = 0) -> Iterator[tuple[InputRow, dict[str, Any]]]:
         """Each row with its cells; those of a row with a fault are empty."""
         columns, number = self.columns, 0
         for table in self._tables:
@@ -117,16 +117,16 @@ class TableSource:
             number += skipped
             for place, cells, fault in table.rows_from(wanted, skipped):
                 if cells is None:
-                    yield Row(number, place, fault=(Reason.BROKEN_ROW, fault)), {}
+                    yield InputRow(number, place, fault=(Reason.BROKEN_ROW, fault)), {}
                 elif columns.split and (part := cells.get(columns.split[0])) != self._split:
-                    yield Row(number, place, fault=(Reason.FILTERED, f"its split is {excerpt(part)}")), {}
+                    yield InputRow(number, place, fault=(Reason.FILTERED, f"its split is {excerpt(part)}")), {}
                 else:
                     yield self._row(number, place, cells), cells
                 number += 1
 
-    def _row(self, number: int, place: str, cells: dict[str, Any]) -> Row:
+    def _row(self, number: int, place: str, cells: dict[str, Any]) -> InputRow:
         columns = self.columns
-        return Row(
+        return InputRow(
             number,
             place,
             image=cells.get(columns.image),
@@ -147,12 +147,12 @@ class TableSource:
         paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)
         return [path for path in paths if isinstance(path, str) and path]
 
-    def first_captions(self, count: int) -> Iterator[Row]:
+    def first_captions(self, count: int) -> Iterator[InputRow]:
         """The first rows with their captions alone: an image in a table is not read."""
         columns = self.columns.captions
         for row in islice((row for table in self._tables for row in table.rows(columns)), count):
             if row.cells is not None:
-                yield Row(0, row.place, captions=tuple(as_text(row.cells.get(name)) for name in columns))
+                yield InputRow(0, row.place, captions=tuple(as_text(row.cells.get(name)) for name in columns))
 
     def _refuse_to_keep(self, table: ArrowTable) -> None:
         """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
@@ -177,11 +177,11 @@ class TableSource:
         }
 
 
-def _is_guessed(table: Table) -> bool:
+def _is_guessed(table: SourceTable) -> bool:
     return isinstance(table, DelimitedTable) and table.guessed
 
 
-def _kind(table: Table) -> Kind:
+def _kind(table: SourceTable) -> SourceKind:
     if isinstance(table, ArrowTable):
-        return Kind.ARROW
-    return Kind.DELIMITED if isinstance(table, DelimitedTable) else Kind.JSON
+        return SourceKind.ARROW
+    return SourceKind.DELIMITED if isinstance(table, DelimitedTable) else SourceKind.JSON

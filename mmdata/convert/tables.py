@@ -73,7 +73,7 @@ class TableRow(NamedTuple):
     fault: str = ""
 
 
-class Table(ABC):
+class SourceTable(ABC):
     """A table that can be read from its start any number of times.
 
     Attributes:
@@ -143,7 +143,7 @@ def choose_part(folder: Path | str, parts: Mapping[str, T], split: str | None) -
     return parts[split]
 
 
-def differences(first: Table, other: Table) -> str:
+def differences(first: SourceTable, other: SourceTable) -> str:
     """How the columns of two tables differ: "'caption' is string in the first and int64 in the second"; or ""."""
     found: list[str] = []
     for name in dict.fromkeys([*first.types, *other.types]):

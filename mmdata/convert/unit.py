@@ -20,7 +20,7 @@ from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.group import Merge
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import RecordWriter, Status
-from mmdata.convert.rows import ImageSource, Row
+from mmdata.convert.rows import ImageSource, InputRow
 from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import in_share
@@ -50,7 +50,7 @@ class Unit:
     number: int
     start: int
     stop: int
-    rows: list[Row] | None = None
+    rows: list[InputRow] | None = None
     merges: dict[int, Merge] = field(default_factory=dict[int, Merge])
     names: tuple[str, ...] = ()
 
@@ -88,13 +88,13 @@ class Job:
         given = [self.has_captions, tokenizer, merges]
         return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
 
-    def rows(self, unit: Unit) -> Iterator[Row]:
+    def rows(self, unit: Unit) -> Iterator[InputRow]:
         """The rows of a unit, merged."""
         for row in self._rows(unit):
             merge = unit.merges.get(row.number)
             yield row if merge is None else merge(row)
 
-    def _rows(self, unit: Unit) -> Iterable[Row]:
+    def _rows(self, unit: Unit) -> Iterable[InputRow]:
         if unit.rows is not None:
             return unit.rows
         assert self.source is not None

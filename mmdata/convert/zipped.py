@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<4s22xHH")
 _HEADER_MAGIC = b"PK\3\4"
 
 
-class Member(NamedTuple):
+class ZippedFile(NamedTuple):
     """A file in an archive.
 
     Attributes:
@@ -64,14 +64,14 @@ class Zip:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.folders: dict[str, dict[str, Member | None]] = {"": {}}
+        self.folders: dict[str, dict[str, ZippedFile | None]] = {"": {}}
         digest = hashlib.sha256()
         for name, member in sorted(self._members()):
             digest.update(f"{name}\0{member.size} {member.crc}\n".encode("utf-8", "surrogateescape"))
             self._add(name, member)
         self.digest = digest.hexdigest()
 
-    def find(self, path: str) -> Member | None:
+    def find(self, path: str) -> ZippedFile | None:
         """The file at a path in the archive; None for a folder, and for what is not there."""
         folder, _, name = path.rpartition("/")
         return self.folders.get(folder, {}).get(name)
@@ -102,7 +102,7 @@ class Zip:
             raise BadSample(Reason.CORRUPT_IMAGE, f"'{path}' is damaged in the zip: its bytes do not have its CRC")
         return data
 
-    def _members(self) -> Iterator[tuple[str, Member]]:
+    def _members(self) -> Iterator[tuple[str, ZippedFile]]:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 infos = archive.infolist()
@@ -122,9 +122,9 @@ class Zip:
             name = info.filename.replace("\\", "/")
             mode = info.external_attr >> 16
             where = (info.header_offset, info.compress_size, info.file_size, info.CRC, info.compress_type)
-            yield name, Member(*where, is_link=stat.S_ISLNK(mode))
+            yield name, ZippedFile(*where, is_link=stat.S_ISLNK(mode))
 
-    def _add(self, name: str, member: Member) -> None:
+    def _add(self, name: str, member: ZippedFile) -> None:
         parts = name.split("/")
         if {".", "..", ""} & set(parts[:-1]) or parts[-1] in (".", ".."):
             parts = [name]  # it is absolute, or leads out

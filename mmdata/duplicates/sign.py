@@ -114,10 +114,10 @@ class _Signer:
 
     def _thumbnail(self, shard: int, columns: dict[str, int]) -> Bytes:
         data = self._store.read(shard, columns["image_offset"], columns["image_bytes"])
-        if (fast := columns["image_xxh3"]) and fast_hash(data) != fast:
+        if fast_hash(data) != columns["image_xxh3"]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        orientation, checked = columns["orientation"], fast != 0
-        return thumbnail(data, format=FORMATS[columns["image_format"]], orientation=orientation, checked=checked)
+        image_format, orientation = FORMATS[columns["image_format"]], columns["orientation"]
+        return thumbnail(data, format=image_format, orientation=orientation, checked=True)
 
 
 def _memory(count: int, folder: Path) -> Bytes:

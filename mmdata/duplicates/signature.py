@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -34,7 +34,7 @@ def thumbnail(data: bytes | memoryview, *, format: str, orientation: int = 1, ch
     """The thumbnail of an encoded image, stretched to a square.
 
     Args:
-        data, format, orientation, checked: see `mmdata.images.image.decode`.
+        data, format, orientation, checked: see `mmdata.images.decode.decode`.
 
     Returns:
         uint8 (THUMBNAIL_BYTES,): brightness (SIDE, SIDE), then Cb and Cr (COLOUR_SIDE, COLOUR_SIDE), as JFIF defines

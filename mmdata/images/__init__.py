@@ -2,7 +2,8 @@
 
 - `probe` reads the header of an image; no pixel is decoded.
 - `pixels` takes a row's encoded image to its place in a batch: `PixelTransform` decodes, crops, resizes and augments.
-- `image` decodes and crops; JPEG goes through libjpeg-turbo, other formats through `pillow`.
+- `decode` makes pixels of files; JPEG goes through libjpeg-turbo (`jpeg`), other formats through `pillow`.
+- `crop` chooses and resizes the part of an image that a batch shows.
 - `augment` changes flip and colours; `patches` cuts images into patches at their own aspect ratio (NaFlex).
 - `user` runs a user's transform in the place of crop and augmentation, under the row's own random numbers.
 """

@@ -23,7 +23,7 @@ _WHITE = 255.0
 _HUE_SCALE = 255.999 / 255  # torchvision makes a float v of [0, 1] the integer below v · 255.999
 
 
-class Changes(NamedTuple):
+class Augmentation(NamedTuple):
     """Changes of an image, in the order in which they are applied.
 
     Attributes:
@@ -38,7 +38,7 @@ class Changes(NamedTuple):
     grayscale: bool
 
 
-def draw_changes(augment: AugmentConfig, uniforms: list[float]) -> Changes:
+def draw_changes(augment: AugmentConfig, uniforms: list[float]) -> Augmentation:
     """Choose the changes of an image.
 
     Args:
@@ -59,14 +59,14 @@ def draw_changes(augment: AugmentConfig, uniforms: list[float]) -> Changes:
         if spread:
             factors[name] = low + u * (high - low)
     order = _ORDERS[int(u_order * len(_ORDERS))] if u_jitter < augment.color_jitter_prob else ()
-    return Changes(
+    return Augmentation(
         flip=u_flip < augment.horizontal_flip_prob,
         adjustments=[(name, factors[name]) for name in order if name in factors],
         grayscale=u_grayscale < augment.grayscale_prob,
     )
 
 
-def apply_changes(changes: Changes, image: Tensor) -> None:
+def apply_changes(changes: Augmentation, image: Tensor) -> None:
     """Change an image in place.
 
     Args:

@@ -1,21 +1,62 @@
-"""Decodes image files of all formats to RGB as numpy arrays, and checks that a file decodes. Imports no torch."""
+"""Decodes image files of all formats to RGB, and checks that a file decodes.
+
+Decoding is strict: a truncated image is a `BadSample`, never an image that is padded with grey. Only `decode` needs
+torch, which takes seconds to import.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from mmdata.errors import BadSample, Reason
-from mmdata.images.jpeg import decode_jpeg, jpeg_header
-from mmdata.images.pillow import decode_pillow
+from mmdata.images.jpeg import decode_jpeg, jpeg_header, oriented_size
+from mmdata.images.pillow import DECODER_ERRORS, Pixels, decode_pillow, refused
 from mmdata.images.png import check_png
-from mmdata.images.probe import PARSE_ERRORS, ImageInfo, refused
+from mmdata.images.probe import ImageInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def decode(
+    data: bytes | memoryview,
+    *,
+    format: str,
+    orientation: int = 1,
+    at_least: tuple[int, int] | None = None,
+    checked: bool = False,
+) -> Tensor:
+    """Decode an encoded image to a tensor, upright.
+
+    libjpeg-turbo decodes JPEG; Pillow decodes the other formats and CMYK (`mmdata.images.pillow`). Transparency is
+    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile if it has
+    one, and an animation gives its first frame. The checksums of a PNG are compared.
+
+    Args:
+        data: the whole file.
+        format: its format by magic bytes, as `mmdata.images.probe` names it.
+        orientation: EXIF orientation 1 to 8, applied to the result.
+        at_least: (height, width) as displayed: a JPEG is decoded at the smallest of libjpeg-turbo's scales that gives
+            at least this size; None decodes it at full size.
+        checked: True if `probe` has read these bytes before; a PNG's checksums are then not compared again.
+
+    Returns:
+        uint8 (3, H, W), RGB; H and W as displayed. Often a view with the channels last in memory.
+
+    Raises:
+        BadSample: the image is truncated, corrupt, of an unsupported kind, or too large to decode safely.
+    """
+    import torch
+
+    least = oriented_size(*at_least, orientation) if at_least else (0, 0)
+    pixels = decode_pixels(data, format, least=least, checked=checked)
+    return torch.from_numpy(oriented(pixels, orientation)).permute(2, 0, 1)
 
 
 def decode_pixels(
     data: bytes | memoryview, format: str, *, least: tuple[int, int] = (0, 0), checked: bool = False
-) -> NDArray[np.uint8]:
-    """Decode an image file; `mmdata.images.image.decode` says how.
+) -> Pixels:
+    """Decode an image file; `decode` says how.
 
     Args:
         data: the whole file.
@@ -36,8 +77,16 @@ def decode_pixels(
         if format == "PNG" and not checked:
             check_png(data)
         return decode_pillow(data, format)
-    except (RuntimeError, *PARSE_ERRORS) as error:
-        raise refused(format, "does not decode", error) from error
+    except DECODER_ERRORS as error:
+        raise refused(format, error) from error
+
+
+def oriented(pixels: Pixels, orientation: int) -> Pixels:
+    """Pixels (H, W, 3) turned upright as an EXIF orientation (1 to 8) says; 5 to 8 exchange height and width."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    down, across = (-1 if orientation in flipped else 1 for flipped in ((3, 4, 7, 8), (2, 3, 6, 7)))
+    return pixels if (down, across) == (1, 1) else pixels[::down, ::across].copy()
 
 
 def check_decodes(data: bytes | memoryview, info: ImageInfo) -> None:

@@ -1,7 +1,7 @@
 """Logs Pillow's warnings with the name of the sample, once for each kind of warning in a process.
 
-Pillow warns through `warnings`, and in one place through `logging`; neither names the image. Both are redirected, but
-only for warnings from Pillow in threads that are inside `name_warnings`.
+Pillow warns through `warnings`, which does not name the image. They are redirected, but only for warnings from Pillow
+in threads that are inside `name_warnings`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = logging.getLogger("mmdata")
 _PILLOW = os.path.dirname(PIL.__file__) + os.sep
 
 
-class _Sample(threading.local):
+class _CurrentSample(threading.local):
     name: Callable[[], str] | None = None
 
 
-_sample = _Sample()
+_sample = _CurrentSample()
 _lock = new_lock()
 _told: set[tuple[str, int]] = set()  # places in Pillow's code that have warned
 _show_before: Callable[..., Any] = warnings.showwarning
@@ -55,37 +55,19 @@ def sample_name(shard: str, key: str) -> str:
 
 def _take_over() -> None:
     global _show_before
-    if warnings.showwarning is _show:
-        return
     with _lock:
         if warnings.showwarning is not _show:  # the first time, or after a library replaced the hook
-            _show_before = warnings.showwarning
-            warnings.showwarning = _show
-            log = logging.getLogger("PIL.TiffImagePlugin")
-            if _keep not in log.filters:
-                log.addFilter(_keep)
+            _show_before, warnings.showwarning = warnings.showwarning, _show
 
 
 def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any) -> None:
     """Replaces `warnings.showwarning`."""
     if _sample.name is None or not filename.startswith(_PILLOW):
         _show_before(message, category, filename, lineno, *rest, **more)
-    else:
-        _tell(str(message), (filename, lineno), _sample.name)
-
-
-def _keep(record: logging.LogRecord) -> bool:
-    """Filters Pillow's logger."""
-    if _sample.name is None or record.levelno < logging.WARNING:
-        return True
-    _tell(record.getMessage(), (record.pathname, record.lineno), _sample.name)
-    return False
-
-
-def _tell(message: str, place: tuple[str, int], name: Callable[[], str]) -> None:
+        return
     with _lock:
-        if place in _told:
-            return
-        _told.add(place)
-    said = " ".join(message.split())
-    logger.warning("%s: Pillow warns: %s (said once, for the first image like it)", name(), said)
+        is_new = (filename, lineno) not in _told
+        _told.add((filename, lineno))
+    if is_new:
+        said = " ".join(str(message).split())
+        logger.warning("%s: Pillow warns: %s (said once, for the first image like it)", _sample.name(), said)

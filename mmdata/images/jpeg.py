@@ -7,7 +7,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, Reason
-from mmdata.images.probe import DEFAULT_LIMITS, refused
+from mmdata.images.pillow import MAX_PIXELS, refused
 
 WITHOUT_COLOURS = ("CMYK", "YCCK")
 """Colour spaces that are left to Pillow, which converts them through their ICC profile."""
@@ -32,7 +32,7 @@ def jpeg_size(data: bytes | memoryview, orientation: int = 1) -> tuple[int, int]
     try:
         height, width, _ = jpeg_header(data)
     except ValueError as error:
-        raise refused("JPEG", "does not decode", error) from error
+        raise refused("JPEG", error) from error
     return oriented_size(height, width, orientation)
 
 
@@ -54,8 +54,8 @@ def decode_jpeg(data: bytes | memoryview, min_height: int = 0, min_width: int = 
         ValueError: the file is damaged.
     """
     height, width, colours = jpeg_header(data)
-    if height * width > DEFAULT_LIMITS.max_pixels:  # the limit at which Pillow refuses the other formats
-        detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
+    if height * width > MAX_PIXELS:  # the limit at which Pillow refuses the other formats
+        detail = f"{width}×{height} pixels: more than {MAX_PIXELS} in all"
         raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
     if colours in WITHOUT_COLOURS:
         return None
@@ -72,34 +72,3 @@ def decode_jpeg(data: bytes | memoryview, min_height: int = 0, min_width: int = 
         if not str(warning).endswith("extraneous bytes before marker 0xd9"):
             raise
         return decoded(strict=False)
-
-
-def decodes_on_device(data: bytes | memoryview) -> bool:
-    """Whether a JPEG is of the usual kind, which any decoder reads alike: YCbCr, Huffman coded, 8 bits a sample.
-
-    Raises:
-        BadSample: the header does not parse; or the file has no scan, or no end: decoders other than the loader's fill
-            with grey what is missing.
-    """
-    frame, bits, scan = _scan_of(data)
-    if bytes(data[scan:]).rfind(b"\xff\xd9") < 0:
-        raise BadSample(Reason.CORRUPT_IMAGE, "JPEG does not decode: its end is missing")
-    try:
-        colours = jpeg_header(data)[2]
-    except ValueError as error:
-        raise refused("JPEG", "does not decode", error) from error
-    return frame in (0xC0, 0xC1, 0xC2) and bits == 8 and colours == "YCbCr"
-
-
-def _scan_of(data: bytes | memoryview) -> tuple[int, int, int]:
-    """Marker of a JPEG's frame header (SOF0 to SOF15), the bits of a sample, and the offset of its first scan."""
-    frame, bits, place = 0, 0, 2
-    while place + 4 < len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
-        if marker == 0xDA and frame:
-            return frame, bits, place
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # not DHT, JPG, DAC
-            frame, bits = marker, data[place + 4]
-        filler = marker == 0xFF or 0xD0 <= marker <= 0xD8 or marker == 1  # markers without a length
-        place += (1 if marker == 0xFF else 2) if filler else 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-    raise BadSample(Reason.CORRUPT_IMAGE, "JPEG does not decode: it has no scan")

@@ -1,36 +1,157 @@
-"""Decodes images of all of Pillow's modes as 8-bit RGB on a background.
+"""Opens images with Pillow, and decodes all of Pillow's modes as 8-bit RGB on a background.
 
 Pillow's own conversions clip 16 and 32 bits, ignore some transparency, and misread the values of a few kinds of file.
-This module converts those by what their headers say, and refuses images whose values have no single meaning.
+This module converts the former by what their headers say, and refuses the latter.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
-from typing import Any, cast
+import struct
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageFile, ImagePalette
+from PIL import Image, ImageCms, ImageFile, ImageOps, ImagePalette, features
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdata.errors import BadSample, Reason
-from mmdata.images.jxl import read_jxl
-from mmdata.images.libtiff import raising_errors
-from mmdata.images.opened import turned, upright
-from mmdata.images.probe import DEFAULT_LIMITS, open_image
+from mmdata.forked import new_lock
+from mmdata.images.jxl import jxl_size
 
+MAX_PIXELS = 178_956_970
+"""Images with more pixels are not decoded: Pillow's limit."""
 BACKGROUND = (255, 255, 255)
 """Colour under transparent pixels."""
 
+DECODER_ERRORS = (OSError, EOFError, ValueError, SyntaxError, TypeError, LookupError, RuntimeError, struct.error)
+"""Exceptions that decoders raise for damaged files."""
+_NOT_READ = ("nsupported", "not supported", "not yet supported", "cannot handle", "unknown pixel mode")
+"""Words in a decoder's message which say that the decoder does not implement this kind of file."""
+
+# The plugin classes instead of Image.open: `MAX_PIXELS` replaces Pillow's limit, and no other format can be opened.
+PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+    "AVIF": AvifImageFile,
+}
+
+
+class Package(NamedTuple):
+    """A package with a decoder: the module and its class, the package, and the extra of mmdata that installs it."""
+
+    module: str
+    plugin: str
+    name: str
+    extra: str
+
+
+PACKAGES = {
+    "HEIF": Package("pillow_heif", "HeifImageFile", "pillow-heif", "heic"),
+    "JXL": Package("pillow_jxl.JpegXLImagePlugin", "JXLImageFile", "pillow-jxl-plugin", "jxl"),
+}
+"""Decoders that are no part of Pillow. They are imported when first needed."""
+
 # tags of TIFF
-_BITS = 258
-_PHOTOMETRIC = 262
-_COLOUR_MAP = 320
+_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _BITS = 254, 259, 262, 258
+_PLANAR, _COLOUR_MAP, _SUB_IFDS, _SAMPLE_FORMAT = 284, 320, 330, 339
 
 _WHITE_IS_ZERO = 0  # a value of _PHOTOMETRIC
 
+_PNG_BITS = 24  # where a PNG says how many bits a sample has
+
 Pixels = NDArray[np.uint8]
+
+_reading = new_lock()  # an image may be given twice, and its file has one position
+
+
+def decoder_of(format: str) -> type[ImageFile.ImageFile]:
+    """The plugin that decodes a format.
+
+    Raises:
+        BadSample: it is not installed; the message says what to install.
+    """
+    if format in PACKAGES:
+        package = PACKAGES[format]
+        plugin, remedy = import_plugin(package), f"{package.name}: `pip install 'mmdata[{package.extra}]'`"
+    else:
+        plugin = PLUGINS[format] if format != "AVIF" or features.check("avif") else None
+        remedy = "a Pillow with its codec: `pip install -U pillow`"
+    if plugin is None:
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, f"{format} needs {remedy}")
+    return plugin
+
+
+@cache
+def import_plugin(package: Package) -> type[ImageFile.ImageFile] | None:
+    """A package's plugin; None if it is not installed."""
+    try:
+        return getattr(importlib.import_module(package.module), package.plugin)
+    except ImportError:  # also of a library that it needs
+        return None
+
+
+def open_image(data: bytes | memoryview, format: str) -> ImageFile.ImageFile:
+    """Open an image with Pillow's plugin for `format`; its pixels are not decoded yet, but for JPEG XL.
+
+    Raises:
+        BadSample: the decoder for the format is not installed, or a JPEG XL has more pixels than the limit.
+        Any of `DECODER_ERRORS`: the header is damaged, or of a kind that is not read (see `refused`).
+    """
+    plugin = decoder_of(format)
+    if format == "JXL":
+        _check_size(*jxl_size(data))  # before it is opened: the plugin decodes all pixels when it opens a file
+    try:
+        image = plugin(io.BytesIO(data))
+    except RuntimeError as error:  # of JPEG XL's plugin: its own message is advice to build it from source
+        raise ValueError("cut short or damaged") from error
+    if isinstance(image, TiffImageFile):
+        _check_tiff(image)
+    elif isinstance(image, BmpImageFile):
+        _check_bmp(image, data)
+    elif format == "PNG" and image.mode == "RGB" and data[_PNG_BITS] == 16 and "transparency" in image.info:
+        # Pillow keeps only the high byte of a sample, which many colours share with the transparent one.
+        raise ValueError("a transparent colour of 16 bits is not supported")
+    return image
+
+
+def refused(format: str, error: Exception) -> BadSample:
+    """The error for an image that a decoder refuses: unsupported_format if its message says so, else corrupt_image."""
+    if any(words in str(error) for words in _NOT_READ):
+        return BadSample(Reason.UNSUPPORTED_FORMAT, f"{format}: {error}")
+    return BadSample(Reason.CORRUPT_IMAGE, f"{format} does not decode: {error}")
+
+
+def _check_tiff(image: TiffImageFile) -> None:
+    """Raise ValueError for kinds of TIFF that Pillow decodes wrongly, or whose values are ambiguous."""
+    tags = image.tag_v2
+    is_raw = tags.get(_COMPRESSION, 1) == 1
+    if 2 in tags.get(_SAMPLE_FORMAT, (1,)):
+        raise ValueError("signed samples are not supported: no value of them is black or white")
+    if is_raw and tags.get(_PLANAR, 1) == 2 and max(tags.get(_BITS, (1,))) > 8:
+        raise ValueError("uncompressed planes of more than 8 bits are not supported")
+    # Camera raw files (DNG, NEF, CR2, ...) begin with a thumbnail, and Pillow does not decode the photo behind it.
+    if tags.get(_SUBFILE, 0) & 1 and (_SUB_IFDS in tags or tags.next):
+        raise ValueError("not supported: its first page is a thumbnail of another one")
+
+
+def _check_bmp(image: BmpImageFile, data: bytes | memoryview) -> None:
+    """Raise ValueError where Pillow reads another number of bits than the header says: for palettes of greys."""
+    bits = data[28] if data[14] >= 40 else data[24]
+    if (image.mode == "1" and bits != 1) or (image.mode == "L" and bits != 8):
+        raise ValueError(f"a palette of black and white with {bits} bits is not supported")
 
 
 def decode_pillow(data: bytes | memoryview, format: str) -> Pixels:
@@ -45,10 +166,20 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Pixels:
 
     Raises:
         BadSample: more pixels than the limit, or values without a single meaning.
-        Exception: Pillow's own errors, and ValueError: the image does not decode.
+        Exception: any of `DECODER_ERRORS`: the image does not decode.
     """
     try:
-        return _decode(data, format)
+        with open_image(data, format) as image:
+            _check_size(image.height, image.width)
+            tags: dict[int, Any] = getattr(image, "tag_v2", {})
+            # The standard wants palettes of 16 bits; some programs write 8 bits, which Pillow would shift to black.
+            if image.mode in ("P", "PA") and max(tags.get(_COLOUR_MAP, (256,))) < 256:
+                image.palette = ImagePalette.raw("RGB;L", bytes(tags[_COLOUR_MAP]))
+            image.load()
+            # Pillow scales the samples of a grey PNG to 8 bits, and leaves the transparent value (key) as it is.
+            if image.mode == "L" and "transparency" in image.info and format == "PNG":
+                image.info["transparency"] *= 255 // (2 ** data[_PNG_BITS] - 1)
+            return pixels_of(image) if format in PACKAGES else _in_rgb(image)
     except Image.DecompressionBombError as error:  # a frame that is larger than the whole
         raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
 
@@ -66,51 +197,30 @@ def pixels_of(image: Image.Image) -> Pixels:
         BadSample: 32-bit values, which have no single meaning in memory, or floats outside 0 to 1.
         Exception: Pillow's own errors: the image does not decode.
     """
-    return _of_any_mode(turned(image))
+    return _in_rgb(turned(image))
 
 
-def _of_any_mode(image: Image.Image) -> Pixels:
-    """A loaded image whose mode says all about its values, (H, W, 3)."""
-    if image.mode.startswith("I;16"):
-        return _grey(_levels_of_16_bits(image))
-    if image.mode == "I":
+def _in_rgb(image: Image.Image) -> Pixels:
+    """A loaded image of any mode as RGB on the background, (H, W, 3); of a TIFF its tags say what values mean."""
+    tags: dict[int, Any] = getattr(image, "tag_v2", {})
+    if image.mode == "F":
+        levels = _levels_of_floats(np.asarray(image))
+    elif image.mode == "I" and _BITS not in tags:
         detail = "Pillow's mode I does not say which value is white; convert the image to I;16, L or RGB"
         raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
-    if image.mode == "F":
-        return _grey(_levels_of_floats(np.asarray(image)))
-    return _rgb(image)
-
-
-def _decode(data: bytes | memoryview, format: str) -> Pixels:
-    if format == "JXL":
-        return _jxl(data)
-    # Allow only this format: Pillow would try all formats it knows, and one of them passes the data to Ghostscript.
-    with open_image(data, format) as image:
-        _check_size(image.height, image.width)
-        if format == "BMP":
-            return _bmp(image, data)
-        if format == "GIF":
-            return _gif(image)
-        if format == "PNG":
-            return _png(image, data)
-        if format == "TIFF":
-            return _tiff(cast(TiffImageFile, image))
-        if format == "HEIF":
-            image.load()  # libheif turns it upright
-            return _of_any_mode(image)
-        return _loaded(image)
+    elif image.mode.startswith("I"):
+        levels = _levels_of_integers(image, int(tags.get(_BITS, (16,))[0]))
+    else:
+        return _rgb(image)
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        levels = 255 - levels
+    return np.repeat(levels[:, :, None], 3, axis=2)
 
 
 def _check_size(height: int, width: int) -> None:
-    if height * width > DEFAULT_LIMITS.max_pixels:
-        detail = f"{width}×{height} pixels: more than {DEFAULT_LIMITS.max_pixels} in all"
+    if height * width > MAX_PIXELS:
+        detail = f"{width}×{height} pixels: more than {MAX_PIXELS} in all"
         raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
-
-
-def _loaded(image: ImageFile.ImageFile) -> Pixels:
-    """All pixels of an image, (H, W, 3), by Pillow's conversions."""
-    image.load()
-    return _rgb(image)
 
 
 def _rgb(image: Image.Image) -> Pixels:
@@ -139,78 +249,12 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _grey(levels: Pixels) -> Pixels:
-    """(H, W) to (H, W, 3)."""
-    return np.repeat(levels[:, :, None], 3, axis=2)
-
-
-def _scaled(values: NDArray[Any], bits: int) -> Pixels:
-    """Values from 0 to 2^bits - 1 as 0 to 255, rounded."""
-    most = 2**bits - 1
-    wide = values.astype(np.uint32 if bits <= 16 else np.uint64)
-    return ((wide * 255 + most // 2) // most).astype(np.uint8)
-
-
-def _png(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
-    bits = data[24]  # of a sample; IHDR is always at the same offset
-    if bits == 16 and image.mode == "RGB" and "transparency" in image.info:
-        return _png_of_16_bits(image, data)
-    image.load()
-    key = image.info.get("transparency")
-    if image.mode == "I;16":
-        return _grey(_levels_of_16_bits(image))
-    # Pillow scales samples to 8 bits but leaves the transparent colour (key) as it is in the file, where only
-    # its low bits count.
-    if image.mode == "L" and key is not None and bits < 8:
-        image.info["transparency"] = (key & (2**bits - 1)) * 255 // (2**bits - 1)
-    elif image.mode == "L" and key is not None:
-        image.info["transparency"] = key & 255
-    elif image.mode == "RGB" and key is not None:
-        image.info["transparency"] = tuple(value & 255 for value in key)
-    return _rgb(image)
-
-
-def _png_of_16_bits(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
-    """RGB of 16 bits with one transparent colour."""
-    # Pillow keeps only the high byte of a sample, which many colours share with the transparent one. So the file is
-    # decoded twice: read as little-endian, Pillow's "high" bytes are the low ones.
-    halves: list[Pixels] = []
-    key = np.array(image.info["transparency"], np.uint16)
-    for rawmode in ("RGB;16B", "RGB;16L"):
-        with open_image(data, "PNG") as half:
-            half.tile = [half.tile[0]._replace(args=rawmode)]
-            half.load()
-            halves.append(np.array(half))
-    values = halves[0].astype(np.uint16) << 8 | halves[1]  # (H, W, 3)
-    rgb = _scaled(values, 16)
-    rgb[(values == key).all(axis=2)] = BACKGROUND
-    return rgb
-
-
-def _tiff(image: TiffImageFile) -> Pixels:
-    tags = image.tag_v2
-    # The standard wants palettes of 16 bits; some programs write 8 bits, which Pillow would shift to black.
-    if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
-        image.palette = ImagePalette.raw("RGB;L", bytes(tags[_COLOUR_MAP]))
-    with raising_errors():
-        image.load()
-    if image.mode == "F":
-        levels = _levels_of_floats(np.asarray(image))
-    elif image.mode.startswith("I"):
-        values = np.asarray(image)
-        values = values.view(np.uint32) if image.mode == "I" else values  # Pillow's mode of 32 bits is signed
-        levels = _scaled(values, int(tags[_BITS][0]))
-    else:
-        return _rgb(image)
-    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        levels = 255 - levels
-    return _grey(levels)
-
-
-def _levels_of_16_bits(image: Image.Image) -> Pixels:
-    """8-bit levels (H, W) of an image of mode I;16: Pillow's conversion to 8 bits would clip at 255."""
-    values = np.asarray(image)
-    levels = _scaled(values, 16)
+def _levels_of_integers(image: Image.Image, bits: int) -> Pixels:
+    """8-bit levels (H, W) of values from 0 to 2^bits - 1, rounded: Pillow's conversion would clip at 255."""
+    values, most = np.asarray(image), 2**bits - 1
+    # Pillow's 32 bits are signed.
+    wide = values.view(np.uint32).astype(np.uint64) if image.mode == "I" else values.astype(np.uint32)
+    levels = ((wide * 255 + most // 2) // most).astype(np.uint8)
     if (key := image.info.get("transparency")) is not None:
         levels[values == key] = BACKGROUND[0]
     return levels
@@ -224,56 +268,26 @@ def _levels_of_floats(values: NDArray[np.float32]) -> Pixels:
     return np.rint(values * np.float32(255)).astype(np.uint8)
 
 
-def _gif(image: ImageFile.ImageFile) -> Pixels:
-    """The first frame; a frame smaller than the image is surrounded by the background, as in browsers."""
-    left, top, right, bottom = image.tile[0].extents or (0, 0, *image.size)
-    rgb = _loaded(image)
-    if (left, top, right, bottom) == (0, 0, rgb.shape[1], rgb.shape[0]):
-        return rgb
-    whole = np.empty_like(rgb)
-    whole[:] = BACKGROUND
-    whole[top:bottom, left:right] = rgb[top:bottom, left:right]
-    return whole
+def file_of(image: Image.Image) -> bytes | None:
+    """The file of an image that was opened, and not loaded or changed since; None for any other.
+
+    Decoded from its file an image has the pixels that the loader gives it.
+    """
+    if not isinstance(image, ImageFile.ImageFile) or image.fp is None or image.fp.closed:
+        return None
+    is_loaded = getattr(image, "_im", image) is not None
+    if is_loaded or image.decoderconfig or image.tell() != 0:  # a draft, or another frame than the first
+        return None
+    with _reading:
+        position = image.fp.tell()
+        image.fp.seek(0)
+        data = image.fp.read()
+        image.fp.seek(position)
+    return data if image.format in (*PLUGINS, *PACKAGES, "MPO") else None
 
 
-def _jxl(data: bytes | memoryview) -> Pixels:
-    """An image of JPEG XL, upright."""
-    header = read_jxl(data)
-    _check_size(header.height, header.width)  # before it is opened: the plugin decodes all pixels when it opens a file
-    try:
-        opened = open_image(data, "JXL")
-    except RuntimeError as error:  # the plugin's own message is advice to build it from source
-        raise ValueError("cut short or damaged") from error
-    with opened as image:
-        image.load()
-        # libjxl turns images upright, but the plugin takes one that was a JPEG from the JPEG in it.
-        was_jpeg = getattr(image, "jpeg", False)
-        return _of_any_mode(upright(image, header.orientation) if was_jpeg else image)
-
-
-def _bmp(image: ImageFile.ImageFile, data: bytes | memoryview) -> Pixels:
-    tile = image.tile[0]
-    bits = int.from_bytes(data[28:30], "little") if data[14] >= 40 else int.from_bytes(data[24:26], "little")
-    rawmode, mode = cast("tuple[Any, ...]", tile.args)[0], image.mode
-    # If the palette is only black and white, Pillow reads one bit a pixel, whatever the header says.
-    is_misread = (mode == "1" and bits != 1) or (mode == "L" and bits != 8)
-    if not is_misread and rawmode != "BGRX":
-        return _loaded(image)
-    if tile.codec_name != "raw":
-        raise ValueError("a compressed palette of black and white is not supported")
-    _, stride, direction = cast("tuple[str, int, int]", tile.args)
-    width, height = image.size
-    if tile.offset + stride * height > len(data):
-        raise ValueError(f"ends after {len(data)} bytes, before its last pixel: cut short")
-    lines = np.frombuffer(data, np.uint8, stride * height, tile.offset).reshape(height, stride)
-    lines = lines[::direction]
-    if is_misread:
-        values = lines if bits == 8 else np.stack([lines >> 4, lines & 15], axis=2).reshape(height, -1)
-        return _grey((values[:, :width] * (255 if mode == "1" else 1)).astype(np.uint8))
-    # Pillow ignores the fourth byte. It is alpha in files of most programs, and 0 throughout in files without alpha.
-    bgra = lines[:, : 4 * width].reshape(height, width, 4)
-    alpha = bgra[:, :, 3:].astype(np.uint16)  # (H, W, 1)
-    rgb = np.ascontiguousarray(bgra[:, :, 2::-1])
-    if not alpha.any() or (alpha == 255).all():
-        return rgb
-    return ((rgb * alpha + BACKGROUND[0] * (255 - alpha) + 127) // 255).astype(np.uint8)
+def turned(image: Image.Image) -> Image.Image:
+    """A copy of an image, upright by its orientation in EXIF or XMP data."""
+    if image.format == "JXL" and not getattr(image, "jpeg", False):
+        return image.copy()  # libjxl has turned it; EXIF data in the file are to be ignored
+    return ImageOps.exif_transpose(image)

@@ -12,10 +12,10 @@ from torch import Tensor
 from mmdata.config import DataConfig
 from mmdata.config.callables import name_of
 from mmdata.config.data import AugmentConfig
-from mmdata.encoded_images import Place
 from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
-from mmdata.images.image import Box, decode, eval_crop, resize_crop, train_crop, whole_pixels
-from mmdata.images.jpeg import decodes_on_device, jpeg_size
+from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop
+from mmdata.images.decode import decode
+from mmdata.images.jpeg import jpeg_size
 from mmdata.images.patches import native_size, write_patches
 from mmdata.images.user import UserTransform
 from mmdata.seeding import Purpose, random_raw, uniforms
@@ -49,7 +49,7 @@ class Decoded(NamedTuple):
     """
 
     image: Tensor
-    box: Box
+    box: Crop
     size: tuple[int, int]
 
 
@@ -67,7 +67,6 @@ class PixelTransform:
         seed: of the run.
         patch_size: side of a patch, in pixels.
         exact: decode every image at full size.
-        on_device: JPEGs are handed on as they are, to be decoded at full size on the device.
         typical_size: (height, width) with which a user's function of the size is tried; None: not before the first row.
 
     Raises:
@@ -83,14 +82,12 @@ class PixelTransform:
         seed: int = 0,
         patch_size: int = 16,
         exact: bool = False,
-        on_device: bool = False,
         typical_size: tuple[int, int] | None = None,
     ) -> None:
         self.patch_size = patch_size
         self.seed = seed
         self._kind = name_of(kind)
-        self.on_device = on_device
-        self._exact = exact or on_device
+        self._exact = exact
         self._crop_scale = crop_scale
         self._random_crop = kind == "train"
         self._augment = augment if self._random_crop else None
@@ -106,7 +103,6 @@ class PixelTransform:
             seed=data.seed,
             patch_size=data.patch_size,
             exact=data.decode == "exact",
-            on_device=data.decode == "device",
             typical_size=_typical_size(data),
         )
 
@@ -119,7 +115,7 @@ class PixelTransform:
         return {
             "transform": self._kind,
             "crop_scale": list(self._crop_scale) if self._random_crop else None,
-            "decode": None if self._user else "device" if self.on_device else "exact" if self._exact else "fast",
+            "decode": None if self._user else "exact" if self._exact else "fast",
             "augment": (self._augment and self._augment.model_dump(exclude_defaults=True)) or None,
             "transform_source": self._user and self._user.source,
         }
@@ -148,24 +144,6 @@ class PixelTransform:
         image = decode(data, format=format, orientation=orientation, at_least=at_least)
         scaled = _size(image)
         return Decoded(image, box.scaled(scaled[0] / height, scaled[1] / width), target)
-
-    def place(self, encoded: EncodedImage, *, shape: tuple[int, int], epoch: int) -> Place | None:
-        """The part of a JPEG that a batch shows, for a decoder on the device; None if the device does not decode it.
-
-        Args:
-            encoded: the image; its bytes are not placed yet (`begin` and `end` are 0 and their number).
-            shape: (height, width) of the bucket.
-            epoch: from 0.
-
-        Raises:
-            BadSample: the header does not parse, or the file's end is missing.
-        """
-        data, format, orientation, number, _ = encoded
-        if format != "JPEG" or not decodes_on_device(data):
-            return None
-        size = jpeg_size(data, orientation)
-        box, _ = self._part(size, shape, 0, number, epoch)
-        return Place(0, len(data), orientation, *size, *whole_pixels(box, size), *shape)
 
     def choose_part(
         self, image: Tensor, *, shape: tuple[int, int] | None, patches: int, number: int = 0, epoch: int = 0
@@ -214,7 +192,7 @@ class PixelTransform:
 
     def _part(
         self, size: tuple[int, int], shape: tuple[int, int] | None, patches: int, number: int, epoch: int
-    ) -> tuple[Box, tuple[int, int]]:
+    ) -> tuple[Crop, tuple[int, int]]:
         """The part of an image of `size` to write, and the size to resize it to."""
         if self._random_crop:
             draws = uniforms(4, seed=self.seed, epoch=epoch, purpose=Purpose.ROW_TRANSFORM, position=number)
@@ -226,7 +204,7 @@ class PixelTransform:
         return box, native_size(round(box.height), round(box.width), patch_size=self.patch_size, patches=patches)
 
 
-def _decoded_size(size: tuple[int, int], box: Box, target: tuple[int, int]) -> tuple[int, int] | None:
+def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> tuple[int, int] | None:
     """The smallest size to decode an image at, so that its box is no smaller than the target; None for full size."""
     # Scales above 1/2 are not worth it: libjpeg-turbo takes as long for them as for full size.
     if box.height < 2 * target[0] or box.width < 2 * target[1]:

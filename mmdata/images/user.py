@@ -58,12 +58,9 @@ class UserTransform:
 
     def __init__(self, transform: str | Callable[..., Any], *, size: tuple[int, int] | None = None) -> None:
         self._name = name_of(transform)
-        found = transform
-        if isinstance(transform, str):
-            found = imported(transform, of=f"transform '{transform}'", expected="train, eval, or 'module:callable'")
+        found = imported(transform, of=f"transform '{self._name}'", expected="train, eval, or 'module:callable'")
         self._transform = _adapted(self._name, found, size)
-        has_file = isinstance(transform, str) or inspect.isroutine(transform)
-        self.source = digest_of_file(sys.modules.get(self._name.partition(":")[0])) if has_file else None
+        self.source = source_of(transform)
         self._rows_to_check = CHECKED_ROWS
 
     def __call__(self, image: Tensor, out: Tensor, *, seed: int) -> None:
@@ -138,9 +135,11 @@ class _DrawFrom(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def imported(name: str, *, of: str, expected: str) -> Any:
-    """The callable "module:attribute"; raises a ConfigError that begins with `of` if there is none."""
-    module, colon, attribute = name.partition(":")
+def imported(given: str | Callable[..., Any], *, of: str, expected: str) -> Any:
+    """A callable, or that of a name "module:attribute"; raises a ConfigError that begins with `of` if there is none."""
+    if not isinstance(given, str):
+        return given
+    module, colon, attribute = given.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError) as error:
@@ -150,8 +149,14 @@ def imported(name: str, *, of: str, expected: str) -> Any:
     return found
 
 
-def digest_of_file(module: Any) -> str | None:
-    """16 hexadecimal digits, equal for equal content of a module's file; None if there is no such file."""
+def source_of(given: str | Callable[..., Any]) -> str | None:
+    """16 hexadecimal digits, equal for equal content of the file that defines a callable, or its name.
+
+    None if there is no such file, or if the callable is an object made when the program runs.
+    """
+    if not isinstance(given, str) and not inspect.isroutine(given):
+        return None
+    module: Any = sys.modules.get(name_of(given).partition(":")[0])
     try:
         return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:16]
     except (AttributeError, TypeError, OSError):  # a notebook, a builtin, an archive
@@ -163,18 +168,15 @@ def _adapted(name: str, found: Any, size: tuple[int, int] | None) -> Transform:
     v2: Any = sys.modules.get("torchvision.transforms.v2")
     if v2 is not None and isinstance(found, v2.Transform):
         return lambda image, size, generator: cast(Tensor, found(image))
-    try:
-        signature = inspect.signature(found.forward if isinstance(found, torch.nn.Module) else found)
-    except (TypeError, ValueError):  # a builtin has no signature
+    called = found.forward if isinstance(found, torch.nn.Module) else found
+    if takes(called, 3):
         return cast(Transform, found)
-    if takes(signature, 3):
-        return cast(Transform, found)
-    if inspect.isfunction(found) and takes(signature, 1):
+    if inspect.isfunction(found) and takes(found, 1):
         made = _maker(name, found)
         if size is not None:
             made(size)
         return lambda image, size, generator: made(size)(image)
-    raise ConfigError(f"transform '{name}': takes {signature}; expected {_KINDS}")
+    raise ConfigError(f"transform '{name}': takes {inspect.signature(called)}; expected {_KINDS}")
 
 
 def _maker(
@@ -204,8 +206,12 @@ def _no_maker(name: str, size: tuple[int, int], happened: str) -> str:
     )
 
 
-def takes(signature: inspect.Signature, count: int) -> bool:
-    """Whether a callable takes this many positional arguments."""
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a callable takes this many positional arguments; True if it has no signature."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin
+        return True
     try:
         signature.bind(*range(count))
     except TypeError:

@@ -13,7 +13,6 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
 from mmdata.index.builder import IndexBuilder
-from mmdata.index.columns import SCHEMA_VERSION
 from mmdata.index.encode import CountTokens
 from mmdata.index.manifest import Manifest
 from mmdata.index.recount import add_lengths, lacks_lengths_only
@@ -22,7 +21,7 @@ from mmdata.index.tars import LocalTars, Tars
 from mmdata.index.url_tars import UrlTars
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.fetch import display_name
-from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, local_folder, manifest_prefix
+from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, has_manifest, local_folder
 from mmdata.storage.urls import TarUrls, find_urls, is_url
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Progress
@@ -91,8 +90,8 @@ def build_index(
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 
     Args:
-        source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, each of which is read
-            once, as a stream, and not kept; or the folder of an index of URLs.
+        source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, which are
+            fetched into the cache one after another; or the folder of an index of URLs.
         out: folder in whose `__mmdata__` the files are written; default: the folder of the tars. Needed for URLs.
         count_tokens, tokenizer: as for `ShardWriter`.
         make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
@@ -105,7 +104,7 @@ def build_index(
             each damaged tar; without it all damaged tars are listed in one error.
         overwrite: replace an existing index that differs.
         progress: called with (bytes done, bytes in all).
-        cache: for tars behind URLs; default: that of the loader.
+        cache: for tars behind URLs, which holds those that are being read; default: that of the loader.
         fill_cache: keep the tars behind URLs in the cache, as many as it holds.
         num_workers: processes that read the tars of a folder; None takes one for each core from 256 MB of tars on. The
             index is the same.
@@ -125,7 +124,7 @@ def build_index(
         staging = Staging(folder)
         staging.finish_killed_run()
         known = None
-        if isinstance(tars, UrlTars) and not overwrite and manifest_prefix(folder) is not None:
+        if isinstance(tars, UrlTars) and not overwrite and has_manifest(folder):
             known = tars.known(folder, members, "a new one" if make_tokenizer is not None else tokenizer)
         if known is not None and tokenizer in (None, known.tokenizer) and make_tokenizer is None:
             manifest = known if known.location == location else known.moved(location)
@@ -144,7 +143,6 @@ def build_index(
                 limits,
                 found,
                 staging,
-                version=_version(folder, overwrite=overwrite),
                 classes=classes,
                 skip_damaged=skip_damaged,
                 num_workers=num_workers,
@@ -186,7 +184,7 @@ def _find_tars(
 
 def _urls_of_index(folder: Path) -> TarUrls | None:
     """The tars of an index of URLs; None for any other folder or file, and for a folder that holds tars by now."""
-    if manifest_prefix(folder) is None or next(folder.glob("*.tar"), None) is not None:
+    if not has_manifest(folder) or next(folder.glob("*.tar"), None) is not None:
         return None
     manifest = Manifest.read(folder)
     return TarUrls(manifest.location, [entry.name for entry in manifest]) if "://" in manifest.location else None
@@ -198,7 +196,7 @@ def _index_before(source: str | os.PathLike[str] | None, folder: Path) -> Manife
     It says which members its captions are and what its classes are called, which nobody should have to repeat.
     """
     for place in (folder, *([] if source is None else [local_folder(source)])):
-        if place.is_dir() and manifest_prefix(place) is not None:
+        if place.is_dir() and has_manifest(place):
             return Manifest.read(place)
     return None
 
@@ -214,15 +212,10 @@ def _guess(tars: Tars, staging: Staging) -> Members:
     return Members.from_content(content)
 
 
-def _version(folder: Path, *, overwrite: bool) -> int:
-    """An existing index is compared with one of the same version, so that old indexes stay valid."""
-    return SCHEMA_VERSION if overwrite or manifest_prefix(folder) is None else Manifest.read(folder).schema
-
-
 def _refuse_a_conversions_ledger(folder: Path, *, overwrite: bool) -> None:
     """Raise DataError where an index would overwrite a conversion, or the ledger of one without a manifest."""
     ledger = find_ledger(folder)
-    if manifest_prefix(folder) is not None:
+    if has_manifest(folder):
         if overwrite and "run" in (Manifest.read(folder).accounts or {}):
             raise DataError(
                 f"folder '{folder}': holds a conversion with its accounts, which an index does not replace; convert "

@@ -17,12 +17,12 @@ from mmdata.index.encode import CountTokens, encode
 from mmdata.index.labels import Labels, number_labels
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import write_manifest
-from mmdata.index.pages import ShardEntry
-from mmdata.index.staging import INDEX_END, ReadTar, Staging
+from mmdata.index.pages import INDEX_END, ShardEntry
+from mmdata.index.staging import ReadTar, Staging
 from mmdata.index.tars import Tars
 from mmdata.processes import map_in_processes, workers_for
 from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, manifest_prefix
+from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import split_sample
 from mmdata.tars.scan import Bar, Edge, Progress, Scan
@@ -81,8 +81,6 @@ class _Reader:
         if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
             known = self.tars.read(number, limits=self.limits, members=self.members, step=step)
             self.staging.save(name, identity, known)
-        else:
-            self.tars.recall(known)
         return _Found(_Counts.of(known.scan), known.scan.damage, known.bytes)
 
 
@@ -94,7 +92,6 @@ class IndexBuilder:
         tars: to be indexed.
         limits, members: see `build_index`.
         staging: of the folder.
-        version: of the format on disk.
         classes: names of the classes by label, for tars whose labels are numbers; None: not known.
         skip_damaged, num_workers: see `build_index`.
 
@@ -111,7 +108,6 @@ class IndexBuilder:
         members: Members,
         staging: Staging,
         *,
-        version: int,
         classes: list[str] | None = None,
         skip_damaged: bool = False,
         num_workers: int | None = None,
@@ -122,7 +118,6 @@ class IndexBuilder:
         self._folder, self._tars, self._staging, self._num_workers = folder, tars, staging, num_workers
         self._reader = _Reader(tars, staging, limits, members, skip_damaged)
         self._members, self._classes = members, classes
-        self._version = version
         self._has_captions = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
         self._read: list[_Counts] = []
@@ -222,7 +217,7 @@ class IndexBuilder:
                 "nothing to tokenize: leave --tokenizer out, and data.tokenizer in the config; or make captions of the "
                 'class names with `mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
             )
-        published = None if overwrite or manifest_prefix(self._folder) is None else Manifest.read(self._folder)
+        published = None if overwrite or not has_manifest(self._folder) else Manifest.read(self._folder)
         new = self._staging.new
         (new / INNER).mkdir(parents=True, exist_ok=True)
         entries = [self._encode(number, new / INNER, count_tokens) for number in range(len(self._tars.names))]
@@ -251,7 +246,7 @@ class IndexBuilder:
         rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
         for key, lost in [*scan.losses, *names_lost]:
             self.losses.add(sample_name(name, key), lost)
-        encoded = encode(rows, count_tokens, version=self._version)
+        encoded = encode(rows, count_tokens)
         entry = encoded.entry(name, f"{Path(name).stem}{INDEX_END}", size=size, sha256=sha256)
         write_whole(inner / entry.index, encoded.data)
         return entry

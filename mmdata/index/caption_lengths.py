@@ -16,7 +16,7 @@ from mmdata.errors import BadSample, DataError
 from mmdata.hashing import hash64
 from mmdata.index.index import Index
 from mmdata.index.store import ShardStore
-from mmdata.tars.captions import captions_of
+from mmdata.tars.captions import captions_of, filled
 
 logger = logging.getLogger("mmdata")
 
@@ -45,11 +45,6 @@ class CountsTokens(Protocol):
     def count(self, captions: Sequence[str]) -> Sequence[int]:
         """Number of tokens of each caption, special tokens included."""
         ...
-
-
-def filled(template: str | None, caption: str) -> str:
-    """A template with a caption in the place of {}; None: the caption."""
-    return caption if template is None else template.replace("{}", caption)
 
 
 class TemplatedCounts:

@@ -6,7 +6,6 @@ Index files are read whole, never mapped: a file that is cut short while it is m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,32 +39,25 @@ FIXED: dict[str, np.dtype[Any]] = {
 """Columns with one number a row; the units are bytes, and pixels as stored.
 
 `image_hash` (`hash64`, a part of the SHA-256) identifies the image in batches. `image_xxh3` (`fast_hash`) is compared
-when an image is loaded; it reads as 0 from an index of an earlier version, which has no such column.
+when an image is loaded.
 """
 
 LISTS: dict[str, np.dtype[Any]] = {"caption_hash": np.dtype(np.int64), "caption_tokens": np.dtype(np.int32)}
 """Columns with one number a caption; caption_tokens is empty for all rows when no tokenizer counted them."""
 
 SCHEMA_VERSION = 3
-"""Version of index and manifest. Version 3 added `image_xxh3`, and a checksum over all of manifest.json."""
-OLDEST_VERSION = 2
-"""Oldest version that is read."""
+"""Version of index and manifest."""
 
-
-def _schema(fixed: Sequence[str]) -> Any:
-    return pa.schema(
-        [
-            pa.field("key", pa.string(), nullable=False),
-            *(pa.field(name, pa.from_numpy_dtype(FIXED[name]), nullable=False) for name in fixed),
-            *(
-                pa.field(name, pa.list_(pa.field("item", pa.from_numpy_dtype(dtype), nullable=False)), nullable=False)
-                for name, dtype in LISTS.items()
-            ),
-        ]
-    )
-
-
-SCHEMAS = {3: _schema([*FIXED]), 2: _schema([name for name in FIXED if name != "image_xxh3"])}
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        *(pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in FIXED.items()),
+        *(
+            pa.field(name, pa.list_(pa.field("item", pa.from_numpy_dtype(dtype), nullable=False)), nullable=False)
+            for name, dtype in LISTS.items()
+        ),
+    ]
+)
 
 
 class Columns:
@@ -92,17 +84,15 @@ class Columns:
         return self._arrow.num_rows
 
     @classmethod
-    def open(cls, path: Path, entry: ListedShard, *, checksum: int = 0) -> Columns:
+    def open(cls, path: Path, entry: ListedShard) -> Columns:
         """Read the index file of a shard.
 
-        Its XXH3 is compared with the manifest's. A manifest of version 2 has only the SHA-256, which takes ten times as
-        long. The cache and `verify` compare the SHA-256 too.
+        Its XXH3 is compared with the manifest's. The cache and `verify` compare the SHA-256, which takes ten times as
+        long.
 
         Args:
             path: of the file.
             entry: the shard's entry in the manifest.
-            checksum: `checksum` of the columns as this process read them before, so that a second read needs no
-                SHA-256; 0 if it has not read them.
 
         Raises:
             FileNotFoundError: there is none.
@@ -110,12 +100,8 @@ class Columns:
                 and `lists`.
         """
         data = read_together(path, "index")
-        if known := checksum or entry.index_xxh3:
-            if fast_hash(data) != known:
-                how = "changed since it was opened" if checksum else "XXH3 differs from the manifest's"
-                raise DataError(f"index '{path}': {how}; {_REMEDY}")
-        elif hashlib.sha256(data).hexdigest() != entry.index_sha256:
-            raise DataError(f"index '{path}': SHA-256 differs from the manifest's; {_REMEDY}")
+        if fast_hash(data) != entry.index_xxh3:
+            raise DataError(f"index '{path}': XXH3 differs from the manifest's; {_REMEDY}")
         return cls.parse(data, entry.rows, str(path), shard_bytes=entry.bytes)
 
     @classmethod
@@ -136,17 +122,12 @@ class Columns:
             batch.validate(full=True)
         except (pa.ArrowException, ValueError) as error:
             raise DataError(f"index '{name}': not an index file: {error}; {_REMEDY}") from error
-        if batch.schema not in SCHEMAS.values() or batch.num_rows != rows:
+        if batch.schema != SCHEMA or batch.num_rows != rows:
             raise DataError(
-                f"index '{name}': expected {rows} rows of {SCHEMAS[SCHEMA_VERSION].names}, "
+                f"index '{name}': expected {rows} rows of {SCHEMA.names}, "
                 f"got {batch.num_rows} of {batch.schema.names}; {_REMEDY}"
             )
         return cls(batch, name, data, shard_bytes=shard_bytes)
-
-    @property
-    def checksum(self) -> int:
-        """`fast_hash` of the bytes that were read."""
-        return fast_hash(self._data)
 
     @property
     def sha256(self) -> str:
@@ -198,12 +179,9 @@ class Columns:
         return [keys[row].as_py() for row in numbers]
 
     def fixed(self, name: str) -> npt.NDArray[Any]:
-        """A column of `FIXED`: (rows,); zeros if the index is of a version without the column."""
+        """A column of `FIXED`: (rows,)."""
         if name not in self._fixed:
-            if name == "image_xxh3" and not self.has_fast_hash:
-                values = np.zeros(len(self), FIXED[name])
-            else:
-                values = view(self._arrow.column(name), FIXED[name], of=self._of)
+            values = view(self._arrow.column(name), FIXED[name], of=self._of)
             self._check_fixed(name, values)
             self._fixed[name] = values
         return self._fixed[name]
@@ -217,11 +195,6 @@ class Columns:
             self._check_list(name, offsets, values)
             self._lists[name] = offsets, values
         return self._lists[name]
-
-    @property
-    def has_fast_hash(self) -> bool:
-        """Whether the file has the column `image_xxh3`."""
-        return "image_xxh3" in self._arrow.schema.names
 
     @property
     def num_captions(self) -> int:

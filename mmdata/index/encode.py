@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images.probe import FORMATS
-from mmdata.index.columns import FIXED, LISTS, OLDEST_VERSION, SCHEMA_VERSION, SCHEMAS, Columns
+from mmdata.index.columns import FIXED, LISTS, SCHEMA, Columns
 from mmdata.index.pages import ShardEntry
 from mmdata.tars.captions import NO_CAPTION
 from mmdata.tars.row import Row
@@ -47,9 +47,8 @@ class Encoded:
         )
 
 
-def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None, *, version: int = SCHEMA_VERSION) -> Encoded:
-    """The index file of a shard, in a version of the schema. All captions are counted in one call."""
-    schema = SCHEMAS[version]
+def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None) -> Encoded:
+    """The index file of a shard. All captions are counted in one call."""
     captions = [caption for row in rows for caption in row.captions]
     tokens = list(count_tokens(captions)) if count_tokens and captions else []
     if count_tokens and len(tokens) != len(captions):
@@ -70,16 +69,16 @@ def encode(rows: Sequence[Row], count_tokens: CountTokens | None = None, *, vers
         "image_xxh3": [row.image_xxh3 for row in rows],
     }
     arrays: list[Any] = [pa.array([row.key for row in rows], pa.string())]
-    arrays += [pa.array(np.asarray(values[name], FIXED[name])) for name in FIXED if name in schema.names]
+    arrays += [pa.array(np.asarray(values[name], FIXED[name])) for name in FIXED]
     hashes = np.asarray([hash64(caption.encode()) for caption in captions], np.int64)
-    arrays.append(pa.ListArray.from_arrays(offsets, hashes, type=schema.field("caption_hash").type))
+    arrays.append(pa.ListArray.from_arrays(offsets, hashes, type=SCHEMA.field("caption_hash").type))
     lengths = np.asarray(tokens, np.int32)
     arrays.append(
         pa.ListArray.from_arrays(
-            offsets if count_tokens else offsets * 0, lengths, type=schema.field("caption_tokens").type
+            offsets if count_tokens else offsets * 0, lengths, type=SCHEMA.field("caption_tokens").type
         )
     )
-    return _encoded(arrays, schema, len(rows))
+    return _encoded(arrays, len(rows))
 
 
 def with_tokens(columns: Columns, tokens: Sequence[int]) -> Encoded:
@@ -87,12 +86,11 @@ def with_tokens(columns: Columns, tokens: Sequence[int]) -> Encoded:
     offsets, hashes = columns.lists("caption_hash")
     if len(tokens) != len(hashes):
         raise ValueError(f"{len(tokens)} lengths for {len(hashes)} captions")
-    schema = SCHEMAS[SCHEMA_VERSION if columns.has_fast_hash else OLDEST_VERSION]
     arrays: list[Any] = [columns.keys]
-    arrays += [pa.array(columns.fixed(name)) for name in FIXED if name in schema.names]
+    arrays += [pa.array(columns.fixed(name)) for name in FIXED]
     for name, values in (("caption_hash", hashes), ("caption_tokens", np.asarray(tokens, np.int32))):
-        arrays.append(pa.ListArray.from_arrays(pa.array(offsets), values, type=schema.field(name).type))
-    return _encoded(arrays, schema, len(columns))
+        arrays.append(pa.ListArray.from_arrays(pa.array(offsets), values, type=SCHEMA.field(name).type))
+    return _encoded(arrays, len(columns))
 
 
 def rearranged(parts: Sequence[tuple[Columns, NDArray[np.int64], NDArray[np.int64]]]) -> Encoded:
@@ -102,17 +100,16 @@ def rearranged(parts: Sequence[tuple[Columns, NDArray[np.int64], NDArray[np.int6
         parts: in the order of the new shard: columns of an old one, int64 (n,) rows of it, and int64 (n,), by how many
             bytes each of them was moved.
     """
-    schema = SCHEMAS[SCHEMA_VERSION]
     arrays: list[Any] = [pa.concat_arrays([columns.keys.take(pa.array(rows)) for columns, rows, _ in parts])]
     for name in FIXED:
         taken = [_moved(columns, name, rows, moved) for columns, rows, moved in parts]
         arrays.append(pa.array(np.concatenate(taken)))
     for name in LISTS:
-        kind = schema.field(name).type
+        kind = SCHEMA.field(name).type
         lists = [pa.ListArray.from_arrays(*map(pa.array, columns.lists(name)), type=kind) for columns, _, _ in parts]
         taken = [old.take(pa.array(rows)) for old, (_, rows, _) in zip(lists, parts, strict=True)]
         arrays.append(pa.concat_arrays(taken))
-    return _encoded(arrays, schema, sum(len(rows) for _, rows, _ in parts))
+    return _encoded(arrays, sum(len(rows) for _, rows, _ in parts))
 
 
 def _moved(columns: Columns, name: str, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> NDArray[Any]:
@@ -124,9 +121,9 @@ def _moved(columns: Columns, name: str, rows: NDArray[np.int64], moved: NDArray[
     return values
 
 
-def _encoded(arrays: list[Any], schema: Any, rows: int) -> Encoded:
+def _encoded(arrays: list[Any], rows: int) -> Encoded:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    with pa.ipc.new_file(sink, SCHEMA) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
     data = sink.getvalue().to_pybytes()
     return Encoded(data, Columns.parse(data, rows, "this one"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-import warnings
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict
@@ -116,7 +115,7 @@ class Index:
         self.held_rows = HELD_ROWS
         self._open: OrderedDict[int, Columns] = OrderedDict()
         self._rows_open = 0
-        self._checksums: dict[int, int] = {}  # 0 from a shard's first read; its checksum once its columns made room
+        self._was_read: set[int] = set()
         self._lock = new_lock()
         # A weak reference: a store refers to its index, and its files must close when the last sample is gone.
         self._store: Callable[[], ShardStore | None] = lambda: None
@@ -185,18 +184,6 @@ class Index:
             KeyError: no row has the key, and the error names the nearest; or several rows have.
         """
         return self[row_of_key(self, key)]
-
-    @property
-    def manifest(self) -> Any:
-        """The manifest of an index of one folder; else the index, which has its totals. Deprecated."""
-        warnings.warn(
-            "Index.manifest goes with the next release: take what it said from the index itself (len(index) for rows, "
-            "index.fingerprint for root; index.num_shards, index.bytes, index.tokenizer …), and what one folder's "
-            "manifest says from index.manifests",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.manifests[0] if len(self.manifests) == 1 else self
 
     @cached_property
     def starts(self) -> Rows:
@@ -286,16 +273,15 @@ class Index:
                 self._open.move_to_end(shard)
                 return columns
         part, local = self.part(shard)
-        columns = part.columns(local, checksum=self._checksums.get(shard, 0))
+        columns = part.columns(local)
         with self._lock:
-            self._checksums.setdefault(shard, 0)
+            self._was_read.add(shard)
             if shard not in self._open:  # another thread may have opened it
                 self._open[shard] = columns
                 self._rows_open += len(columns)
             while self._rows_open > self.held_rows and len(self._open) > 1:
-                dropped, columns_dropped = self._open.popitem(last=False)
-                self._checksums[dropped] = columns_dropped.checksum
-                self._rows_open -= len(columns_dropped)
+                _, dropped = self._open.popitem(last=False)
+                self._rows_open -= len(dropped)
         return columns
 
     def locate(self, rows: Rows) -> tuple[Rows, Rows]:
@@ -379,7 +365,7 @@ class Index:
         """
         if not self.caches:
             return
-        if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._checksums]) > 1:
+        if len(missing := [shard for shard in np.unique(shards).tolist() if shard not in self._was_read]) > 1:
             with ThreadPoolExecutor(OPENERS) as pool:
                 list(pool.map(self.shard, missing))
 

@@ -22,13 +22,11 @@ import pyarrow as pa
 from mmdata.atomic import write_whole
 from mmdata.errors import DataError
 from mmdata.forked import cached_property, new_lock
-from mmdata.index.columns import OLDEST_VERSION, Columns
+from mmdata.index.columns import Columns
 from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, PageColumns, ShardEntry
 from mmdata.index.top import Top, checked, checksum_of
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.extract import Extract
 from mmdata.storage.folder import (
-    BESIDE,
     INNER,
     MANIFEST_NAME,
     Folder,
@@ -68,12 +66,9 @@ class Manifest(Top):
         accounts: where the rows come from (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
         folder: the folder of shards.
-        prefix: of the names of manifest.json, pages and index files in `folder`: "__mmdata__/", or "" for a folder that
-            an earlier version wrote.
     """
 
     folder: Folder = field(default=LocalFolder(Path()), compare=False)
-    prefix: str = field(default=INNER, compare=False)
     _opened: dict[int, PageColumns] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
         init=False, default_factory=lambda: [new_lock() for _ in range(OPENERS)], compare=False, repr=False
@@ -92,8 +87,8 @@ class Manifest(Top):
             ConfigError: see `find_folder`.
         """
         folder = find_folder(location, cache)
-        prefix, data = folder.read_first((INNER, BESIDE), MANIFEST_NAME)
-        path = f"{folder}/{prefix}{MANIFEST_NAME}"
+        data = folder.read_manifest()
+        path = f"{folder}/{INNER}{MANIFEST_NAME}"
         try:
             content = json.loads(data, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
@@ -102,7 +97,7 @@ class Manifest(Top):
             raise DataError(f"'{path}': expected an object, got {type(content).__name__}; {REMAKE}")
         top = checked(content, path)
         folder = folder_of_index(folder, top.location, cache)
-        return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, prefix=prefix)
+        return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder)
 
     @cached_property
     def members(self) -> Members:
@@ -131,18 +126,14 @@ class Manifest(Top):
         """
         return self.folder.open_shard(self.location, self.listed(shard), stop)
 
-    def open_extract(self, shard: int, extract: Extract, stop: Event | None = None) -> int:
-        """As `open_shard`, of an extract of a tar behind a URL."""
-        return self.folder.open_extract(self.location, self.listed(shard), extract, stop)
-
-    def columns(self, shard: int, *, checksum: int = 0) -> Columns:
+    def columns(self, shard: int) -> Columns:
         """The columns of a shard; see `Columns.open`.
 
         Raises:
             DataError: the index file is missing or not the one that the manifest names.
         """
         entry = self.listed(shard)
-        use = partial(Columns.open, entry=entry, checksum=checksum)
+        use = partial(Columns.open, entry=entry)
         return self._with_file(entry.index, entry.index_sha256, use, kind="index")
 
     def tar_hashes(self) -> Any:
@@ -201,14 +192,13 @@ class Manifest(Top):
     def moved(self, location: str) -> Manifest:
         """Write another location of the tars: manifest.json is replaced, whole or not at all."""
         manifest = replace(self, location=location)
-        write_whole(local_folder(str(self.folder)) / self.prefix / MANIFEST_NAME, manifest.to_json())
+        write_whole(local_folder(str(self.folder)) / INNER / MANIFEST_NAME, manifest.to_json())
         return manifest
 
     def to_json(self) -> bytes:
         """The content of manifest.json: the same manifest gives the same bytes."""
         content = {**self.content(), "root": self.root}
-        if self.schema > OLDEST_VERSION:
-            content["checksum"] = checksum_of(content)
+        content["checksum"] = checksum_of(content)
         pages = ",\n".join("  " + json.dumps(page, sort_keys=True) for page in content["pages"])
         lines = [f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in content.items()]
         lines[list(content).index("pages")] = f' "pages": [\n{pages}\n ]' if pages else ' "pages": []'
@@ -234,9 +224,9 @@ class Manifest(Top):
     def _with_file(self, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
         """Result of `use` on the path of a file that the manifest names; `kind` stands in the message."""
         try:
-            return self.folder.with_file(self.prefix + name, sha256, use)
+            return self.folder.with_file(INNER + name, sha256, use)
         except FileNotFoundError:
-            place = self.folder.place(self.prefix, name)
+            place = self.folder.place(INNER, name)
             raise DataError(f"{kind} '{place}': no such file, and the manifest names it; {REMAKE}") from None
 
     def _all_pages(self) -> Iterator[PageColumns]:

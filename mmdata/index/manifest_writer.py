@@ -16,7 +16,7 @@ from mmdata.errors import DataError
 from mmdata.index.histogram import unpack_cells
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import PAGE_PATTERN, PAGE_SHARDS, Page, ShardEntry, encode_page, page_name
-from mmdata.storage.folder import INNER, MANIFEST_NAME, LocalFolder, manifest_prefix
+from mmdata.storage.folder import INNER, MANIFEST_NAME, LocalFolder, has_manifest
 from mmdata.storage.listed import check_plain_name
 
 
@@ -53,8 +53,8 @@ class ManifestWriter:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        if (prefix := manifest_prefix(self._folder)) is not None:
-            raise DataError(f"folder '{folder}': already holds {prefix}{MANIFEST_NAME}; remove it first")
+        if has_manifest(self._folder):
+            raise DataError(f"folder '{folder}': already holds {INNER}{MANIFEST_NAME}; remove it first")
         self._inner = self._folder / INNER
         self._inner.mkdir(exist_ok=True)
         self._clear()

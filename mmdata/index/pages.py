@@ -29,6 +29,8 @@ Int32s = npt.NDArray[np.int32]
 
 PAGE_SHARDS = 1024
 PAGE_PATTERN = re.compile(r"manifest-\d{5,}\.arrow")
+INDEX_END = ".index.arrow"
+"""End of the names of index files."""
 REMAKE = "remove manifest.json and run `mmdata index`, or fetch the folder again"
 
 _NUMBERS = ("bytes", "rows", "captions", "labels", "index_xxh3")
@@ -36,27 +38,21 @@ _TEXTS = ("name", "sha256", "index", "index_sha256")
 _CELLS = ("cells", "counts")
 
 
-def _schema(numbers: Sequence[str]) -> Any:
-    item = pa.field("item", pa.int32(), nullable=False)
-    return pa.schema(
-        [
-            *(pa.field(name, pa.string(), nullable=False) for name in _TEXTS),
-            *(pa.field(name, pa.int64(), nullable=False) for name in numbers),
-            *(pa.field(name, pa.list_(item), nullable=False) for name in _CELLS),
-        ]
-    )
-
-
-_SCHEMA = _schema(_NUMBERS)
-_SCHEMA_2 = _schema([name for name in _NUMBERS if name != "index_xxh3"])
-"""The schema in version 2 of the manifest."""
+_ITEM = pa.field("item", pa.int32(), nullable=False)
+_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.string(), nullable=False) for name in _TEXTS),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _NUMBERS),
+        *(pa.field(name, pa.list_(_ITEM), nullable=False) for name in _CELLS),
+    ]
+)
 
 
 @dataclass(frozen=True)
 class ShardEntry(ListedShard):
     """The manifest's entry of one shard.
 
-    Comparison leaves out histogram and fast hash, because `index_sha256` decides both.
+    Comparison leaves out the histogram, which `index_sha256` decides.
 
     Attributes:
         cells: int32 (n,), the cells (`mmdata.index.histogram`) in which this shard has captions, ascending.
@@ -148,7 +144,7 @@ class PageColumns:
         of = f"manifest page '{path}'"
         offsets, cells, counts = histograms = _histograms(batch, of=of)
         columns = cls(
-            numbers={name: _numbers(batch, name, of=of) for name in _NUMBERS},
+            numbers={name: view(batch.column(name), np.int64, of=of) for name in _NUMBERS},
             histograms=histograms,
             path=path,
             checksum=xxhash.xxh3_64_intdigest(data),
@@ -220,17 +216,11 @@ def _parse(data: bytes, path: Path) -> Any:
         batch.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"manifest page '{path}': not a page: {error}; {REMAKE}") from error
-    if batch.schema not in (_SCHEMA, _SCHEMA_2):
+    if batch.schema != _SCHEMA:
         raise DataError(
             f"manifest page '{path}': expected {_SCHEMA.names}, got {batch.schema.names}, or of other types; {REMAKE}"
         )
     return batch
-
-
-def _numbers(batch: Any, name: str, *, of: str) -> Ints:
-    if name == "index_xxh3" and batch.schema == _SCHEMA_2:
-        return np.zeros(batch.num_rows, np.int64)
-    return view(batch.column(name), np.int64, of=of)
 
 
 def _histograms(batch: Any, *, of: str) -> Histograms:

@@ -19,7 +19,7 @@ from mmdata.index.pages import ShardEntry
 from mmdata.index.staging import TOKENIZER_NAME, Staging
 from mmdata.index.store import ShardStore
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import INNER, QUARANTINE_NAME, LocalFolder, find_ledger, folder_of_index, manifest_prefix
+from mmdata.storage.folder import INNER, QUARANTINE_NAME, LocalFolder, find_ledger, folder_of_index, has_manifest
 from mmdata.tars.members import Members
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def lacks_lengths_only(
 
     With `members`, the index must be of these.
     """
-    if (tokenizer is None and make_tokenizer is None) or manifest_prefix(folder) is None:
+    if (tokenizer is None and make_tokenizer is None) or not has_manifest(folder):
         return False
     manifest = Manifest.read(folder)
     listed = [(entry.name, entry.bytes) for entry in manifest]

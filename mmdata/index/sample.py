@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("image_offset", "image_bytes", "image_format", "height", "width"),
     *("caption_offset", "caption_bytes", "caption_format", "label"),
-    *("image_xxh3", "image_hash"),
+    "image_xxh3",
 )
 MAX_CANDIDATES = 100_000
 """The first keys of an index, among which the one nearest to an unknown key is looked for; more
@@ -108,8 +108,8 @@ class IndexedSample:
         Raises:
             DataError: it is not the one that was indexed.
         """
-        data, fast = self._read("image"), self._columns["image_xxh3"]
-        if fast_hash(data) != fast if fast else hash64(data) != self._columns["image_hash"]:
+        data = self._read("image")
+        if fast_hash(data) != self._columns["image_xxh3"]:
             raise self._changed("the image is not the one that was indexed")
         return data
 
@@ -121,7 +121,7 @@ class IndexedSample:
         """
         from PIL import Image
 
-        from mmdata.images.opened import turned
+        from mmdata.images.pillow import turned
 
         with Image.open(io.BytesIO(self.image_bytes)) as opened:
             opened.load()

@@ -20,8 +20,8 @@ from mmdata.errors import DamagedShard
 from mmdata.hashing import fast_hash
 from mmdata.images.probe import ImageInfo
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import PAGE_PATTERN
-from mmdata.storage.folder import INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.index.pages import INDEX_END, PAGE_PATTERN
+from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
 from mmdata.tars.row import Place, Row
 from mmdata.tars.scan import Edge, Scan
 from mmdata.tars.texts import Loss
@@ -30,8 +30,6 @@ STAGING_NAME = ".mmdata-index"
 GUESS_NAME = "members.json"
 VERSION = 3
 """Of the staged files; raise it when a reader of samples changes what it finds."""
-INDEX_END = ".index.arrow"
-"""End of the names of index files."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
 
@@ -116,7 +114,7 @@ class Staging:
 
     def finish_killed_run(self) -> bool:
         """Publish the finished index that a killed run left behind; whether there was one."""
-        if manifest_prefix(self.new) is None:
+        if not has_manifest(self.new):
             return False
         self.publish()
         return True
@@ -149,14 +147,12 @@ class Staging:
 
     def _retire_published(self, following: set[str]) -> None:
         """Remove the manifest of an index that is replaced, and then its files that do not get a successor."""
-        prefix = manifest_prefix(self._folder)
         old = self._folder / INNER
-        if prefix is not None:
-            manifest = Manifest.read(self._folder)
-            old = self._folder / prefix
-            names = {entry.index for entry in manifest}
+        had_manifest = has_manifest(self._folder)
+        if had_manifest:
+            names = {entry.index for entry in Manifest.read(self._folder)}
             (old / MANIFEST_NAME).unlink()
-            for name in names - (following if prefix else set()):
+            for name in names - following:
                 (old / name).unlink(missing_ok=True)
         # The run before may have moved pages of the new index already.
         new = Manifest.read(self.new)
@@ -166,7 +162,7 @@ class Staging:
                 path.unlink()
         # Or it was killed in this method, after it had removed the manifest that names the old files: then no page has
         # been moved, and the new names can be read.
-        if prefix is None and pages <= following:
+        if not had_manifest and pages <= following:
             names = {entry.index for entry in new}
             for path in old.iterdir():
                 if path.name.endswith(INDEX_END) and path.name not in names:

@@ -56,10 +56,6 @@ class Tars(Protocol):
         """Read a tar; the arguments are those of `scan_shard`."""
         ...
 
-    def recall(self, read: ReadTar) -> None:
-        """Told of each tar that an earlier run has read."""
-        ...
-
     def close(self) -> None:
         """End all reading, also that of other threads."""
         ...
@@ -119,9 +115,6 @@ class LocalTars:
         digest = hashlib.sha256()
         scan = scan_shard(path, limits=limits, members=members, step=step, digest=digest)
         return ReadTar(scan, digest.hexdigest(), path.stat().st_size)
-
-    def recall(self, read: ReadTar) -> None:
-        """Nothing is kept."""
 
     def close(self) -> None:
         """Nothing is open."""

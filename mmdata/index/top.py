@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from mmdata.errors import DataError
 from mmdata.forked import cached_property
-from mmdata.index.columns import OLDEST_VERSION, SCHEMA_VERSION
+from mmdata.index.columns import SCHEMA_VERSION
 from mmdata.index.pages import PAGE_SHARDS, REMAKE, Page, page_name
 
 
@@ -53,18 +52,11 @@ def checked(content: dict[str, Any], path: str) -> Top:
         DataError: it is of another schema, was edited or damaged, or its location is a URL or a command.
     """
     schema = content.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA_VERSION:
-        raise DataError(
-            f"'{path}': schema {schema}, and this mmdata reads up to {SCHEMA_VERSION}; "
-            "upgrade with `pip install -U mmdata`"
-        )
-    if isinstance(schema, int) and schema < OLDEST_VERSION:
-        raise DataError(
-            f"'{path}': schema {schema}, of an earlier mmdata, and this one reads {OLDEST_VERSION} to "
-            f"{SCHEMA_VERSION}; remove it and run `mmdata index {os.path.dirname(path)}`"
-        )
+    if isinstance(schema, int) and schema != SCHEMA_VERSION:
+        remedy = "upgrade with `pip install -U mmdata`" if schema > SCHEMA_VERSION else REMAKE
+        raise DataError(f"'{path}': schema {schema}, and this mmdata reads {SCHEMA_VERSION}; {remedy}")
     checksum = content.pop("checksum", None)
-    expected = checksum_of(content) if schema != OLDEST_VERSION else None
+    expected = checksum_of(content)
     root = content.pop("root", None)
     try:
         top = _ADAPTER.validate_python(content)

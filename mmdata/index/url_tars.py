@@ -1,9 +1,9 @@
-"""The tars behind URLs that an index is made of. Each is read once as a stream, several concurrently."""
+"""The tars behind URLs that an index is made of. Each comes into the cache, is read as one on a disk, and leaves it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -13,22 +13,21 @@ from mmdata.errors import DataError
 from mmdata.images.probe import Limits
 from mmdata.index.manifest import Manifest
 from mmdata.index.staging import ReadTar
-from mmdata.index.tar_stream import TarStream
-from mmdata.storage.cache import ShardCache
+from mmdata.storage.cache import Incoming, ShardCache
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.fetch import RemoteFolder
 from mmdata.storage.folder import MANIFEST_NAME
 from mmdata.storage.urls import TarUrls
-from mmdata.tars.foreign import guess_by_samples
-from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import scan_samples
+from mmdata.tars.foreign import guess_members
+from mmdata.tars.members import Members
+from mmdata.tars.scan import scan_shard
 
 READERS = 4
-"""Tars that are read concurrently. Each holds a sample or two in memory."""
+"""Tars that are fetched and read concurrently."""
 ASKERS = 16
 """Tars whose sizes are asked for concurrently."""
 MAX_GUESSED_TARS = 16
-"""Tars that are looked at for a first sample."""
+"""Tars that are looked at for a first sample, as many as fit into half of the cache."""
 
 
 class UrlTars:
@@ -36,8 +35,8 @@ class UrlTars:
 
     Args:
         urls: of the tars.
-        cache: of the loader.
-        keep: keep the tars in the cache, as many as it holds.
+        cache: of the loader; holds the tars that are being read.
+        keep: keep the tars in the cache; those that were read last stay.
 
     Raises:
         ConfigError: see `RemoteFolder`.
@@ -52,10 +51,8 @@ class UrlTars:
         self._folder = RemoteFolder(urls.folder, cache)
         self._stop = Event()
         self._keep = keep
-        self._kept_bytes = 0
         self._lock = Lock()
-        self._open: dict[int, TarStream] = {}
-        self._in_work: set[int] = set()
+        self._fetched: dict[int, Incoming] = {}  # for the guess, and not read yet
 
     def __str__(self) -> str:
         return str(self._folder)
@@ -73,41 +70,36 @@ class UrlTars:
         return {"url": self.place(number)}
 
     def guess_members(self) -> Members:
-        """The members by the first samples; the streams of the tars that were looked at go on with `read`."""
+        """The members by the first samples; the tars that were looked at stay in the cache until they are read."""
         try:
-            for number in range(min(len(self.names), MAX_GUESSED_TARS)):
-                stream = self._stream(number)
-                stream.keeps_all = True
-                found = guess_by_samples(stream.samples, stream.payload)
-                stream.keeps_all = False
-                if found is not None:
-                    return found
+            return guess_members(self._first_paths())
         except BaseException:
             self.close()
             raise
-        return USUAL
+
+    def _first_paths(self) -> Iterator[Path]:
+        for number in range(min(len(self.names), MAX_GUESSED_TARS)):
+            if sum(tar.bytes for tar in self._fetched.values()) > self._folder.cache.max_bytes // 2:
+                return
+            self._fetched[number] = self._folder.fetch_new(self.names[number], self._stop, lambda offset: None)
+            yield self._fetched[number].path
 
     def read(self, number: int, *, limits: Limits, members: Members, step: Callable[[int], None]) -> ReadTar:
-        """Read a tar; the arguments are those of `scan_shard`."""
-        stream = self._stream(number)
+        """Fetch a tar and read it; `step` is called with the bytes that came, the rest is as for `scan_shard`."""
+        name = self.names[number]
         with self._lock:
-            self._in_work.add(number)
+            tar = self._fetched.pop(number, None)
+        tar = tar or self._folder.fetch_new(name, self._stop, step)
         try:
-            name = self.names[number]
-            scan = scan_samples(stream.samples, stream.payload, name=name, limits=limits, members=members, step=step)
-            sha256, size = stream.finish()
-            return ReadTar(scan, sha256, size)
-        finally:
-            with self._lock:
-                self._open.pop(number, None)
-                self._in_work.discard(number)
-            stream.close()
-
-    def recall(self, read: ReadTar) -> None:
-        """Count a tar that an earlier run has read and kept."""
-        if self._keep and self._folder.cache.touch(read.sha256):
-            with self._lock:
-                self._kept_bytes += read.bytes
+            scan = scan_shard(tar.path, limits=limits, members=members, name=name)
+        except BaseException:
+            tar.discard()
+            raise
+        if self._keep:
+            os.close(tar.publish())
+        else:
+            tar.discard()
+        return ReadTar(scan, tar.sha256, tar.bytes)
 
     def fill_cache(self, manifest: Manifest) -> int:
         """Fetch the indexed tars that are not in the cache, as many as it holds; how many are in it then.
@@ -150,17 +142,12 @@ class UrlTars:
         sizes = [entry.bytes for entry in manifest]
         self.sizes = [*sizes]
         stop = Event()
-        ask = partial(self._ask_size, stop=stop)
-        for number, size in enumerate(map_concurrently(ask, range(len(sizes)), threads=ASKERS, end=stop.set)):
+        ask = partial(self._folder.size_of, stop=stop)
+        for number, size in enumerate(map_concurrently(ask, listed, threads=ASKERS, end=stop.set)):
             if size not in (None, sizes[number]):
                 grown = f"has {size:,} bytes, and {sizes[number]:,} were indexed"
                 raise self._other(folder, f"other contents: '{self.place(number)}' {grown}")
         return manifest
-
-    def _ask_size(self, number: int, stop: Event) -> int | None:
-        stream = TarStream(self._folder, self.names[number], stop=stop)
-        stream.close()
-        return stream.size
 
     def _other(self, folder: Path, of: str) -> DataError:
         return DataError(
@@ -172,27 +159,6 @@ class UrlTars:
         """End all reading, also that of other threads."""
         self._stop.set()
         with self._lock:
-            for number, stream in self._open.items():
-                if number in self._in_work:  # the thread that reads it closes it
-                    stream.interrupt()
-                else:
-                    stream.close()
-
-    def _stream(self, number: int) -> TarStream:
-        """The stream of a tar, which may have begun."""
-        with self._lock:
-            if (begun := self._open.get(number)) is not None:
-                return begun
-        stream = TarStream(self._folder, self.names[number], stop=self._stop, may_keep=self._may_keep)
-        self.sizes[number] = stream.size
-        with self._lock:
-            self._open[number] = stream
-        return stream
-
-    def _may_keep(self, size: int) -> bool:
-        """Whether the cache holds a tar beside those that were kept: one that makes room for the next is no use."""
-        with self._lock:
-            if not self._keep or self._kept_bytes + size > self._folder.cache.max_bytes:
-                return False
-            self._kept_bytes += size
-            return True
+            for tar in self._fetched.values():
+                tar.discard()
+            self._fetched.clear()

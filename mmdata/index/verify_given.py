@@ -9,10 +9,9 @@ from pathlib import Path
 
 from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import PAGE_PATTERN
-from mmdata.index.staging import INDEX_END
+from mmdata.index.pages import INDEX_END, PAGE_PATTERN
 from mmdata.index.verify_members import has_members_index
-from mmdata.storage.folder import BESIDE, INNER, local_folder, manifest_prefix
+from mmdata.storage.folder import INNER, has_manifest, local_folder
 from mmdata.tars.braces import expand_braces
 from mmdata.tars.given_tars import TAR_ENDS
 
@@ -71,18 +70,17 @@ def sort_given(given: Sequence[str | os.PathLike[str]]) -> Given:
 
 def _has_only_tars(folder: Path) -> bool:
     """Whether a folder has tars, and nothing of an index."""
-    if not folder.is_dir() or manifest_prefix(folder) is not None:
+    if not folder.is_dir() or has_manifest(folder):
         return False
     if not any(name.endswith(TAR_ENDS) for name in os.listdir(folder)):
         return False
-    folders = [folder / prefix for prefix in (BESIDE, INNER) if (folder / prefix).is_dir()]
-    names = [name for one in folders for name in os.listdir(one)]
+    names = os.listdir(folder / INNER) if (folder / INNER).is_dir() else []
     return not any(name.endswith(INDEX_END) or PAGE_PATTERN.fullmatch(name) for name in names)
 
 
 def _listed(folder: Path) -> set[str]:
     """Names of the shards in a folder that its index lists; none without an index, or if its tars lie elsewhere."""
-    if manifest_prefix(folder) is None:
+    if not has_manifest(folder):
         return set()
     manifest = Manifest.read(folder)
     if os.path.realpath(folder / manifest.location) != os.path.realpath(folder):

@@ -15,8 +15,8 @@ from mmdata.index.encode import CountTokens, encode
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.open_shard import OpenShard, Sample, members_of, size_in_tar
-from mmdata.index.pages import PAGE_PATTERN
-from mmdata.storage.folder import BESIDE, INNER, MANIFEST_NAME, manifest_prefix
+from mmdata.index.pages import INDEX_END, PAGE_PATTERN
+from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
 from mmdata.tars.tar import END
 
 STAGING_NAME = ".mmdata-staging"
@@ -162,8 +162,8 @@ def published_names(manifest: Manifest) -> list[str]:
     names: list[str] = []
     for number in range(manifest.num_shards):
         tar, index = shard_names(number)
-        names += [tar, manifest.prefix + index]
-    return names + [manifest.prefix + page.file for page in manifest.pages]
+        names += [tar, INNER + index]
+    return names + [INNER + page.file for page in manifest.pages]
 
 
 def _clear_killed_run(folder: Path) -> None:
@@ -171,7 +171,7 @@ def _clear_killed_run(folder: Path) -> None:
     staging = folder / STAGING_NAME
     if not staging.exists():
         return
-    if manifest_prefix(staging) is not None:
+    if has_manifest(staging):
         for name in published_names(Manifest.read(staging)):
             (folder / name).unlink(missing_ok=True)
     shutil.rmtree(staging)
@@ -180,14 +180,12 @@ def _clear_killed_run(folder: Path) -> None:
 
 
 def _refuse_shards(folder: Path) -> None:
-    taken = sorted(
-        prefix + path.name
-        for prefix in (BESIDE, INNER)
-        if (folder / prefix).is_dir()
-        for path in (folder / prefix).iterdir()
-        if path.name.endswith((".tar", ".index.arrow"))
-        or path.name == MANIFEST_NAME
-        or PAGE_PATTERN.fullmatch(path.name)
+    inner = folder / INNER
+    taken = sorted(path.name for path in folder.iterdir() if path.name.endswith(".tar"))
+    taken += sorted(
+        INNER + path.name
+        for path in (inner.iterdir() if inner.is_dir() else ())
+        if path.name.endswith(INDEX_END) or path.name == MANIFEST_NAME or PAGE_PATTERN.fullmatch(path.name)
     )
     if taken:
         raise DataError(

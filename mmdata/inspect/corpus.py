@@ -15,7 +15,7 @@ from mmdata.config import DataConfig
 from mmdata.index import Index
 from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.gallery import class_name
-from mmdata.inspect.page import Chart, Section, Table
+from mmdata.inspect.page import Chart, ReportSection, ReportTable
 from mmdata.plan import Plan, PlanSummary
 from mmdata.plan.rows import selection_of
 from mmdata.storage.folder import QUARANTINE_NAME, find_ledger
@@ -26,7 +26,7 @@ CLASSES = 20
 RATIOS = (("1:4", 1 / 4), ("1:2", 1 / 2), ("2:3", 2 / 3), ("1:1", 1.0), ("3:2", 3 / 2), ("2:1", 2.0), ("4:1", 4.0))
 
 
-def shapes(index: Index, plan: Plan | None) -> Section:
+def shapes(index: Index, plan: Plan | None) -> ReportSection:
     """Histograms of caption length and aspect ratio, with the plan's bounds.
 
     Args:
@@ -47,7 +47,7 @@ def shapes(index: Index, plan: Plan | None) -> Section:
         "No caption lengths: the index was made without a tokenizer. `--tokenizer DIR` of `mmdata convert` and "
         "`mmdata index` counts them, or give this report a --config."
     )  # fmt: skip
-    return Section("Shapes", missing=missing, charts=charts)
+    return ReportSection("Shapes", missing=missing, charts=charts)
 
 
 def caption_lengths(index: Index) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ def _aspects(index: Index, image_shapes: Sequence[tuple[int, int]]) -> Chart:
     return Chart(svg, caption + (f"; dashed: the buckets' image shapes, height × width: {shapes}." if marks else "."))
 
 
-def waste(summary: PlanSummary, data: DataConfig, plan: Plan, *, num_rows: int) -> Section:
+def waste(summary: PlanSummary, data: DataConfig, plan: Plan, *, num_rows: int) -> ReportSection:
     """The padding share of the plan against padding every text to `data.max_length`, and the rows it leaves out.
 
     Args:
@@ -129,13 +129,13 @@ def waste(summary: PlanSummary, data: DataConfig, plan: Plan, *, num_rows: int) 
         taken = "data.max_rows takes the first" if selection is None else f"{selection.name} takes"
         left_out = num_rows - plan.num_rows
         note += f" {taken} {plan.num_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
-    buckets = Table(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")
-    return Section("Padding", note, charts=charts, tables=[buckets])
+    buckets = ReportTable(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")
+    return ReportSection("Padding", note, charts=charts, tables=[buckets])
 
 
-def labels(index: Index) -> Section:
+def labels(index: Index) -> ReportSection:
     """The largest classes, and how many rows have no label."""
-    tables: list[Table] = []
+    tables: list[ReportTable] = []
     every, start = index.column("label"), 0
     for manifest in index.manifests:  # each has class numbers of its own
         count = manifest.rows
@@ -149,14 +149,14 @@ def labels(index: Index) -> Section:
             len(rows) > CLASSES
         )
         lines += [("no label", f"{without:,}")] * (without > 0)
-        tables.append(Table(("label", "rows"), lines, str(manifest.folder) if len(index.manifests) > 1 else ""))
-    return Section("Labels", tables=tables)
+        tables.append(ReportTable(("label", "rows"), lines, str(manifest.folder) if len(index.manifests) > 1 else ""))
+    return ReportSection("Labels", tables=tables)
 
 
-def accounts(index: Index) -> Section:
+def accounts(index: Index) -> ReportSection:
     """Accounts of convert or index: what became of each input row. A table for each folder."""
     parts = index.manifests
-    tables: list[Table] = []
+    tables: list[ReportTable] = []
     for part in parts:
         known = part.accounts or {}
         counted = {name: value for name, value in known.items() if name != "run"}  # "run" says of what, not how many
@@ -165,25 +165,25 @@ def accounts(index: Index) -> Section:
         flat = _flat({name: counted[name] for name in sorted(counted, key=_account_order)})
         rows = [(name, _cell(value)) for name, value in flat.items()]
         if rows:
-            tables.append(Table(("", "rows"), rows, str(part.folder) if len(parts) > 1 else ""))
+            tables.append(ReportTable(("", "rows"), rows, str(part.folder) if len(parts) > 1 else ""))
     if not tables:
-        return Section(
+        return ReportSection(
             "Accounts", missing="These shards carry no accounts; `mmdata convert` and `mmdata index` write them."
         )
-    return Section("Accounts", tables=tables)
+    return ReportSection("Accounts", tables=tables)
 
 
-def quarantine(folders: Sequence[Path]) -> Section:
+def quarantine(folders: Sequence[Path]) -> ReportSection:
     """Rows left out of the shards: counts by reason, and the first rows."""
     paths = [path for folder in folders if (path := find_ledger(folder)).is_file()]
     if not paths:
-        return Section(
+        return ReportSection(
             "Left out", missing=f"No {QUARANTINE_NAME} beside the manifest: no row is known to have been left out."
         )
     return ledger("Left out", paths, "{} rows were left out of the shards.")
 
 
-def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
+def ledger(title: str, paths: Sequence[Path], note: str) -> ReportSection:
     """Counts by reason, and the first entries, of files with a JSON object in each line.
 
     Args:
@@ -202,16 +202,18 @@ def ledger(title: str, paths: Sequence[Path], note: str) -> Section:
             if len(first) < LEDGER_ROWS:
                 first.append(entry)
     if not reasons:
-        return Section(title, note.format("No"))
+        return ReportSection(title, note.format("No"))
     total = reasons.total()
-    counts = Table(("reason", "rows"), [(reason, f"{count:,}") for reason, count in reasons.most_common()])
+    counts = ReportTable(("reason", "rows"), [(reason, f"{count:,}") for reason, count in reasons.most_common()])
     names = [
         name for name in dict.fromkeys(name for entry in first for name in entry) if name not in ("reason", "detail")
     ]
     head = ["reason", *names, "detail"]
     rows = [[_cell(entry.get(name, "")) for name in head] for entry in first]
-    listed = Table(head, rows, f"The first {len(first)} of {total:,}" if total > len(first) else "All", numeric=False)
-    return Section(title, note.format(f"{total:,}"), tables=[counts, listed])
+    listed = ReportTable(
+        head, rows, f"The first {len(first)} of {total:,}" if total > len(first) else "All", numeric=False
+    )
+    return ReportSection(title, note.format(f"{total:,}"), tables=[counts, listed])
 
 
 def _account_order(name: str) -> tuple[int, str]:

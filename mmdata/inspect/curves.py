@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmdata.inspect.charts import Series, line_chart
-from mmdata.inspect.page import Chart, Section, Table
+from mmdata.inspect.page import Chart, ReportSection, ReportTable
 from mmdata.inspect.run_sections import WAYS
-from mmdata.inspect.runs import METRICS, Run, flat_settings
+from mmdata.inspect.runs import METRICS, RunRecord, flat_settings
 
 LOSS_SETTINGS = (
     *("data.global_batch_size", "data.token_budget", "data.groups", "data.negative_captions"),
@@ -22,7 +22,7 @@ LOSS_SETTINGS = (
 BY_STEP = " Runs with batches of other sizes have seen other numbers of rows at the same step."
 
 
-def curves(runs: Sequence[Run]) -> Section:
+def curves(runs: Sequence[RunRecord]) -> ReportSection:
     """Loss, retrieval, shares of time and padding, and speed, by step. Of several runs, each chart shows one number.
 
     A number that no run has logged twice makes no line: a table gives it.
@@ -57,26 +57,26 @@ def curves(runs: Sequence[Run]) -> Section:
     without = [run.name for run in runs if not run.metrics]
     note = f"Without a {METRICS}, and so without curves: {', '.join(without)}." if without else ""
     if not (drawn.charts or drawn.single):
-        return Section("Training", missing=f"The run has no {METRICS} yet: `mmdata train` writes it.")
+        return ReportSection("Training", missing=f"The run has no {METRICS} yet: `mmdata train` writes it.")
     note += BY_STEP if drawn.charts and len(runs) > 1 else ""
-    return Section("Training", note.strip(), charts=drawn.charts, tables=drawn.tables())
+    return ReportSection("Training", note.strip(), charts=drawn.charts, tables=drawn.tables())
 
 
-def _alike(runs: Sequence[Run], key: Callable[[Run], object]) -> list[list[Run]]:
+def _alike(runs: Sequence[RunRecord], key: Callable[[RunRecord], object]) -> list[list[RunRecord]]:
     """The runs in groups of the same key, in order."""
-    groups: dict[object, list[Run]] = {}
+    groups: dict[object, list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return list(groups.values())
 
 
-def _loss_of(run: Run) -> object:
+def _loss_of(run: RunRecord) -> object:
     """The settings that a run's loss depends on, written out."""
     settings = flat_settings(run.settings)
     return tuple((name, settings[name]) for name in sorted(settings) if name.startswith(LOSS_SETTINGS))
 
 
-def _candidates_of(run: Run) -> object:
+def _candidates_of(run: RunRecord) -> object:
     """The numbers of images and texts that the run's last evaluation searched among."""
     return tuple(run.evaluation.get(name) for name in ("images", "texts"))
 
@@ -85,7 +85,7 @@ def _candidates_of(run: Run) -> object:
 class _Drawn:
     """The charts of the runs' numbers, and the table rows of those numbers that were logged once."""
 
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     charts: list[Chart] = field(default_factory=list[Chart])
     single: list[tuple[str, str, str, str]] = field(default_factory=list[tuple[str, str, str, str]])
 
@@ -97,7 +97,7 @@ class _Drawn:
         y_label: str,
         caption: str,
         percent: bool = False,
-        runs: Sequence[Run] | None = None,
+        runs: Sequence[RunRecord] | None = None,
     ) -> None:
         """Add a chart of the numbers in the lines of a kind, unless no run has any. Of several runs each is a line.
 
@@ -125,9 +125,9 @@ class _Drawn:
             (step,), (value,) = np.asarray(line.x), np.asarray(line.y)
             self.single.append((name, run, f"{step:,.0f}", f"{value:.1%}" if percent else f"{value:.4g}"))
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ReportTable]:
         """The numbers that were logged once: no table if there are none."""
         if not self.single:
             return []
         caption = "Logged once so far; a second time makes a curve"
-        return [Table(("", "run", "step", "value"), self.single, caption)]
+        return [ReportTable(("", "run", "step", "value"), self.single, caption)]

@@ -104,8 +104,8 @@ def _decoders() -> Check:
     try:
         from PIL import Image, features
 
-        from mmdata.images.image import decode
-        from mmdata.images.plugins import PACKAGES, decoder
+        from mmdata.images.decode import decode
+        from mmdata.images.pillow import PACKAGES, import_plugin
 
         buffer = io.BytesIO()
         Image.new("RGB", (16, 16)).save(buffer, "JPEG")
@@ -117,7 +117,7 @@ def _decoders() -> Check:
         return Check(
             "image decoders", "warn", f"no {', '.join(absent)}: such rows are quarantined", "`pip install -U pillow`"
         )
-    further = "".join(f", {name}" for name in PACKAGES if decoder(name))
+    further = "".join(f", {name}" for name, package in PACKAGES.items() if import_plugin(package))
     return Check("image decoders", "ok", f"JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF{further}")
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmdata.config import DataConfig
-from mmdata.index import Index, ShardStore
+from mmdata.index import Index
 from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
-from mmdata.plan.rows import selection_of
-from mmdata.tables.joined import JOINED
 
 
 def epoch_in_words(
@@ -48,26 +46,17 @@ def epoch_in_words(
     best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
     yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
     assert summary.duplicates is not None, "counted"
-    yield f"duplicates: {duplicates_in_words(summary.duplicates, by_meaning=data.meaning is not None, masked=masked)}"
-    of_members = any(not source.startswith(JOINED) for source in data.fields.values())
-    yield f"reading: {_reading(summary, plan, index, whole_samples=of_members)}"
+    yield f"duplicates: {duplicates_in_words(summary.duplicates, masked=masked)}"
+    yield f"reading: {_reading(summary, index)}"
 
 
-def _reading(summary: PlanSummary, plan: Plan, index: Index, *, whole_samples: bool) -> str:
-    whole = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
-    sizes, selection, parts = whole.copy(), selection_of(plan.rows), ""
-    if selection is not None and index.caches:
-        store = ShardStore(index)
-        store.keep_to(selection.of_shard, whole_samples=whole_samples)
-        touched = np.flatnonzero(np.any(summary.touched, axis=0))
-        sizes[touched] = [store.bytes_of(shard) for shard in touched.tolist()]
-        in_parts = int((sizes[touched] < whole[touched]).sum())
-        parts = f"; of {in_parts:,} of {len(touched):,} tars only the selected rows" if in_parts else ""
+def _reading(summary: PlanSummary, index: Index) -> str:
+    sizes = np.array([shard.bytes for manifest in index.manifests for shard in manifest])
     read = [int(sizes[shards].sum()) for shards in summary.touched]
     each = f"{read[0] / 1e6:,.1f} MB of shards"
     if len(read) > 1:
         each = f"each of {len(read)} ranks {min(read) / 1e6:,.1f} to {max(read) / 1e6:,.1f} MB of shards"
-    return f"{each}, of {whole.sum() / 1e6:,.1f} MB in all{parts}"
+    return f"{each}, of {sizes.sum() / 1e6:,.1f} MB in all"
 
 
 def _padding(summary: PlanSummary, data: DataConfig) -> str:

@@ -12,9 +12,9 @@ from PIL import Image
 from mmdata.errors import BadSample, Reason
 from mmdata.hashing import hash64
 from mmdata.images import FORMATS
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 from mmdata.index import Index, Manifest, ShardStore
-from mmdata.inspect.page import Card, Section
+from mmdata.inspect.page import Card, ReportSection
 from mmdata.tars import captions_of
 
 GALLERY = 24
@@ -22,12 +22,12 @@ THUMBNAIL = (200, 150)
 """Largest width and height of a thumbnail, in pixels."""
 
 
-def samples(index: Index) -> Section:
+def samples(index: Index) -> ReportSection:
     """Samples at even distances in the index, as a model sees them except for the crop."""
     rows = np.unique(np.linspace(0, len(index) - 1, GALLERY).round().astype(np.int64)) if len(index) else []
     store = ShardStore(index)
     note = f"{len(rows)} of {len(index):,}, evenly over the index."
-    return Section("Samples", note, cards=[_card(index, store, int(row)) for row in rows])
+    return ReportSection("Samples", note, cards=[_card(index, store, int(row)) for row in rows])
 
 
 def _card(index: Index, store: ShardStore, row: int) -> Card:

@@ -40,7 +40,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundImage:
     """An image that a query found, or the image that it should have found.
 
     Attributes:
@@ -70,7 +70,7 @@ class Query:
 
     text: str
     note: str
-    images: Sequence[Found]
+    images: Sequence[FoundImage]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows of text under a head; if `numeric`, columns from the second on are aligned right."""
 
     head: Sequence[str]
@@ -92,7 +92,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of the page.
 
     Attributes:
@@ -108,20 +108,20 @@ class Section:
     queries: Sequence[Query] = ()
     cards: Sequence[Card] = ()
     charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """The whole report."""
 
     title: str
     subtitle: str
     facts: Sequence[Fact]
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]
 
 
-def render(page: Page) -> str:
+def render(page: ReportPage) -> str:
     """The page as HTML; every text from data is escaped.
 
     Raises:

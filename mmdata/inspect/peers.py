@@ -24,7 +24,7 @@ from mmdata.cores import most_workers
 from mmdata.index import Index, ShardStore
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
-from mmdata.loader.samples import IndexSamples
+from mmdata.loader.reader import RowReader
 from mmdata.plan.rows import starts_of
 from mmdata.tables.select import select_rows
 from mmdata.tables.selection import row_chunks
@@ -89,7 +89,7 @@ def webdataset_batches(data: DataConfig) -> Iterable[int]:
 def torch_batches(data: DataConfig) -> Iterable[int]:
     """A map-style Dataset and the DataLoader of torch."""
     loader: DataLoader[Any] = DataLoader(
-        Rows(data),
+        PeerRows(data),
         batch_size=data.global_batch_size,
         shuffle=data.shuffle,
         num_workers=most_workers(data.loading.num_workers),
@@ -101,7 +101,7 @@ def torch_batches(data: DataConfig) -> Iterable[int]:
             yield len(images)
 
 
-class Rows(Dataset[tuple[Tensor, str]]):
+class PeerRows(Dataset[tuple[Tensor, str]]):
     """The rows that a plan would plan: a float image and its caption."""
 
     def __init__(self, data: DataConfig) -> None:
@@ -117,7 +117,7 @@ class Rows(Dataset[tuple[Tensor, str]]):
         return len(self._rows)
 
     def __getitem__(self, number: int) -> tuple[Tensor, str]:
-        sample = IndexSamples(self._index, self._store, self._rows[[number]], np.array([0]))
+        sample = RowReader(self._index, self._store, self._rows[[number]], np.array([0]))
         image = Image.open(io.BytesIO(sample.stored_image(0).data)).convert("RGB")
         return self._transform(image), sample.caption(0)
 

@@ -17,9 +17,9 @@ from mmdata.config.data import evaluation_data, val_in_words
 from mmdata.errors import BadSample, DataError
 from mmdata.index import Index, ShardStore
 from mmdata.inspect.gallery import row_thumbnail
-from mmdata.inspect.page import Found, Query, Section
+from mmdata.inspect.page import FoundImage, Query, ReportSection
 from mmdata.loader import Loader
-from mmdata.loader.samples import IndexSamples
+from mmdata.loader.reader import RowReader
 from mmdata.plan.from_config import num_rows
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.retrieval import TIE
@@ -61,7 +61,7 @@ def queries(
     max_rows: int,
     max_seconds: float,
     autocast_dtype: torch.dtype | None = None,
-) -> list[Section]:
+) -> list[ReportSection]:
     """Twelve captions with the images they find, and the captions whose image the model finds last.
 
     Args:
@@ -130,7 +130,7 @@ def retrieve(image: Tensor, text: Tensor, ids: Tensor, *, rows: Tensor) -> Retri
     return Retrieved(rows.numpy(), ids.numpy(), ranks.numpy(), top.indices.numpy(), top.values.numpy(), found.numpy())
 
 
-def sections(retrieved: Retrieved, index: Index, note: str) -> list[Section]:
+def sections(retrieved: Retrieved, index: Index, note: str) -> list[ReportSection]:
     """Twelve different captions at even distances, and those with the largest ranks that are not among the twelve."""
     store = ShardStore(index)
     first = retrieved.ranks == 1
@@ -149,7 +149,7 @@ def sections(retrieved: Retrieved, index: Index, note: str) -> list[Section]:
         named = ", ".join(f"{key} (rank {retrieved.ranks[i]:,})" for key, i in zip(keys, above, strict=True))
         why += f" Already among the queries of the section before: {named}."
     shown, misses = ([_query(retrieved, index, store, int(i)) for i in part] for part in (chosen, missed))
-    return [Section(TITLE, note, queries=shown), Section(TITLE_OF_MISSES, why, queries=misses)]
+    return [ReportSection(TITLE, note, queries=shown), ReportSection(TITLE_OF_MISSES, why, queries=misses)]
 
 
 def _worst(retrieved: Retrieved) -> list[int]:
@@ -170,18 +170,18 @@ def _worst(retrieved: Retrieved) -> list[int]:
 
 def _query(retrieved: Retrieved, index: Index, store: ShardStore, i: int) -> Query:
     rows = retrieved.rows[[i, *retrieved.nearest[i]]]
-    samples = IndexSamples(index, store, rows, np.zeros(len(rows), np.int64))
+    samples = RowReader(index, store, rows, np.zeros(len(rows), np.int64))
     captions = [_caption(samples, place) for place in range(len(rows))]
     pictures = [row_thumbnail(index, store, int(row), size=THUMBNAIL) for row in rows]
     found = [
-        Found(f"{place} · {score:.3f}", captions[place], bool(right), *pictures[place])
+        FoundImage(f"{place} · {score:.3f}", captions[place], bool(right), *pictures[place])
         for place, (score, right) in enumerate(zip(retrieved.scores[i], retrieved.right[i], strict=True), start=1)
     ]
     note = f"rank {retrieved.ranks[i]:,} of {len(retrieved.rows):,} · {samples.keys[0]}"
-    return Query(captions[0], note, [Found("wanted", captions[0], True, *pictures[0]), *found])
+    return Query(captions[0], note, [FoundImage("wanted", captions[0], True, *pictures[0]), *found])
 
 
-def _caption(samples: IndexSamples, i: int) -> str:
+def _caption(samples: RowReader, i: int) -> str:
     try:
         return samples.caption(i)
     except BadSample as error:

@@ -18,15 +18,14 @@ from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.cores import most_workers, num_cores
 from mmdata.errors import BadSample
 from mmdata.images import ImageInfo
-from mmdata.images.decode import decode_pixels
-from mmdata.images.opened import upright
+from mmdata.images.decode import decode_pixels, oriented
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
-from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.image_buffers import batch_pixels
-from mmdata.loader.samples import IndexSamples
+from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import NOTICEABLE
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 from mmdata.text.tokenizer import Tokenizer
 
@@ -80,7 +79,7 @@ def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
     stage = found.bottleneck
     if stage in ("device", "transfer", "") or found.stats is None:
         return []
-    sample = _Sample(loader, found)
+    sample = _FirstRows(loader, found)
     tried: list[Remedy | None] = []
     if stage in ("decode", "transform"):
         tried += [_shrink(sample, data), _decode_fast(sample, data)]
@@ -118,7 +117,7 @@ def cores_in_words(found: Profile) -> str:
     )
 
 
-class _Sample:
+class _FirstRows:
     """Some rows of the first batch, with what a worker needs to make them."""
 
     def __init__(self, loader: Loader, found: Profile) -> None:
@@ -127,12 +126,12 @@ class _Sample:
         assert found.stats is not None
         row_s = (found.stats.wall_s["decode"] + found.stats.wall_s["transform"]) / max(1, found.stats.rows)
         count = int(min(SAMPLE_ROWS, max(4, TRIAL_S / max(row_s, 1e-6))))
-        self.read = IndexSamples(loader.index, loader.maker.store, rows[:count], passes[:count])
+        self.read = RowReader(loader.index, loader.builder.store, rows[:count], passes[:count])
         self.count = len(rows[:count])
         self.images = [self.read.stored_image(i) for i in range(self.count)]
         self.bucket: Bucket = step.bucket
-        self.transform: PixelTransform = loader.maker.transform
-        self.tokenizer: Tokenizer | None = loader.maker.tokenizer
+        self.transform: PixelTransform = loader.builder.spec.transform
+        self.tokenizer: Tokenizer | None = loader.builder.spec.tokenizer
         self.read_s = found.stats.wall_s["read"] / max(1, found.stats.rows)  # for a row
         self._spent_s = found.stats.own_s
 
@@ -154,7 +153,7 @@ class _Sample:
         return make
 
 
-def _shrink(sample: _Sample, data: DataConfig) -> Remedy | None:
+def _shrink(sample: _FirstRows, data: DataConfig) -> Remedy | None:
     bucket = sample.bucket
     if bucket.patches:
         return None  # at native resolution every pixel counts
@@ -179,7 +178,7 @@ def _shrink_command(data: DataConfig, side: int) -> str:
     return shlex.join(["mmdata", "convert", *map(str, folders), "--resize", str(side), *tokenizer])
 
 
-def _pixels_remedy(words: str, gain: float, sample: _Sample) -> Remedy:
+def _pixels_remedy(words: str, gain: float, sample: _FirstRows) -> Remedy:
     measured = f"decoding and cropping {sample.count} of your images"
     return Remedy(words, gain, measured, sample.share("decode", "transform"))
 
@@ -193,12 +192,12 @@ def _shrunk(image: EncodedImage, resize: Resize) -> EncodedImage:
     info = ImageInfo(image.format, pixels.shape[0], pixels.shape[1], image.orientation)
     if not resize.applies(info):
         return image
-    small = resize(upright(Image.fromarray(pixels), image.orientation))
+    small = resize(Image.fromarray(oriented(pixels, image.orientation)))
     data, _ = as_jpeg(small, bytes(image.data), image.format, quality=ConvertConfig().quality)
     return image._replace(data=data, format="JPEG", orientation=1)
 
 
-def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:
+def _decode_fast(sample: _FirstRows, data: DataConfig) -> Remedy | None:
     if data.decode == "fast":
         return None
     fast = PixelTransform.from_config(data.model_copy(update={"decode": "fast"}))
@@ -206,7 +205,7 @@ def _decode_fast(sample: _Sample, data: DataConfig) -> Remedy | None:
     return _pixels_remedy("data.decode=fast", gain, sample)
 
 
-def _read_again(sample: _Sample) -> Remedy:
+def _read_again(sample: _FirstRows) -> Remedy:
     """Reads the sample again: its bytes are in the kernel's page cache now, which is the best case of a local disk."""
     started = time.perf_counter()
     for i in range(sample.count):
@@ -223,7 +222,7 @@ def _read_again(sample: _Sample) -> Remedy:
     return Remedy(words, sample.read_s / again_s, measured, sample.share("read"))
 
 
-def _fast_tokenizer(sample: _Sample, data: DataConfig) -> Remedy | None:
+def _fast_tokenizer(sample: _FirstRows, data: DataConfig) -> Remedy | None:
     tokenizer = sample.tokenizer
     if type(tokenizer) is Tokenizer or tokenizer is None or data.tokenizer is None:
         return None

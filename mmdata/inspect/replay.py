@@ -14,17 +14,17 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.encoded_images import with_pixels
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.images.jpeg import oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
-from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.work import LoadedBatch
+from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.unfinished import LoadedBatch
+from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
 from mmdata.plan.position import MAX_EPOCH
 from mmdata.plan.rows import selection_of
-from mmdata.plan.weighted_plan import WeightedPlan
+from mmdata.plan.weights import WeightedPlan
 
 MAX_NUMBERS = 16
 """Numbers of an entry that are listed."""
@@ -47,7 +47,6 @@ class Replay:
         caption_source: where it lies, where rows draw from several sources; else "".
         fields: what `data.fields` names, by name.
         made: the batch of this one row, with its ledger line where it is masked.
-        batch: the same with its pixels, where `data.decode: device` leaves them to the device; here the CPU decodes.
     """
 
     step: Step
@@ -62,16 +61,15 @@ class Replay:
     caption_source: str
     fields: Mapping[str, Any]
     made: LoadedBatch
-    batch: Batch
 
     @property
     def is_masked(self) -> bool:
         """Whether the row is not trained on."""
-        return not bool(self.batch["valid"].all())
+        return not bool(self.made.batch["valid"].all())
 
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
-        step, batch, wall_s = self.step, self.batch, self.made.stats.wall_s
+        step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
         yield "row", f"{step.rows[0]}, key '{self.key}', shard '{self.shard}'", None
         yield "batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}", None
         bytes_read = f"image {len(self.image.data):,} bytes at {self.image_offset}; caption at {self.caption_offset}"
@@ -95,19 +93,10 @@ class Replay:
             yield "field", f"{name}: {_value(value)}", None
         for entry in self.made.masked:
             yield "masked", f"at {entry.stage}: {entry.reason}: {entry.detail}", None
-        if self.is_masked and not self.made.masked:
-            yield "masked", "the worker passed the file on, and the device's decoder does not take it (see above)", None
 
     def save(self, path: Path) -> None:
-        """Write the row's pixels as an image.
-
-        Raises:
-            ConfigError: they are patches.
-        """
-        if self.step.bucket.patches:
-            raise ConfigError("--save: the row is patches at native resolution, not an image; leave --save out")
-        pixels = self.batch["pixel_values"][0]
-        Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(path)
+        """Write the row's pixels as an image; patches are put together."""
+        Image.fromarray(pixels_of(self.made.batch, 0).numpy()).save(path)
 
 
 def _value(value: Any) -> str:
@@ -169,27 +158,27 @@ def find_step(
     )
 
 
-def replay(maker: BatchMaker, step: Step, added: Callable[[Batch], Batch] = lambda batch: batch) -> Replay:
+def replay(builder: BatchBuilder, step: Step, added: Callable[[Batch], Batch] = lambda batch: batch) -> Replay:
     """Make the row of a step of one row.
 
     Args:
-        maker: of batches.
+        builder: of batches.
         step: of the row.
         added: the batch with its entries from tables, see `Loader.added`.
 
     Raises:
         DataError: its shard is not the one that was indexed.
     """
-    samples = maker.samples(step.rows, step.passes)
+    samples = builder.read(step.rows, step.passes)
     image, epoch, bucket = samples.stored_image(0), int(step.passes[0]), step.bucket
     shape = None if bucket.patches else (bucket.height, bucket.width)
-    size = maker.index.take(step.rows, ["height", "width"])
+    size = builder.index.take(step.rows, ["height", "width"])
     decoded, caption = None, ""
     with suppress(BadSample):  # the batch's ledger line says it
-        decoded = maker.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
+        decoded = builder.spec.transform.decode(samples.image(0), shape=shape, patches=bucket.patches, epoch=epoch)
     with suppress(BadSample):
-        caption = maker.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
-    made = maker.make(step)
+        caption = builder.spec.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
+    made = builder.make(step)
     entries: dict[str, Any] = dict(added(made.batch))
     fields = {name: values[0] for name, values in entries.items() if name not in Batch.__annotations__}
     chosen = samples.chosen_captions()
@@ -209,7 +198,6 @@ def replay(maker: BatchMaker, step: Step, added: Callable[[Batch], Batch] = lamb
         source,
         fields,
         made,
-        with_pixels(made.batch, "cpu"),
     )
 
 

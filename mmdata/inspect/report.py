@@ -19,8 +19,8 @@ from mmdata.index import Index
 from mmdata.inspect import corpus, run_sections
 from mmdata.inspect.curves import curves
 from mmdata.inspect.gallery import samples
-from mmdata.inspect.page import Fact, Page, Section, render
-from mmdata.inspect.runs import Run, read_runs
+from mmdata.inspect.page import Fact, ReportPage, ReportSection, render
+from mmdata.inspect.runs import RunRecord, read_runs
 from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.storage.folder import local_folder
@@ -37,7 +37,7 @@ def write_report(
     data: DataConfig | None = None,
     run: Path | Sequence[Path] | None = None,
     settings: Mapping[str, Any] | None = None,
-    found: Sequence[Section] = (),
+    found: Sequence[ReportSection] = (),
     plan: Plan | None = None,
 ) -> None:
     """Write the page as one file, whole or not at all.
@@ -73,23 +73,23 @@ def write_report(
         corpus.shapes(index, plan),
         corpus.waste(summary, data, plan, num_rows=len(index))
         if data and plan and summary
-        else Section("Padding", missing=NO_CONFIG),
+        else ReportSection("Padding", missing=NO_CONFIG),
         *([run_sections.overview(runs)] if runs else []),
-        curves(runs) if runs else Section("Training", missing=NO_RUN),
+        curves(runs) if runs else ReportSection("Training", missing=NO_RUN),
         *run_sections.negatives(runs),
-        run_sections.evaluations(runs) if runs else Section("Evaluation", missing=NO_RUN),
+        run_sections.evaluations(runs) if runs else ReportSection("Evaluation", missing=NO_RUN),
         *found,
         corpus.accounts(index),
         corpus.quarantine(folders),
         *masked,
-        run_sections.settings(listed, num_runs=len(runs)) if listed else Section("Settings", missing=NO_CONFIG),
+        run_sections.settings(listed, num_runs=len(runs)) if listed else ReportSection("Settings", missing=NO_CONFIG),
     ]
     resolved = [folder.resolve() for folder in folders]
     subtitle = ", ".join(
         [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {one}" for one in folders_of_runs)]
     )
     title = " + ".join(map(_name, resolved))
-    page = Page(title, subtitle, _facts(index, data, plan, summary, runs), sections)
+    page = ReportPage(title, subtitle, _facts(index, data, plan, summary, runs), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, render(page).encode("utf-8", "replace"))
 
@@ -104,7 +104,7 @@ def _plan(index: Index, data: DataConfig) -> Plan:
 
 
 def _facts(
-    index: Index, data: DataConfig | None, plan: Plan | None, summary: PlanSummary | None, runs: Sequence[Run]
+    index: Index, data: DataConfig | None, plan: Plan | None, summary: PlanSummary | None, runs: Sequence[RunRecord]
 ) -> list[Fact]:
     used = f", {plan.num_rows:,} used" if plan and plan.num_rows < len(index) else ""
     facts = [Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}")]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmdata.convert.sampling import wilson
-from mmdata.inspect.page import Section, Table
-from mmdata.inspect.runs import EVALUATION, Run, Values, differences
+from mmdata.inspect.page import ReportSection, ReportTable
+from mmdata.inspect.runs import EVALUATION, RunRecord, Values, differences
 from mmdata.train.run.advice import advise, measured
 from mmdata.train.run.sessions import SESSIONS
 
@@ -17,22 +17,22 @@ INTERVALS = "In parentheses the 95 % interval for so many queries."
 NO_EVALUATION = f"The run has no {EVALUATION} yet: `mmdata evaluate` writes it."
 
 
-def overview(runs: Sequence[Run]) -> Section:
+def overview(runs: Sequence[RunRecord]) -> ReportSection:
     """When, where, with which code and for how long each run was trained; and the settings in which runs differ."""
     facts = [_facts_of(run) for run in runs]
     names = dict.fromkeys(name for fact in facts for name in fact)
     rows = [(name, *(fact.get(name, "") for fact in facts)) for name in names]
     head = ("", *(run.name for run in runs))
-    tables = [Table(head, rows, numeric=False)]
+    tables = [ReportTable(head, rows, numeric=False)]
     if len(runs) > 1:
         differing = [(name, *values) for name, values in differences(runs).items()] or [("none", *("" for _ in runs))]
-        tables.append(Table(("setting", *head[1:]), differing, "Settings that differ", numeric=False))
+        tables.append(ReportTable(("setting", *head[1:]), differing, "Settings that differ", numeric=False))
     without = [run.name for run in runs if not run.sessions]
     note = f"No {SESSIONS}, which tells machine, version and time, in {', '.join(without)}: `mmdata train` writes it."
-    return Section("Runs" if len(runs) > 1 else "Run", note if without else "", tables=tables)
+    return ReportSection("Runs" if len(runs) > 1 else "Run", note if without else "", tables=tables)
 
 
-def _facts_of(run: Run) -> dict[str, str]:
+def _facts_of(run: RunRecord) -> dict[str, str]:
     """Facts of a run in words. Where the starts of a run differ, all of their values, in order."""
 
     def each(key: str) -> str:
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
-def evaluations(runs: Sequence[Run]) -> Section:
+def evaluations(runs: Sequence[RunRecord]) -> ReportSection:
     """The last evaluation of a run in full, or the scores of several runs in one table."""
     if len(runs) == 1:
         return scores(runs[0].evaluation)
@@ -89,15 +89,15 @@ def evaluations(runs: Sequence[Run]) -> Section:
     rows = [row for row in rows if any(row[1:])]
     steps = [f"{run.name} after step {run.evaluation['step']:,}" for run in runs if "step" in run.evaluation]
     if not rows:
-        return Section("Evaluation", missing=NO_EVALUATION)
+        return ReportSection("Evaluation", missing=NO_EVALUATION)
     note = f"The last evaluation of each run: {', '.join(steps)}. " if steps else ""
     note += f"{INTERVALS} Whether one way to train is better than another, several seeds of each say: `mmdata compare`."
-    return Section("Evaluation", note, tables=[Table(("", *(run.name for run in runs)), rows)])
+    return ReportSection("Evaluation", note, tables=[ReportTable(("", *(run.name for run in runs)), rows)])
 
 
-def scores(evaluation: Mapping[str, Any]) -> Section:
+def scores(evaluation: Mapping[str, Any]) -> ReportSection:
     """Retrieval, zero-shot and compositional scores of the last evaluation."""
-    tables: list[Table] = []
+    tables: list[ReportTable] = []
     recalls = [
         (way, *(_recall(evaluation, f"{key}_r{k}") for k in (1, 5, 10)))
         for way, key in (("image → text", "image_to_text"), ("text → image", "text_to_image"), ("chance", "chance"))
@@ -106,22 +106,22 @@ def scores(evaluation: Mapping[str, Any]) -> Section:
     if recalls:
         queries = _queries(evaluation)
         caption = f"{queries} queries (image → text / text → image). {INTERVALS}" if queries else ""
-        tables.append(Table(("retrieval", "R@1", "R@5", "R@10"), recalls, caption))
+        tables.append(ReportTable(("retrieval", "R@1", "R@5", "R@10"), recalls, caption))
     if "zero_shot_top1" in evaluation:
         names = ("zero_shot_top1", "zero_shot_top5", "zero_shot_chance")
         row = ("accuracy", *(_percent(evaluation.get(name)) for name in names))
-        tables.append(Table(("zero-shot", "top 1", "top 5", "chance"), [row]))
+        tables.append(ReportTable(("zero-shot", "top 1", "top 5", "chance"), [row]))
     if pairs := evaluation.get("compositional"):
         tables.append(_compositional(pairs))
-    return Section("Evaluation", missing="" if tables else NO_EVALUATION, tables=tables)
+    return ReportSection("Evaluation", missing="" if tables else NO_EVALUATION, tables=tables)
 
 
-def _last(run: Run, kind: str) -> Mapping[str, Any] | None:
+def _last(run: RunRecord, kind: str) -> Mapping[str, Any] | None:
     """The last line of a kind in a run's metrics."""
     return next((line for line in reversed(run.metrics) if line.get("kind") == kind), None)
 
 
-def negatives(runs: Sequence[Run]) -> list[Section]:
+def negatives(runs: Sequence[RunRecord]) -> list[ReportSection]:
     """How hard the negatives were in the last part of each run, if measured, and whether harder ones can help."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
@@ -138,10 +138,10 @@ def negatives(runs: Sequence[Run]) -> list[Section]:
     if not rows:
         return []
     columns = ("", "measured", "in-batch accuracy", "false negatives, estimated", "kept", "effective negatives")
-    return [Section("Hard negatives", " ".join(notes), tables=[Table(columns, rows)])]
+    return [ReportSection("Hard negatives", " ".join(notes), tables=[ReportTable(columns, rows)])]
 
 
-def _compositional(pairs: Mapping[str, Mapping[str, float]]) -> Table:
+def _compositional(pairs: Mapping[str, Mapping[str, float]]) -> ReportTable:
     kinds = [*(kind for kind in pairs if kind != "mean"), *(["mean"] if "mean" in pairs else [])]
     columns = ("accuracy", "text", "image", "group")
     rows = [
@@ -150,13 +150,13 @@ def _compositional(pairs: Mapping[str, Mapping[str, float]]) -> Table:
     ]
     rows.append(("chance", "", "50.0%", "25.0%", "25.0%", "16.7%"))
     caption = "Pairs that differ in one swap: accuracy, and text, image and group scores (arXiv:2204.03162)"
-    return Table(("compositional", "pairs", *columns), rows, caption)
+    return ReportTable(("compositional", "pairs", *columns), rows, caption)
 
 
-def settings(values: Mapping[str, Any], *, num_runs: int = 0) -> Section:
+def settings(values: Mapping[str, Any], *, num_runs: int = 0) -> ReportSection:
     """Settings by section; of several runs, those of the first."""
     tables = [
-        Table(
+        ReportTable(
             (section, "value"),
             [(str(key), json.dumps(value, ensure_ascii=False)) for key, value in keys.items()],
             numeric=False,
@@ -165,7 +165,7 @@ def settings(values: Mapping[str, Any], *, num_runs: int = 0) -> Section:
         if keys is not None  # no `compare`
     ]
     note = "Of the first run, or of --config. Under Runs are those that differ." if num_runs > 1 else ""
-    return Section("Settings", note, tables=tables)
+    return ReportSection("Settings", note, tables=tables)
 
 
 def recall_interval(evaluation: Mapping[str, Any], key: str) -> tuple[float, float] | None:

@@ -19,7 +19,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """What a run's folder says of it.
 
     Attributes:
@@ -39,20 +39,20 @@ class Run:
     settings: Mapping[str, Any]
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Read the runs' folders.
 
     Raises:
         DataError: a file of a run is damaged.
     """
-    runs: list[Run] = []
+    runs: list[RunRecord] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
         metrics = read_metrics(folder)
         logged = [line for line in metrics if line.get("kind") == "evaluation"]
         evaluation = read_evaluation(folder) or (logged[-1] if logged else {})
         starts = read_sessions(folder / SESSIONS)
         useful = [start for start in starts if start.get("step", 0) > start["first_step"]]  # others made no update
-        runs.append(Run(folder, name, metrics, evaluation, useful or starts, _read_settings(folder / CONFIG)))
+        runs.append(RunRecord(folder, name, metrics, evaluation, useful or starts, _read_settings(folder / CONFIG)))
     return runs
 
 
@@ -99,7 +99,7 @@ def read_evaluation(run: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+def differences(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """The settings in which runs differ: "train.lr" → its value in each run; "–" where a run has no such setting.
 
     `train.output` is left out, because it always differs.

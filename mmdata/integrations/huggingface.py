@@ -243,8 +243,6 @@ def _gathered(values: Tensor) -> Tensor:
 
 def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
     """Raise for arguments of the Trainer that would be ignored, or that would fail after an epoch."""
-    if data.decode == "device":
-        raise ConfigError("accelerate moves a LoaderTrainer's batches, and decodes no files: set data.decode to fast")
     if given := [name for name in ("train_dataset", "data_collator") if others.get(name) is not None]:
         raise ValueError(f"a LoaderTrainer makes its batches from data.shards: leave {' and '.join(given)} out")
     if others.pop("eval_dataset", None) is not None:

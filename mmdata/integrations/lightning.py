@@ -12,14 +12,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer
 
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
-from mmdata.encoded_images import with_pixels
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
@@ -126,10 +124,6 @@ class LoaderDataModule(LightningDataModule):
         trainer = self._checked_trainer()
         data = evaluation_data(self.data)
         return SameEpoch(Loader.from_config(data, rank=trainer.global_rank, world_size=trainer.world_size))
-
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """See `LightningDataModule.transfer_batch_to_device`; files are decoded there (`data.decode: device`)."""
-        return super().transfer_batch_to_device(with_pixels(batch, device), device, dataloader_idx)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the training batches, kept in each checkpoint. A collective."""

@@ -2,19 +2,17 @@
 
 - `corpus` opens what the settings name: index, tokenizer, cache. `Loader` gives the batches of one rank,
   and its state; `state` says which plan a saved state belongs to.
-- `regrouped`: a loader that goes on with other groups from epoch to epoch.
-- `batch_maker` makes one rank's part of one step; `batch_builder` splits it into units of rows, which threads share.
-- `samples` reads the members, `image_buffers` holds the pixels, `buffer_pool` lends their memory.
+- `source` decides who makes the batches, and gives them the steps of the rank; `prefetch` fetches their shards.
+- `builder` makes one rank's part of one step, of what `BatchSpec` says: `unfinished` is a batch in progress, `reader`
+  reads the members, `image_buffers` holds the pixels.
 - A row that cannot be used is masked, and the `ledger` lists it with its reason; `stats` holds the loader's clock.
-- `workers/` decides who makes a batch, and when.
+- `workers/` does the work, in threads and in worker processes. It knows nothing of batches.
+- `regrouped`: a loader that goes on with other groups from epoch to epoch.
 """
 
-from mmdata.loader.batch_maker import BatchMaker
+from mmdata.loader.builder import BatchBuilder, BatchSpec
 from mmdata.loader.ledger import LedgerEntry
 from mmdata.loader.loader import Loader
 from mmdata.loader.stats import Stats
-from mmdata.renamed import renamed_names
 
-__all__ = ["BatchMaker", "LedgerEntry", "Loader", "Stats"]
-
-__getattr__ = renamed_names(__name__, {"Worker": "BatchMaker"})
+__all__ = ["BatchBuilder", "BatchSpec", "LedgerEntry", "Loader", "Stats"]

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
-from mmdata.loader.meaning import Meaning
 from mmdata.nearest import meant
 from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.values import Values
+from mmdata.tables.values import ColumnValues
 from mmdata.tars.member_values import KINDS, KNOWN, kind_of
 from mmdata.tars.members import Selector
 
@@ -65,7 +64,7 @@ def parse_fields(settings: Mapping[str, str], joined: Joined) -> dict[str, Colum
 
 def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
     column = source.removeprefix(JOINED)
-    if column != source and column in joined.names():
+    if column != source and column in joined.types:
         return ColumnSource(column)
     name, colon, rest = column.partition(":")
     is_joined = column != source and bool(colon) and name in joined.shards
@@ -73,7 +72,7 @@ def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
     if is_joined or (column == source and name.lower().endswith(KINDS)):
         selector = Selector.parse(member)
         return MemberSource(selector, kind_of(selector, of=of), name if is_joined else "")
-    known = [JOINED + one for one in joined.names()]
+    known = [JOINED + one for one in joined.types]
     of_shards = [f"{JOINED}{one}:MEMBER" for one in joined.shards]
     listed = ", ".join([*known, *of_shards])
     joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
@@ -83,13 +82,12 @@ def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
 
 
 class Fields:
-    """What `data.fields` adds to each batch from joined tables, and what `data.meaning` changes in it.
+    """What `data.fields` adds to each batch from joined tables.
 
     Args:
         settings: name in the batch -> its source.
         joined: the tables and tars.
         rows: gives the int64 row numbers that are loaded, some at a time.
-        meaning: by which captions are equal; None: by their texts.
 
     Raises:
         ConfigError: see `parse_fields`; or values that make no tensor, or loaded rows without a value where numbers
@@ -102,10 +100,9 @@ class Fields:
         settings: Mapping[str, str],
         joined: Joined,
         rows: Callable[[], Iterable[NDArray[np.int64]]],
-        meaning: Meaning | None = None,
     ) -> None:
-        self._sources, self.meaning = dict(settings), meaning
-        self._values: dict[str, Values] = {
+        self._sources = dict(settings)
+        self._values: dict[str, ColumnValues] = {
             name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
             for name, source in parse_fields(settings, joined).items()
             if isinstance(source, ColumnSource)
@@ -116,20 +113,14 @@ class Fields:
     @property
     def name(self) -> str:
         """For states and messages: names and sources, with a digest of these and of the values."""
-        if not self._sources and self.meaning is not None:
-            return self.meaning.name
         listed = ", ".join(f"{name} {source}" for name, source in self._sources.items())
         digest = hashlib.sha256(listed.encode())
         for values in self._values.values():
             digest.update(values.fingerprint.encode())
-        if self.meaning is not None:
-            digest.update(self.meaning.name.encode())
         return f"data.fields {listed} ({digest.hexdigest()[:16]})"
 
     def added(self, batch: Batch) -> Batch:
         """The batch with these entries."""
-        if self.meaning is not None:
-            batch = self.meaning.added(batch)
         rows = batch["rows"].numpy()
         entries: Any = {name: _tensor(values.take(rows)) for name, values in self._values.items()}
         return cast(Batch, {**batch, **entries})

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from functools import wraps
 from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
-from typing_extensions import Self, deprecated
+from typing_extensions import Self
 
 from mmdata.config import Config, DataConfig
 from mmdata.errors import excerpt
@@ -42,17 +41,6 @@ class Interoperable(ABC):
     def __exit__(self, *error: object) -> None:
         """Close it."""
         self.close()
-
-    @property
-    @deprecated("`masked` is now `ledger.masked`; the old name goes with the next release")
-    def masked(self) -> Counter[str]:
-        """See `Ledger.masked`."""
-        return self.ledger.masked
-
-    @deprecated("judge_together() does nothing: a rank of several only warns; call check_rows with a merged state")
-    def judge_together(self) -> None:
-        """Do nothing."""
-        return
 
     @property
     def batch_sampler(self) -> EpochSampler:
@@ -104,7 +92,7 @@ class Interoperable(ABC):
 def refuses_settings(initialize: Initializer) -> Initializer:
     """A decorator of `Loader.__init__`: `Loader("shards/photos")` is an error that says what to write.
 
-    Without it Python would say that an argument `maker` is missing. The signature stays as it is, for `help`.
+    Without it Python would say that an argument `builder` is missing. The signature stays as it is, for `help`.
     """
 
     @wraps(initialize)
@@ -113,7 +101,7 @@ def refuses_settings(initialize: Initializer) -> Initializer:
         if isinstance(given, (str, os.PathLike, dict, DataConfig, Config)):
             settings = '{"shards": "FOLDER", "tokenizer": "FOLDER/tokenizer", "global_batch_size": 256}'
             raise TypeError(
-                f"Loader takes a plan and a BatchMaker; got {excerpt(given)}. To make a loader of settings: "
+                f"Loader takes a plan and a BatchBuilder; got {excerpt(given)}. To make a loader of settings: "
                 f"Loader.from_config('CONFIG.yaml') or Loader.from_config({settings})"
             )
         initialize(self, *positional, **named)

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.config.loading import LoadingConfig
@@ -30,6 +30,8 @@ KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
 
 Stage = Literal["read", "decode", "transform", "caption", "field"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order in which one is named of a row that fails at several."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class LedgerEntry:
     Attributes:
         epoch, step: of the batch.
         row: in the index; -1 for a sample of a stream that is in no batch.
-        shard, key: of the sample; the shard is "" where a stream's batch does not say it.
+        shard, key: of the sample.
         offset: of the image, or of the caption if that is bad, in the shard, in bytes; -1 in a stream.
         stage: at which the row failed.
         reason: a value of `mmdata.errors.Reason`.
@@ -59,7 +61,7 @@ class LedgerEntry:
     @property
     def sample(self) -> str:
         """The sample, for messages."""
-        return f"shard '{self.shard}', sample '{self.key}'" if self.shard else f"sample '{self.key}'"
+        return f"shard '{self.shard}', sample '{self.key}'"
 
 
 @dataclass(frozen=True)

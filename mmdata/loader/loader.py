@@ -10,43 +10,40 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-from typing_extensions import deprecated
+import torch
+from numpy.typing import ArrayLike, NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
-from mmdata.errors import Reason, counted
+from mmdata.errors import counted
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.captions import all_captions
+from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.meaning import Meaning, rows_alike
+from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
-from mmdata.loader.work import BatchSource, LoadedBatch
-from mmdata.loader.workers.choose import make_source
-from mmdata.loader.workers.steps import RankSteps
+from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.plan import Plan, Step
+from mmdata.loader.workers.work import BatchSource
+from mmdata.plan import OrderedPlan, Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
-from mmdata.plan.rows import planned_rows, selection_of
-from mmdata.renamed import renamed_arguments
+from mmdata.plan.rows import IndexRows, planned_rows, selection_of
 
 SHOWN = [
-    *("all_captions", "batch_size", "check_rows", "close", "from_config", "index", "ledger", "load_state_dict"),
-    *("maker", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
+    *("all_captions", "batch_size", "builder", "check_rows", "close", "from_config", "index", "ledger"),
+    *("load_state_dict", "merge_states", "plan", "rank", "set_epoch", "state_dict", "stats", "world_size"),
 ]
-"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks, or old names."""
+"""What `dir(loader)` and tab completion show: what users call. The other names are for frameworks."""
 
 logger = logging.getLogger("mmdata")
 
@@ -60,7 +57,7 @@ class Loader(Interoperable):
 
     Args:
         plan: of the global batches.
-        maker: makes batches.
+        builder: makes the batches.
         rank: 0 … world_size-1; None: as the launcher says, see `resolve_ranks`.
         world_size: processes that share each global batch; must divide the global batch size. Given with rank.
         num_workers: threads; auto: all usable cores of the rank; 0: batches are made in the caller's thread.
@@ -69,6 +66,7 @@ class Loader(Interoperable):
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
         fields: adds values of tables to the batches; None: nothing.
+        order: int64 (n,), the rows that each epoch has, in this order, as `data.order`; None: the order of the plan.
 
     Attributes:
         ledger: the rows that were masked on this rank.
@@ -87,31 +85,35 @@ class Loader(Interoperable):
     _kind = "loader"  # in messages
 
     @refuses_settings
-    @renamed_arguments(worker="maker", prefetch="prefetch_batches")
     def __init__(
         self,
         plan: Plan,
-        maker: BatchMaker,
+        builder: BatchBuilder,
         *,
         rank: int | None = None,
         world_size: int | None = None,
         num_workers: NumWorkers = "auto",
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
-        source: BatchSource | None = None,
+        source: BatchSource[LoadedBatch] | None = None,
         fields: Fields | None = None,
+        order: ArrayLike | None = None,
     ) -> None:
+        if order is not None:
+            if source is not None:
+                raise ValueError("order and source exclude each other: a source makes the batches of its own plan")
+            plan = OrderedPlan.of(plan, order)
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
         self.plan = plan
-        self.maker = maker
+        self.builder = builder
         self.rank, self.world_size = ranks
         self._sharing = self.world_size  # ranks that share a global batch of the plan
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
         self._fields = fields
         self._source = source or ThreadedBatches(
-            RankSteps(plan, maker, ranks), maker, num_threads=most_workers(num_workers), prefetch=prefetch_batches
+            RankPipeline(plan, builder, ranks), num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
         # Process id, epoch and step of the batch that the source gives next; None: the source must begin anew. The id
         # differs in a forked child, which has none of its parent's workers.
@@ -151,16 +153,11 @@ class Loader(Interoperable):
         """As `from_config`, for ranks that are known."""
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        maker = BatchMaker.from_config(data, corpus, plan)
-        source = make_source(data, plan, maker, ranks)
-        fields = None
-        if data.fields or data.meaning:
-            meaning = Meaning.from_config(data, corpus.index, corpus.joined)
-            if meaning is not None:
-                meaning.warn_of_groups(plan.mixture.groups, data)
-            fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows), meaning)
+        builder = BatchBuilder.from_config(data, corpus, plan)
+        source = make_source(data, plan, builder, ranks)
+        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
         return cls(
-            plan, maker, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
+            plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
 
     def __len__(self) -> int:
@@ -185,7 +182,7 @@ class Loader(Interoperable):
     @property
     def index(self) -> Index:
         """The index of the shards."""
-        return self.maker.index
+        return self.builder.index
 
     @property
     def batch_size(self) -> int:
@@ -220,7 +217,7 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return {**identity_of(self.plan, self.maker), "fields": self._fields and self._fields.name}
+        return {**identity_of(self.plan, self.builder.spec), "fields": self._fields and self._fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""
@@ -228,7 +225,7 @@ class Loader(Interoperable):
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions of each row that has several, for an evaluation; a batch has one caption a row."""
-        return all_captions(self.maker, rows)
+        return self.builder.all_captions(rows)
 
     def blank_batches(self) -> list[tuple[str, Callable[[], Batch]]]:
         """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
@@ -246,21 +243,20 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        batch = self.maker.make(step).batch
+        batch = self.builder.make(step).batch
         return shown(self.added(batch))
 
     def added(self, batch: Batch) -> Batch:
-        """A batch of `maker` with its entries from tables, see `data.fields`."""
+        """A batch of `builder` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
+        if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
+            hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
+            batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
         return batch if self._fields is None else self._fields.added(batch)
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
-        return rows_alike(self.index, self.maker.captions, self.meaning)
-
-    @property
-    def meaning(self) -> Meaning | None:
-        """By which captions are equal; None: by their texts."""
-        return self._fields and self._fields.meaning
+        assert isinstance(self.plan.rows, IndexRows)
+        return self.plan.rows.all_hashes()
 
     @property
     def num_rows(self) -> int:
@@ -339,7 +335,7 @@ class Loader(Interoperable):
         self._next = (os.getpid(), *self._place(epoch, step + 1))
         self.ledger.add(masked, made.stats.rows + len(masked))
         self._position.advance(iteration)
-        return shown(self.added(made.batch), refuse=partial(self._refused, epoch, step))
+        return shown(self.added(made.batch))
 
     def _known_steps(self, epoch: int) -> int | None:
         """Steps of an epoch; None while nobody knows."""
@@ -353,30 +349,11 @@ class Loader(Interoperable):
         """The rows of a batch that could not be used."""
         return made.masked
 
-    def _refused(self, epoch: int, step: int, batch: Batch, place: int, detail: str) -> None:
-        """Enter a row whose image the device does not decode (`data.decode: device`) into the ledger."""
-        row, key, reason = int(batch["rows"][place]), batch["keys"][place], Reason.DEVICE_DECODER.value
-        index = self.maker.index
-        (shard,), (local,) = index.locate(np.asarray([row]))
-        offset, name = int(index.shard(shard).fixed("image_offset")[local]), index.shard_name(shard)
-        self.ledger.add([LedgerEntry(epoch, step, row, name, key, offset, "decode", reason, detail)], 0)
-
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""
         self._position.interrupt("close")
         self._next = None
         self._source.close()
-
-    @property
-    @deprecated("loader.worker is now called loader.maker; the old name goes with the next release")
-    def worker(self) -> BatchMaker:
-        """See `maker`."""
-        return self.maker
-
-    @deprecated("loader.write_ledger is now loader.ledger.write_to(path, epoch=…, step=…), as in loader.state_dict()")
-    def write_ledger(self, path: str | os.PathLike[str]) -> None:
-        """See `Ledger.write_to`."""
-        self.ledger.write_to(path, epoch=self._position.epoch, step=self._position.step)
 
     def _how_to_skip(self) -> str:
         return (

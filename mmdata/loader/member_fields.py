@@ -16,10 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdata.config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.index import Index, ShardStore
 from mmdata.index.sample_members import OwnSamples
-from mmdata.loader.fields import MemberSource
+from mmdata.loader.fields import MemberSource, parse_fields
+from mmdata.plan import Plan
+from mmdata.plan.rows import first_rows
+from mmdata.tables.joined import Joined
 from mmdata.tables.shards import JoinedShards
 from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
 from mmdata.tars.tar import Member
@@ -143,10 +147,15 @@ class MemberFields:
         samples = self._samples(store or ShardStore(index))
         self.columns = [self._probe(field, samples[field.source.join], rows.tolist()) for field in self.fields]
 
-    @property
-    def are_own(self) -> bool:
-        """Whether any lies in the samples' own tars."""
-        return "" in self.wanted
+    @classmethod
+    def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> MemberFields | None:
+        """The entries of `data.fields` that lie in members; None: there are none."""
+        found = [
+            MemberField(name, source, joined.shards[source.join].missing if source.join else data.missing_fields)
+            for name, source in parse_fields(data.fields, joined).items()
+            if isinstance(source, MemberSource)
+        ]
+        return cls(found, index, first_rows(plan.rows, PROBED_ROWS), joined.shards) if found else None
 
     def entries(self, num_rows: int, store: ShardStore, stop: Event | None = None) -> FieldEntries:
         """The entries of a batch of `num_rows` rows, without values yet.

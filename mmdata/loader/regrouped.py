@@ -12,7 +12,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader
-from mmdata.plan.groups import write_groups
+from mmdata.plan.mixture import write_groups
 
 
 class RegroupedLoader:

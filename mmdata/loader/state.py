@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmdata.errors import ConfigError
-from mmdata.loader.batch_maker import BatchMaker
+from mmdata.errors import ConfigError, excerpt
+from mmdata.loader.builder import BatchSpec
 from mmdata.plan import Plan
 from mmdata.plan.position import check_count, check_epoch, check_state
 
@@ -17,59 +17,47 @@ logger = logging.getLogger("mmdata")
 Identity = dict[str, Any]
 """What batches depend on, by name: JSON."""
 
-SINCE = {
-    "transform",
-    "crop_scale",
-    "decode",
-    "augment",
-    "transform_source",
-    "transform_seed",
-    "tokenizer",
-    "patch_size",
-    "fields",
+OF_PIXELS_AND_TOKENS = {
+    *("transform", "crop_scale", "decode", "augment", "transform_source", "transform_seed", "tokenizer", "patch_size"),
+    *("text_transform", "text_transform_source", "caption_template", "caption_dropout"),
 }
-"""Entries that the states of earlier versions lack: they are taken to be unchanged, with a warning."""
-OF_TEXTS = {"text_transform", "text_transform_source", "caption_template", "caption_dropout"}
-"""Entries that they lack, too, because there was nothing that changed a text: None."""
+"""Entries that change what is in a row of a batch, and not which rows a batch has."""
+OF_ROWS = re.compile(r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", re.DOTALL)
+"""A value that ends in a digest of what it names: a file may have another name and the same content."""
 
 
-def identity_of(plan: Plan, maker: BatchMaker) -> Identity:
+def identity_of(plan: Plan, spec: BatchSpec) -> Identity:
     """What batches depend on: their rows, and the pixels and tokens of these.
 
     It leaves out what may change when a run is resumed: `data.loading`, the number of ranks, and hashes in the batch.
     """
-    transform = maker.transform
+    transform = spec.transform
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed
     return {
         "weights": None,
+        "order": None,
+        "leftover": "merge",
         **plan.identity(),
-        "negative_captions": maker.negatives and maker.negatives.fingerprint,
-        "captions": maker.captions and maker.captions.name,
+        "negative_captions": spec.negatives and spec.negatives.fingerprint,
+        "captions": spec.captions and spec.captions.name,
+        "caption_hash": getattr(plan.rows, "equals_fingerprint", None),
         **transform.identity(),
-        **maker.text_transform.identity(),
+        **spec.text_transform.identity(),
         "transform_seed": transform.seed if own_seed else None,
-        "tokenizer": maker.tokenizer and maker.tokenizer.identity,
+        "tokenizer": spec.tokenizer and spec.tokenizer.identity,
     }
 
 
-def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[str]:
+def differences(saved: Mapping[str, Any], identity: Identity, *, of: str) -> list[str]:
     """The names of the entries in which the identity of a state differs from this one.
 
-    Only logs entries that the state of an earlier version lacks, and a change in the file of a user's transform or
-    text_transform, which may be a comment.
+    Only logs a change in the file of a user's transform or text_transform, which may be a comment.
 
     Args:
         saved: identity in the state.
         identity: of the loader or stream.
         of: "loader" or "stream", for the log.
     """
-    if missing := [name for name in identity if name in SINCE and name not in saved]:
-        logger.warning(
-            "this %s state was written by an earlier version, which did not say %s: they are taken to be what they are "
-            "now; if you have changed one of them since, pixels or tokens are not those of an undisturbed run",
-            of,
-            ", ".join(missing),
-        )
     for name, entries in (("transform", "pixels"), ("text_transform", "texts")):
         before, now = saved.get(f"{name}_source"), identity.get(f"{name}_source")
         if saved.get(name) == identity.get(name) and None not in (before, now) and before != now:
@@ -81,26 +69,12 @@ def differences(saved: dict[str, Any], identity: Identity, *, of: str) -> list[s
                 of,
                 entries,
             )
-    compared = [name for name in identity if not name.endswith("transform_source") and name not in missing]
-    return [name for name in compared if _rows_of(saved.get(name)) != _rows_of(identity[name])]
+    compared = [name for name in identity if not name.endswith("transform_source")]
+    return [name for name in compared if _compared(saved.get(name)) != _compared(identity[name])]
 
 
-_OF_ROWS = re.compile(
-    r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$", re.DOTALL
-)
-
-
-def _rows_of(value: Any) -> Any:
-    """Of the name of selected rows their digest, since a file may have another name; another value as it is."""
-    found = (
-        re.search(
-            r"^data\.(?:select|shards|join|row_weights|captions|fields|meaning)\b.* \(([0-9a-f]{16})\)$",
-            value,
-            re.DOTALL,
-        )
-        if isinstance(value, str)
-        else None
-    )
+def _compared(value: Any) -> Any:
+    found = OF_ROWS.search(value) if isinstance(value, str) else None
     return found[1] if found else value
 
 
@@ -134,26 +108,15 @@ def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tup
         ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state is
             missing or impossible.
     """
-    plan_of_state = check_state(state, of="loader").get("plan")
-    saved = {
-        "negative_captions": None,
-        "selection": None,
-        "weights": None,
-        "captions": None,
-        **dict.fromkeys(OF_TEXTS),
-        **({} if identity.get("fields") else {"fields": None}),
-        **(plan_of_state if isinstance(plan_of_state, Mapping) else {}),
-    }
-    if "extra_captions" in saved:  # their name in earlier versions
-        saved["negative_captions"] = saved.pop("extra_captions")
-    if missing := [key for key in identity if key not in saved and key not in SINCE]:
+    saved = check_state(state, of="loader").get("plan")
+    if not isinstance(saved, Mapping):
         raise ConfigError(
-            f"this loader state does not say {', '.join(missing)} of its plan: this version's loader did not "
-            "write it; resume with the one that did, or start anew"
+            f"loader state: 'plan' must say what its batches depend on: got {excerpt(saved)}; give the dictionary that "
+            "state_dict() returned, or start anew"
         )
     if changed := differences(saved, identity, of="loader"):
-        listed = ", ".join(f"{key} was {saved[key]!r} and is {identity[key]!r}" for key in changed)
-        others = {"other fields": {"fields"}, "other pixels or tokens": SINCE | OF_TEXTS}
+        listed = ", ".join(f"{key} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed)
+        others = {"other fields": {"fields"}, "other pixels or tokens": {"fields", *OF_PIXELS_AND_TOKENS}}
         other = next((words for words, names in others.items() if set(changed) <= names), "another plan")
         raise ConfigError(
             f"this loader state belongs to {other}: {listed}; resume with the settings and shards "

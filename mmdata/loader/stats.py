@@ -27,7 +27,7 @@ class Bottleneck(NamedTuple):
     """The stage on which a loader spends most time.
 
     Attributes:
-        stage: one of `STAGES`, or "transfer": the copy to the device, and decoding there.
+        stage: one of `STAGES`, or "transfer": the copy to the device.
         words: a clause for a message.
     """
 
@@ -46,8 +46,7 @@ class Stats:
         workers: thread name to seconds by stage and "rows". Threads of worker process p are called
             `mmdata-process_p-worker_0` and so on.
         wait_s: seconds for which the caller waited for a batch.
-        transfer_s: seconds for which the caller copied batches to the device, or waited for its decoder
-            (`DevicePrefetcher`).
+        transfer_s: seconds for which the caller copied batches to the device (`DevicePrefetcher`).
         read_bytes: bytes of images.
         rows: valid rows.
         masked: rows that could not be used, and rows that are padding.
@@ -126,9 +125,7 @@ class Stats:
         if total <= 0:
             return None
         if self.transfer_s > self.wait_s > 0:
-            return Bottleneck(
-                "transfer", "the copy to the device, or its decoder, takes longer than making the batches"
-            )
+            return Bottleneck("transfer", "the copy to the device takes longer than making the batches")
         stage = max(own, key=own.__getitem__)
         # Threads of workers have names; without workers the caller's thread makes the batches.
         alone = bool(self.workers) and not any("-worker" in name for name in self.workers)

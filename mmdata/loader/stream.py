@@ -17,22 +17,23 @@ from mmdata.errors import ConfigError, DataError, Reason, counted
 from mmdata.images.decoder_warnings import sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.batch_maker import BatchMaker
+from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import Loader, data_config
 from mmdata.loader.sample_buffers import BUFFER_ROWS, SampleBuffers
 from mmdata.loader.shard_names import ShardNames, find_shards, single_dataset, with_shards
+from mmdata.loader.source import RankPipeline
 from mmdata.loader.state import Identity, differences
 from mmdata.loader.stream_plan import StreamPlan, StreamRows, TarWindow, read_windows
 from mmdata.loader.stream_tars import GrowingIndex, TarFiles, TarIndexer, TarSource
-from mmdata.loader.work import LoadedBatch
+from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.interrupt_safe import Stop
-from mmdata.loader.workers.steps import RankSteps
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.plan import rank_slice
-from mmdata.plan.from_config import bucket_policy
+from mmdata.plan import CaptionSources, rank_slice
+from mmdata.plan.captions import NoTexts, ShardCaptions
+from mmdata.plan.choose import bucket_policy
 from mmdata.plan.position import MAX_EPOCH, check_count, check_epoch, check_state
 from mmdata.tables.joined import Joined
 from mmdata.tars.texts import Losses
@@ -132,24 +133,24 @@ class Stream(Loader):
         if not any(first.rows):
             raise _no_sample(source, first)
         index = GrowingIndex.of(tars, first.tars)
-        policy = bucket_policy(data, index, "no_texts" if tokenizer is None else "index")
-        rows = StreamRows(index, first, has_texts=tokenizer is not None)
+        captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
+        policy = bucket_policy(data, index, captions)
+        rows = StreamRows(index, first, captions)
         # A copy: the plan lets go of its windows.
         again = first._replace(tars=[*first.tars])
         plan = StreamPlan(data, tars, rows, policy, (_again(again, windows), stop))
         joined = Joined([], index)
-        maker = BatchMaker.from_config(data, Corpus(index, tokenizer, joined), plan)
+        builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, joined), plan)
         of_plan = ranks if source.is_lasting else Ranks(0, 1)
         if isinstance(source, SampleBuffers):
-            source.drops += [tars.forget, maker.store.open_shards.drop]
+            source.drops += [tars.forget, builder.store.open_shards.drop]
         loading = data.loading
         super().__init__(
             plan,
-            maker,
+            builder,
             **of_plan._asdict(),
             source=ThreadedBatches(
-                RankSteps(plan, maker, of_plan),
-                maker,
+                RankPipeline(plan, builder, of_plan),
                 num_threads=most_workers(loading.num_workers),
                 prefetch=loading.prefetch_batches,
             ),
@@ -348,7 +349,9 @@ def _refuse_planned(data: DataConfig) -> None:
         "groups": data.groups is not None,
         "select by a file of rows": bool(select) and str(select).lower().endswith(".npy"),
         "join": bool(data.join),
-        "meaning": data.meaning is not None,
+        "caption_hash": data.caption_hash is not None,
+        "order": data.order is not None,
+        "leftover: drop": data.leftover == "drop",
         "row_weights": data.row_weights is not None,
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),

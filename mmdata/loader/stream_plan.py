@@ -23,9 +23,9 @@ from mmdata.errors import DataError, counted
 from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
 from mmdata.loader.workers.interrupt_safe import Promise, SharedGenerator, Stop
 from mmdata.loader.workers.threads import END_S
-from mmdata.plan import BucketPolicy, IndexRows, Plan, Step
+from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
 from mmdata.plan.plan import PlannedShape, largest_first
-from mmdata.plan.row_ranges import RowRanges, Window
+from mmdata.plan.ranges import RowRanges, Window
 from mmdata.plan.schedule import Schedule
 from mmdata.storage.concurrently import map_concurrently
 
@@ -124,11 +124,11 @@ class StreamRows(IndexRows):
     Args:
         index: of the tars.
         window: the first of pass 0.
-        has_texts: whether batches have texts.
+        captions: of the rows.
     """
 
-    def __init__(self, index: GrowingIndex, window: TarWindow, *, has_texts: bool) -> None:
-        super().__init__(index, lengths="index" if has_texts else "no_texts")
+    def __init__(self, index: GrowingIndex, window: TarWindow, captions: CaptionSources) -> None:
+        super().__init__(index, captions)
         self._window = window
 
     def first(self, count: int) -> Ints:
@@ -185,6 +185,7 @@ class StreamPlan(Plan):
             seed=data.seed,
             shuffle=data.shuffle,
             window_rows=data.shuffle_window_rows,
+            leftover=data.leftover,
         )
         self._data, self._tars = data, tars
         self._begun: tuple[Generator[TarWindow], Stop] | None = begun
@@ -292,7 +293,7 @@ class StreamPlan(Plan):
         # No window without a tar but the last: so many rounds, or fewer.
         most = self._tars.source.num_tars + 1
         sizes = np.array([self.batch_sizes], np.int64)
-        schedule = Schedule(arrivals, most, self.policy.buckets, sizes)
+        schedule = Schedule(arrivals, most, self.policy.buckets, sizes, self.leftover)
         reading = Reading(number, Ahead(windows, stop), schedule)
         return reading
 

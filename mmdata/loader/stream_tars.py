@@ -30,7 +30,7 @@ from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import Histograms
 from mmdata.loader.sample_buffers import SampleBuffers
-from mmdata.plan.row_ranges import PASS_SHIFT
+from mmdata.plan.ranges import PASS_SHIFT
 from mmdata.safe_read import open_regular
 from mmdata.seeding import Purpose, permutation
 from mmdata.storage import ShardCache
@@ -289,7 +289,7 @@ class GrowingManifest(Manifest):
     def listed(self, shard: int) -> ListedShard:
         """Name and size of a tar, which is read if it is not kept."""
         tar = self._tar(shard)
-        return ListedShard(tar.name, tar.bytes, "", len(tar.columns), "", "", 0, 0)
+        return ListedShard(tar.name, tar.bytes, "", len(tar.columns), "", "", 0, 0, 0)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
         """A descriptor of a tar, which the caller closes."""

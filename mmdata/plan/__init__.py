@@ -1,13 +1,14 @@
 """Which rows make which batch: decided from the index, before a byte of a shard is read.
 
-- `rows` is what a plan knows of the corpus. `buckets` are the shapes of batches; a policy gives each row its bucket.
+- `rows` is what a plan knows of the corpus, `captions` which caption a row has in a pass.
+- `buckets` are the shapes of batches; a policy gives each row its bucket, and `choose` makes the policy of settings.
 - `mixture` says which datasets fill a batch; `windows` assigns their shards to lanes and cuts them into windows.
-- `bucket_queues` hold the rows of windows by bucket; the `schedule`, from counts alone, turns them into batches.
+- `schedule`: rows of windows wait in queues by bucket; counts alone say when they become a batch.
 - `plan` runs these steps from any step of any epoch, for any rank; `summary` counts an epoch.
-- `from_config` makes a plan of settings. Nothing in this package reads an image, and only `rows` reads the index.
+- `weights` and `ordered` are plans of rows that come more or less often, and of an order that is given.
+- `from_config` makes a plan of settings. Nothing in this package reads an image.
 """
 
-from mmdata.index.caption_lengths import CaptionTokens
 from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import (
     Bucket,
@@ -15,48 +16,45 @@ from mmdata.plan.buckets import (
     LengthAspectPolicy,
     NativePolicy,
     Shapes,
-    TextMarginPolicy,
     TokenBudgetPolicy,
 )
-from mmdata.plan.captions import CaptionSources, choose_captions
-from mmdata.plan.choose_shapes import choose_image_shapes, choose_lengths_by_shape
-from mmdata.plan.groups import Groups
-from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
+from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions, choose_captions
+from mmdata.plan.choose import choose_image_shapes
+from mmdata.plan.mixture import BatchShare, Groups, Mixture, ShardSpan
+from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
-from mmdata.renamed import renamed_names
 
 __all__ = [
     "BatchShare",
     "Bucket",
     "BucketCount",
     "BucketPolicy",
+    "CaptionSource",
     "CaptionSources",
-    "CaptionTokens",
     "Groups",
     "Hashes",
     "IndexRows",
     "LengthAspectPolicy",
     "Mixture",
     "NativePolicy",
+    "NoTexts",
+    "OrderedPlan",
     "Plan",
     "PlanSummary",
     "Rows",
     "Shapes",
+    "ShardCaptions",
     "ShardSpan",
     "Step",
-    "TextMarginPolicy",
     "TokenBudgetPolicy",
     "choose_captions",
     "choose_image_shapes",
     "choose_lengths",
-    "choose_lengths_by_shape",
     "count_buckets",
     "count_duplicates",
     "duplicates_in_words",
     "rank_slice",
     "summarize",
 ]
-
-__getattr__ = renamed_names(__name__, {"Source": "ShardSpan", "Stream": "BatchShare"})

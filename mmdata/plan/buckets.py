@@ -81,42 +81,31 @@ class BucketPolicy(Protocol):
 class LengthAspectPolicy:
     """Text length bounds × image shapes.
 
-    A row goes to the image shape nearest in aspect ratio, which is known to about 1 % (`aspect_bin`), and to that
-    shape's smallest bound that holds its caption (the largest bound, if none does).
+    A row goes to the image shape nearest in aspect ratio, which is known to about 1 % (`aspect_bin`), and to the
+    smallest bound that holds its caption (the largest bound, if none does).
 
     Args:
-        lengths: rising bounds, in tokens: one list for all image shapes, or a list for each of them.
+        lengths: rising bounds, in tokens.
         image_shapes: (height, width) pairs, in pixels.
 
     Example:
-        LengthAspectPolicy([[16, 77], [77]], [(224, 224), (192, 256)]) has three buckets: 16 or 77 tokens with a
-        square image, 77 with a wide one.
+        LengthAspectPolicy([16, 77], [(224, 224), (192, 256)]) has four buckets: 16 or 77 tokens with a square image or
+        a wide one.
     """
 
     uses_cells = True
 
-    def __init__(
-        self, lengths: Sequence[int] | Sequence[Sequence[int]], image_shapes: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, lengths: Sequence[int], image_shapes: Sequence[tuple[int, int]]) -> None:
         if not image_shapes or len(set(image_shapes)) != len(image_shapes):
             raise ValueError(f"image_shapes must be different (height, width) pairs: got {list(image_shapes)}")
-        bounds = _bounds_of_shapes(lengths, len(image_shapes))
-        self.buckets = tuple(
-            Bucket(length, *shape) for shape, rising in zip(image_shapes, bounds, strict=True) for length in rising
-        )
+        self._lengths = _rising(lengths)
+        self.buckets = tuple(Bucket(int(length), *shape) for shape in image_shapes for length in self._lengths)
         self._shape_of_bin = nearest_shapes(image_shapes)
-        self._longest = np.array([rising[-1] for rising in bounds], np.int64)  # (S,)
-        # One rising line of all buckets, so that one binary search finds shape and bound of a row: the bounds of image
-        # shape s are shifted by s · stride, which is more than the longest bound.
-        self._stride = int(self._longest.max()) + 1
-        self._line = np.array(
-            [shape * self._stride + length for shape, rising in enumerate(bounds) for length in rising]
-        )
 
     def assign(self, shapes: Shapes) -> NDArray[np.int64]:
         """Positions in `buckets`, int64 (n,)."""
         shape = self._shape_of_bin[aspect_bin(shapes.height, shapes.width)]
-        return np.searchsorted(self._line, shape * self._stride + np.minimum(shapes.length, self._longest[shape]))
+        return shape * len(self._lengths) + _smallest_bound(self._lengths, shapes.length)
 
 
 def nearest_shapes(image_shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
@@ -126,41 +115,16 @@ def nearest_shapes(image_shapes: Sequence[tuple[int, int]]) -> NDArray[np.int64]
     return distance.argmin(axis=1)
 
 
-def _bounds_of_shapes(lengths: Sequence[int] | Sequence[Sequence[int]], num_shapes: int) -> list[list[int]]:
-    """The bounds of each image shape, checked."""
-    lists = [list(rising) for rising in lengths if isinstance(rising, Sequence)]
-    if not lists:
-        lists = [[bound for bound in lengths if not isinstance(bound, Sequence)]] * num_shapes
-    if len(lists) != num_shapes:
-        raise ValueError(
-            f"lengths must be one list of bounds for all image shapes or one for each of the {num_shapes}: "
-            f"got {len(lists)} lists"
-        )
-    for rising in lists:
-        if not rising or rising != sorted(set(rising)):
-            raise ValueError(f"lengths must rise: got {rising}")
-    return lists
+def _rising(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Text length bounds, checked."""
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"lengths must rise: got {list(lengths)}")
+    return np.asarray(lengths, np.int64)
 
 
-class TextMarginPolicy:
-    """The buckets of another policy, in which texts may become longer than the captions that the plan knows.
-
-    Args:
-        policy: gives each row its bucket.
-        margin: tokens by which each text may be longer.
-
-    Example:
-        With a margin of 4 and bounds of 16 and 77, captions of up to 12 tokens go to the bound 16.
-    """
-
-    def __init__(self, policy: BucketPolicy, margin: int) -> None:
-        self._policy, self._margin = policy, margin
-        self.uses_cells = bool(getattr(policy, "uses_cells", False))
-        self.buckets = tuple(policy.buckets)
-
-    def assign(self, shapes: Shapes) -> NDArray[np.int64]:
-        """Positions in `buckets`, int64 (n,)."""
-        return self._policy.assign(shapes._replace(length=shapes.length + self._margin))
+def _smallest_bound(bounds: NDArray[np.int64], needed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each of n rows the position of the smallest bound that holds what it needs; of the largest, if none does."""
+    return np.searchsorted(bounds, np.minimum(needed, bounds[-1]))
 
 
 class TokenBudgetPolicy:
@@ -269,13 +233,11 @@ class NativePolicy:
     """
 
     def __init__(self, lengths: Sequence[int], patches: Sequence[int], *, patch_size: int) -> None:
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths must rise: got {list(lengths)}")
+        self._lengths = _rising(lengths)
         if not patches or list(patches) != sorted(set(patches)) or patches[0] < 1:
             raise ValueError(f"patches must rise, from 1 on: got {list(patches)}")
         if patch_size < 1:
             raise ValueError(f"patch_size must be 1 pixel or more: got {patch_size}")
-        self._lengths = np.asarray(lengths, np.int64)
         self._patches = np.asarray(patches, np.int64)
         self._patch_size = patch_size
         self.buckets = tuple(Bucket(length, 0, 0, number) for number in patches for length in lengths)
@@ -283,6 +245,5 @@ class NativePolicy:
     def assign(self, shapes: Shapes) -> NDArray[np.int64]:
         """Positions in `buckets`, int64 (n,)."""
         needed = -(-shapes.height // self._patch_size) * -(-shapes.width // self._patch_size)
-        number = np.minimum(np.searchsorted(self._patches, needed), len(self._patches) - 1)
-        bound = np.minimum(np.searchsorted(self._lengths, shapes.length), len(self._lengths) - 1)
-        return number * len(self._lengths) + bound
+        number = _smallest_bound(self._patches, needed)
+        return number * len(self._lengths) + _smallest_bound(self._lengths, shapes.length)

@@ -1,23 +1,39 @@
 """Which caption a row has in a pass: one of its own in turn, or one of a source that is drawn by probability.
 
 It depends on (seed, row, pass) alone, so it is the same in each process, on any number of ranks, and after a resume.
+`caption_sources` makes the sources of settings.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from typing_extensions import Self
 
-from mmdata.config.data import Probability, begin_and_end
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
+from mmdata.hashing import hash64
+from mmdata.index import Index
 from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
-from mmdata.index.index import Index
 from mmdata.index.ragged import spans
+from mmdata.nearest import meant
 from mmdata.seeding import mix
-from mmdata.tables.captions import TableCaptions
+from mmdata.tables.arrow_values import DATES
+from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.row_columns import RowColumns
+from mmdata.tables.selection import Selection, row_chunks
+
+logger = logging.getLogger("mmdata")
+
+OF = "data.captions"
+SHARDS = "shards"
+"""Name of the source that is the captions in the shards."""
 
 Ints = NDArray[np.int64]
 
@@ -39,39 +55,114 @@ def choose_captions(rows: Ints, num_captions: Ints, epoch: int | Ints) -> Ints:
     return ((mix(rows) % num_captions.astype(np.uint64)).astype(np.int64) + epoch) % num_captions
 
 
-class ShardCaptions:
-    """The captions in the shards, as a source.
+class CaptionSource(Protocol):
+    """A list of captions for each row of an index; `chosen` are positions in these lists.
 
-    Args:
-        index: of the shards.
+    A source whose lengths the histograms of the index tell has `in_histograms`, and one that has at most one caption
+    for each row has `one_each`; see `ShardCaptions`.
     """
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._lengths: Literal["index"] | CaptionTokens | None = None
+    @property
+    def fingerprint(self) -> str:
+        """Equal for sources with equal texts."""
+        ...
 
     def num_captions(self, rows: Ints) -> Ints:
         """How many captions each of n rows has, int64 (n,)."""
+        ...
+
+    def count(self, tokenizer: CountsTokens) -> None:
+        """Know the tokens of the captions."""
+        ...
+
+    def tokens(self, rows: Ints, chosen: Ints) -> Ints:
+        """Tokens of one caption of each of n rows, int64 (n,); 1 before they are counted."""
+        ...
+
+    def hashes(self, rows: Ints, chosen: Ints) -> Ints:
+        """Hashes of one caption of each of n rows, int64 (n,)."""
+        ...
+
+
+class ShardCaptions:
+    """The captions in the shards.
+
+    Args:
+        index: of the shards.
+        tokens: of the captions: those of the index, or counted anew; None: not counted.
+
+    Attributes:
+        one_each: every row has one caption (or, in a corpus of labels, none).
+    """
+
+    fingerprint = "shards"
+
+    def __init__(self, index: Index, tokens: Literal["index"] | CaptionTokens | None = None) -> None:
+        self._index, self._tokens = index, tokens
+        self.one_each = all(part.captions in (part.rows, 0) for part in index.manifests)
+        self._all_have_one = all(part.captions == part.rows for part in index.manifests)
+
+    @property
+    def in_histograms(self) -> Literal["tokens", "constant"] | None:
+        """What the histograms of the index tell: the tokens, or nothing more than that all are equally long."""
+        if self._tokens is None:
+            return "constant"
+        return "tokens" if self._tokens == "index" else None
+
+    def num_captions(self, rows: Ints) -> Ints:
+        """How many captions each of n rows has, int64 (n,)."""
+        if self._all_have_one:
+            return np.ones(len(rows), np.int64)
         return np.diff(self._index.take_lists(rows, "caption_hash")[0])
 
     def count(self, tokenizer: CountsTokens) -> None:
         """Know the tokens of the captions."""
-        self._lengths = caption_lengths(self._index, tokenizer)
+        self._tokens = caption_lengths(self._index, tokenizer)
 
     def tokens(self, rows: Ints, chosen: Ints) -> Ints:
         """Tokens of one caption of each of n rows, int64 (n,); 1 before they are counted."""
-        if self._lengths is None:
+        if self._tokens is None:
             return np.ones(len(rows), np.int64)
-        if self._lengths == "index":
-            offsets, counts = self._index.take_lists(rows, "caption_tokens")
-            return counts[offsets[:-1] + chosen].astype(np.int64)
-        offsets, counts = self._lengths
-        return counts[offsets[rows] + chosen].astype(np.int64)
+        if isinstance(self._tokens, tuple):
+            offsets, counts = self._tokens
+            return counts[offsets[rows] + chosen].astype(np.int64)
+        offsets, counts = self._index.take_lists(rows, "caption_tokens")
+        return counts[offsets[:-1] + chosen].astype(np.int64)
 
     def hashes(self, rows: Ints, chosen: Ints) -> Ints:
         """Hashes of one caption of each of n rows, int64 (n,)."""
         offsets, hashes = self._index.take_lists(rows, "caption_hash")
         return hashes[offsets[:-1] + chosen]
+
+
+class NoTexts:
+    """Batches without texts: each row has one caption of no tokens, which is equal to another as its image is.
+
+    Args:
+        index: of the rows.
+    """
+
+    fingerprint = "no texts"
+    in_histograms = "constant"
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.one_each = ShardCaptions(index).one_each  # the histograms count captions
+
+    def num_captions(self, rows: Ints) -> Ints:
+        """1 for each of n rows, int64 (n,)."""
+        return np.ones(len(rows), np.int64)
+
+    def count(self, tokenizer: CountsTokens) -> None:
+        """There is nothing to count."""
+
+    def tokens(self, rows: Ints, chosen: Ints) -> Ints:
+        """0 for each of n rows, int64 (n,)."""
+        return np.zeros(len(rows), np.int64)
+
+    def hashes(self, rows: Ints, chosen: Ints) -> Ints:
+        """Hashes of the images of n rows, int64 (n,)."""
+        return self._index.take(rows, ["image_hash"])["image_hash"]
 
 
 class Chosen(NamedTuple):
@@ -89,68 +180,59 @@ class CaptionSources:
 
     Args:
         sources: by name.
-        probabilities: of the sources; their sum is 1. Or pairs, of the first epoch and of the last.
+        probabilities: of the sources; their sum is 1.
         seed: of the draws.
-        epochs: over which probabilities change along a line, 2 or more; later passes have those of the last epoch.
-            None: no probability is a pair.
 
     Attributes:
         name: for states and messages, with a digest of probabilities and texts.
 
     Example:
         With {"shards": 0.25, "join:recap": 0.75} a row has a caption of the table in three of four passes, on average.
-        With {"shards": (0.5, 0.9), "join:recap": (0.5, 0.1)} over 5 epochs it has one with probability 0.5, 0.4, 0.3,
-        0.2 and 0.1.
     """
 
-    def __init__(
-        self,
-        sources: Mapping[str, ShardCaptions | TableCaptions],
-        probabilities: Mapping[str, Probability],
-        *,
-        seed: int,
-        epochs: int | None = None,
-    ) -> None:
+    def __init__(self, sources: Mapping[str, CaptionSource], probabilities: Mapping[str, float], *, seed: int) -> None:
         self.sources = list(sources.values())
         self.names = list(sources)
-        pairs = [begin_and_end(probabilities[name]) for name in sources]
-        self._begin, self._end = np.array(pairs, np.float64).T[:, :, None]  # (S, 1) each
-        self._last = 0 if epochs is None else epochs - 1
-        if not self._last and (self._begin != self._end).any():
-            raise ValueError(f"probabilities change over the epochs of a run: epochs must be 2 or more, got {epochs}")
+        self._probabilities = np.array([probabilities[name] for name in sources], np.float64)[:, None]  # (S, 1)
         # Other numbers than those that `RowWeights` draws of the same seed.
         self._seed = mix(mix(np.array([seed])).astype(np.int64))
         digest = hashlib.sha256()
-        for source, (begin, end) in zip(self.sources, pairs, strict=True):
-            texts = source.fingerprint if isinstance(source, TableCaptions) else "shards"
-            over = f"{float(begin)!r}" if begin == end else f"{begin!r} to {end!r} in {self._last}"
-            digest.update(f"{over} {texts}\n".encode())
-        self.digest = digest.hexdigest()[:16]
-        said = [f"{begin:g}" if begin == end else f"{begin:g} to {end:g}" for begin, end in pairs]
-        listed = ", ".join(f"{name} {one}" for name, one in zip(sources, said, strict=True))
-        over = f" over {epochs} epochs" if self.changes else ""
-        self.name = f"data.captions {listed}{over} ({self.digest})"
+        for name, source in sources.items():
+            digest.update(f"{float(probabilities[name])!r} {source.fingerprint}\n".encode())
+        self._digest = digest.hexdigest()[:16]
+        listed = ", ".join(f"{name} {probabilities[name]:g}" for name in sources)
+        self.name = f"data.captions {listed} ({self._digest})"
+        self._counted_by = ""
+
+    @classmethod
+    def in_turn(cls, source: CaptionSource) -> Self:
+        """The captions of one source, of which each row has one after the other."""
+        return cls({source.fingerprint: source}, {source.fingerprint: 1.0}, seed=0)
 
     @property
-    def changes(self) -> bool:
-        """Whether probabilities change from epoch to epoch."""
-        return bool((self._begin != self._end).any())
+    def fingerprint(self) -> str:
+        """Equal for equal texts and probabilities whose tokens were counted alike."""
+        known = self.in_histograms != "constant"
+        return hashlib.sha256(f"{self._digest} {self._counted_by} {known}".encode()).hexdigest()[:16]
 
     @property
-    def typical_passes(self) -> list[int]:
-        """Passes whose captions tell the lengths of all: the first, and the last of probabilities that change."""
-        return [0, self._last] if self.changes else [0]
+    def in_histograms(self) -> Literal["tokens", "constant"] | None:
+        """What the histograms of the index tell of the lengths; see `ShardCaptions`."""
+        return getattr(self.sources[0], "in_histograms", None) if len(self.sources) == 1 else None
 
-    def probabilities(self, passes: int | Ints) -> NDArray[np.float64]:
-        """Probabilities of the S sources in n passes, (S, n); or (S, 1) in a single pass."""
-        if not self.changes:
-            return self._begin
-        part = np.minimum(np.asarray(passes, np.int64).reshape(-1), self._last) / self._last
-        # Exactly the given ones at both ends, and never below 0.
-        return self._begin * (1 - part) + self._end * part
+    @property
+    def one_each(self) -> bool:
+        """Whether every row has the same caption in each pass."""
+        return len(self.sources) == 1 and getattr(self.sources[0], "one_each", False)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether batches have texts."""
+        return not isinstance(self.sources[0], NoTexts)
 
     def count(self, tokenizer: CountsTokens) -> None:
         """Know the tokens of all captions; before, each counts as one token long."""
+        self._counted_by = tokenizer.fingerprint
         for source in self.sources:
             source.count(tokenizer)
 
@@ -161,7 +243,10 @@ class CaptionSources:
     def choose(self, rows: Ints, passes: int | Ints) -> Chosen:
         """Source and position of the captions of n rows, int64 (n,), in a pass or a pass each."""
         numbers = self.num_captions(rows)
-        weights = np.where(numbers > 0, self.probabilities(passes), 0.0)  # (S, n)
+        if len(self.sources) == 1:
+            source = np.where(numbers[0] > 0, 0, -1)
+            return Chosen(source, choose_captions(rows, np.maximum(numbers[0], 1), passes))
+        weights = np.where(numbers > 0, self._probabilities, 0.0)  # (S, n)
         weights = np.where(weights.any(axis=0), weights, numbers > 0)
         bounds = np.cumsum(weights, axis=0)
         # Of 32 bits, so that the product never rounds up to the last bound.
@@ -173,31 +258,158 @@ class CaptionSources:
 
     def tokens(self, rows: Ints, passes: int | Ints) -> Ints:
         """Tokens of the captions of n rows, int64 (n,); 0 where a row has none."""
-        chosen, tokens = self.choose(rows, passes), np.zeros(len(rows), np.int64)
-        for number, source in enumerate(self.sources):
-            mine = chosen.source == number
-            tokens[mine] = source.tokens(rows[mine], chosen.position[mine])
-        return tokens
-
-    def longest(self, rows: Ints) -> Ints:
-        """Tokens of the longest caption that each of n rows may draw, int64 (n,)."""
-        found = np.zeros(len(rows), np.int64)
-        for source in self.sources:
-            num = source.num_captions(rows)
-            of_rows = np.repeat(np.arange(len(rows)), num)  # (T,), one for each caption
-            positions = spans(np.zeros(len(rows), np.int64), num)
-            np.maximum.at(found, of_rows, source.tokens(rows[of_rows], positions))
-        return found
+        return self._of_chosen("tokens", rows, passes)
 
     def hashes(self, rows: Ints, passes: int | Ints) -> Ints:
         """Hashes of the captions of n rows, int64 (n,); 0 where a row has none."""
-        chosen, hashes = self.choose(rows, passes), np.zeros(len(rows), np.int64)
+        return self._of_chosen("hashes", rows, passes)
+
+    def _of_chosen(self, what: Literal["tokens", "hashes"], rows: Ints, passes: int | Ints) -> Ints:
+        chosen, found = self.choose(rows, passes), np.zeros(len(rows), np.int64)
         for number, source in enumerate(self.sources):
             mine = chosen.source == number
-            hashes[mine] = source.hashes(rows[mine], chosen.position[mine])
-        return hashes
+            if mine.all():
+                return getattr(source, what)(rows, chosen.position)
+            found[mine] = getattr(source, what)(rows[mine], chosen.position[mine])
+        return found
+
+    def all_tokens(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Each caption that n rows may have: the position of its row among them, and its tokens; int64 (T,) each."""
+        of_rows, tokens = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for source in self.sources:
+            numbers = source.num_captions(rows)
+            of_rows.append(np.repeat(np.arange(len(rows)), numbers))
+            chosen = spans(np.zeros(len(rows), np.int64), numbers)
+            tokens.append(source.tokens(rows[of_rows[-1]], chosen))
+        return np.concatenate(of_rows), np.concatenate(tokens)
 
     def _random(self, rows: Ints, passes: int | Ints) -> NDArray[np.uint64]:
         """A number for each row in its pass."""
         of_passes = mix(np.asarray(passes, np.int64).reshape(-1)) ^ self._seed
         return mix((mix((mix(rows) ^ self._seed).astype(np.int64)) + of_passes).astype(np.int64))
+
+
+def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None) -> CaptionSources | None:
+    """The sources that a section `data` names; None: the captions of the shards in turn.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        joined: what `data.join` names; None: it is opened here.
+
+    Raises:
+        ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
+        DataError: a table is damaged, or holds a text that is no caption.
+    """
+    if isinstance(data.captions, str):
+        return None
+    joined = joined or Joined.from_config(data, index)
+    members = {
+        f"{JOINED}{name}:{member}": (shards, member)
+        for name, shards in joined.shards.items()
+        for member in shards.caption_names
+    }
+    known = [SHARDS, *(JOINED + name for name in joined.types), *members]
+    for name in data.captions:
+        if name not in known:
+            raise ConfigError(
+                f"{OF}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}"
+                f"{_how_to_index(name, joined)}"
+            )
+    sources: dict[str, CaptionSource] = {}
+    for name in data.captions:
+        if name == SHARDS:
+            _check_captions(index)
+            sources[name] = ShardCaptions(index)
+        elif name in members:
+            shards, member = members[name]
+            sources[name] = shards.captions(member, of=f"{OF} {name}")
+        else:
+            column = name.removeprefix(JOINED)
+            sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
+    return CaptionSources(sources, data.captions, seed=data.seed)
+
+
+def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> NDArray[np.int64] | None:
+    """What stands for the hashes of captions, by the column that `data.caption_hash` names; None: nothing does.
+
+    Returns:
+        int64 (len(index),), equal for equal values; 0 where a row has none.
+
+    Raises:
+        ConfigError: no such column; the nearest one is named.
+    """
+    if (column := data.caption_hash) is None:
+        return None
+    joined = joined or Joined.from_config(data, index)
+    columns = RowColumns(index, joined)
+    known = columns.names("number", "bool", "text", *DATES)
+    if column not in known:
+        raise ConfigError(
+            f"data.caption_hash: no column '{column}' of numbers, texts or dates{meant(column, known)}; there are "
+            f"{', '.join(known)}"
+        )
+    columns.warn_of_hidden([column], of="data.caption_hash")
+    index.fetch_columns(np.arange(index.num_shards))
+    found = (_hashes_of_values(columns.of_shard(shard, column)) for shard in range(index.num_shards))
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _hashes_of_values(values: Any) -> NDArray[np.int64]:
+    """A hash of each value of an Arrow array (n,), int64 (n,); 0 where there is none."""
+    encoded = values.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.string()).to_pylist()
+    hashes = np.array([*(hash64(text.encode()) for text in texts), 0], np.int64)  # -1 is the last: no value
+    return hashes[encoded.indices.fill_null(-1).to_numpy()]
+
+
+def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64], selection: Selection | None) -> None:
+    """Warn of rows that a source has no caption for.
+
+    Raises:
+        ConfigError: a row has no caption in any source; names the first.
+    """
+    num_rows = int(starts[-1]) if selection is None else len(selection)
+    lacking = np.zeros(len(sources.names), np.int64)
+    without, first = 0, -1
+    for rows in row_chunks(selection, num_rows):
+        lacks = sources.num_captions(rows) == 0  # (S, n)
+        lacking += lacks.sum(axis=1)
+        none = lacks.all(axis=0)
+        if not without and none.any():
+            first = int(rows[none.argmax()])
+        without += int(none.sum())
+    if without:
+        key = index.keys(np.array([first]))[0]
+        raise ConfigError(
+            f"{OF}: {without:,} of {num_rows:,} rows have no caption in {', '.join(sources.names)}, such as row "
+            f"{first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or, where a table does not "
+            "have them, missing: mask), or name a source that has them; one of probability 0 is used where the others "
+            "have nothing"
+        )
+    for name, count in zip(sources.names, lacking.tolist(), strict=True):
+        if count:
+            logger.warning(
+                "%s: %s of %s rows have no caption in %s, and draw from the other sources",
+                OF,
+                f"{count:,}",
+                f"{num_rows:,}",
+                name,
+            )
+
+
+def _how_to_index(name: str, joined: Joined) -> str:
+    """For messages: how the captions of a member of joined tars become known; "" for another source."""
+    shards, _, member = name.removeprefix(JOINED).partition(":")
+    if shards not in joined.shards or not member:
+        return ""
+    return f"; `{joined.shards[shards].command(member)}` reads those of the member"
+
+
+def _check_captions(index: Index) -> None:
+    for part in index.manifests:
+        if not part.has_captions:
+            raise ConfigError(
+                f"{OF}: shards '{part.folder}' hold labels and no captions: leave '{SHARDS}' out of {OF}, and name "
+                f"columns of joined tables ({JOINED}COLUMN)"
+            )

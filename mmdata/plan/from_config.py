@@ -1,53 +1,43 @@
-"""From settings to a plan: chooses the text lengths and image shapes, and makes their buckets. Reads no image."""
+"""From settings to a plan. Reads no image."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from bisect import bisect
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.config.data import GroupsConfig, sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
-from mmdata.index.caption_lengths import CountsTokens, caption_lengths, counts_of
-from mmdata.index.histogram import ASPECT_BINS, aspect_bin, pack_cells, unpack_cells
+from mmdata.index.caption_lengths import CountsTokens, counts_of
 from mmdata.plan import (
     BatchShare,
     BucketPolicy,
     CaptionSources,
-    CaptionTokens,
     Groups,
     IndexRows,
-    LengthAspectPolicy,
     Mixture,
-    NativePolicy,
+    NoTexts,
+    OrderedPlan,
     Plan,
+    ShardCaptions,
     ShardSpan,
-    TextMarginPolicy,
-    TokenBudgetPolicy,
-    choose_image_shapes,
-    choose_lengths,
-    choose_lengths_by_shape,
 )
-from mmdata.plan.buckets import nearest_shapes
-from mmdata.plan.caption_sources import caption_sources, check_rows
-from mmdata.plan.choose_shapes import with_margin
-from mmdata.plan.groups import read_groups
+from mmdata.plan.captions import caption_sources, check_rows, equal_rows
+from mmdata.plan.choose import bucket_policy
+from mmdata.plan.mixture import read_groups
 from mmdata.plan.row_weights import OF, row_weights
 from mmdata.plan.rows import starts_of
-from mmdata.plan.weighted_plan import WeightedPlan
-from mmdata.plan.weights import RowWeights
+from mmdata.plan.weights import WeightedPlan
 from mmdata.tables.joined import Joined
+from mmdata.tables.row_files import NpyFile
 from mmdata.tables.select import select_rows
-from mmdata.tables.selection import Selection, row_chunks
+from mmdata.tables.selection import Selection
 
 logger = logging.getLogger("mmdata")
 
@@ -55,10 +45,6 @@ NOTICEABLE_PADDING = 0.2
 """Share of masked places from which on the log says so."""
 MOST_PADDING = 0.5
 """Share of masked places from which on weights of rows are an error."""
-
-Lengths = Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None
-"""Caption lengths: those of the index, or counted anew; "no_texts" if batches have none; None if no policy asks. Or the
-sources from which rows draw their captions."""
 
 
 def build_plan(
@@ -93,22 +79,19 @@ def build_plan(
                 f"shards '{part.folder}': no rows in the index; see __mmdata__/quarantine.jsonl there for those left "
                 "out, or leave the dataset out of data.shards"
             )
-    selection = select_rows(data, index, starts_of(index, data.max_rows), joined)
-    needed = count_lengths or not (isinstance(data.text_buckets, list) and len(data.text_buckets) == 1)
-    lengths: Lengths = "no_texts"
+    starts = starts_of(index, data.max_rows)
+    selection = select_rows(data, index, starts, joined)
     if tokenizer is not None:
-        tokenizer = counts_of(tokenizer, data.caption_template)
         captions = captions or caption_sources(data, index, joined)
-        if captions is None:
-            _check_captions(index)
-        lengths = (caption_lengths(index, tokenizer) if needed else None) if captions is None else captions
     if captions is not None:
-        check_rows(captions, index, starts_of(index, data.max_rows), selection)
-        if tokenizer is not None and needed:
-            captions.count(tokenizer)
-    rows = IndexRows(index, lengths=lengths, limit=data.max_rows, selection=selection)
-    policy = bucket_policy(data, index, lengths, selection=selection)
+        check_rows(captions, index, starts, selection)
+    captions = _planned_captions(data, index, tokenizer, captions, count_lengths=count_lengths)
+    equals = equal_rows(data, index, joined)
+    rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
+    policy = bucket_policy(data, index, captions, selection=selection)
     mixture = build_mixture(data, index, rows)
+    if data.order is not None:
+        return _ordered_plan(data, rows, policy, mixture)
     _check_batch_size(data, policy, mixture, rows, selection)
     settings: dict[str, Any] = {
         "global_batch_size": data.global_batch_size,
@@ -116,12 +99,44 @@ def build_plan(
         "shuffle": data.shuffle,
         "window_rows": data.shuffle_window_rows,
         "mixture": mixture,
+        "leftover": data.leftover,
     }
-    if (weights := row_weights(data, index, rows.starts, selection, joined)) is not None:
-        weighted = WeightedPlan(rows, policy, weights, **settings)
-        _check_padding(weighted)
-        return weighted
-    return Plan(rows, policy, num_lanes=data.num_lanes, **settings)
+    weights = row_weights(data, index, starts, selection, joined)
+    if weights is None:
+        plan = Plan(rows, policy, num_lanes=data.num_lanes, **settings)
+    else:
+        plan = WeightedPlan(rows, policy, weights, **settings)
+        _check_padding(plan)
+    if data.leftover == "drop" and plan.num_steps(0) == 0:
+        raise ConfigError(
+            f"data.leftover drop: none of the {len(policy.buckets)} batch shapes fills a batch of "
+            f"{data.global_batch_size:,} rows: set data.global_batch_size lower, or have fewer shapes "
+            "(data.num_text_buckets)"
+        )
+    return plan
+
+
+def _planned_captions(
+    data: DataConfig,
+    index: Index,
+    tokenizer: CountsTokens | None,
+    captions: CaptionSources | None,
+    *,
+    count_lengths: bool,
+) -> CaptionSources:
+    """The captions of batches, counted where the plan needs their lengths; `captions`: the sources of `data.captions`.
+
+    Raises:
+        ConfigError: a folder of the index holds labels only, and there is a tokenizer.
+    """
+    if tokenizer is None:
+        return CaptionSources.in_turn(NoTexts(index))
+    if captions is None:
+        _check_captions(index)
+        captions = CaptionSources.in_turn(ShardCaptions(index))
+    if count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1:
+        captions.count(counts_of(tokenizer, data.caption_template))
+    return captions
 
 
 def _check_batch_size(
@@ -147,6 +162,28 @@ def _check_batch_size(
         f"data.global_batch_size {data.global_batch_size:,}: no batch can have more than {limit:,} rows{selected}, so "
         f"none would be full; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
     )
+
+
+def _ordered_plan(data: DataConfig, rows: IndexRows, policy: BucketPolicy, mixture: Mixture) -> OrderedPlan:
+    """The plan of `data.order`.
+
+    Raises:
+        ConfigError: no such file, or it holds something else than rows that are selected; or fewer than a batch.
+        DataError: the file is damaged.
+    """
+    assert data.order is not None
+    file = NpyFile(data.order, of="data.order")
+    settings: dict[str, Any] = {"global_batch_size": data.global_batch_size, "seed": data.seed, "mixture": mixture}
+    try:
+        plan = OrderedPlan(rows, policy, file.read(0, len(file)), **settings)
+    except ValueError as error:
+        raise ConfigError(f"data.order '{data.order}': {str(error).removeprefix('order: ')}") from error
+    if len(plan.order) < data.global_batch_size and not data.allow_larger_batch:
+        raise ConfigError(
+            f"data.global_batch_size {data.global_batch_size:,}: data.order has {len(plan.order):,} rows, so no batch "
+            "would be full; set it lower, or set data.allow_larger_batch=true, which fills batches up with masked rows"
+        )
+    return plan
 
 
 def _check_padding(plan: WeightedPlan) -> None:
@@ -175,19 +212,11 @@ def _check_padding(plan: WeightedPlan) -> None:
         )
         logger.warning("%s; %s masks less", said, less)
         return
-    # Rows of an epoch grow less and less with the largest weight: few enough places are masked up to some `most`.
-    too_few = partial(_masks_most, weights, batch_rows)
-    largest = max(1, bisect(range(1, parts), False, key=too_few))
-    instead = f"data.max_repeats to {largest} or less" if is_cut else "data.captions to one"
+    instead = f"data.max_repeats to less than {parts}" if is_cut else "data.captions to one"
     raise ConfigError(
         f"{said}, {places - round(total):,} of {places:,}. A part has no row twice, so there are as many as the "
         f"largest weight: set {instead}, or data.global_batch_size to {max(1, math.ceil(2 * rows) - 1)} or less"
     )
-
-
-def _masks_most(weights: RowWeights, batch_rows: int, most: int) -> bool:
-    """Whether half of the places or more are masked where weights above `most` count as that."""
-    return 2 * weights.rows_of_epoch(most) <= most * batch_rows
 
 
 def num_rows(data: DataConfig) -> int:
@@ -212,120 +241,6 @@ def _check_captions(index: Index) -> None:
                 "leave data.tokenizer out for batches of images and labels; or make captions of the class names with "
                 '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
             )
-
-
-def bucket_policy(
-    data: DataConfig, index: Index, lengths: Lengths, *, selection: Selection | None = None
-) -> BucketPolicy:
-    """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
-
-    Args:
-        data: settings.
-        index: of the shards.
-        lengths: of the captions; not None if text bounds are to be chosen.
-        selection: the rows that the choice looks at; None: all of the index.
-
-    Raises:
-        ValueError: a bucket's batch does not fit into the token budget.
-    """
-    if data.image_patches is not None:
-        bounds = text_lengths(data, index, lengths, selection=selection)
-        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
-    elif data.max_shapes is not None:
-        histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection)
-        histogram = with_margin(histogram, data.text_margin)
-        policy = _share_bounds(image_shapes(data, index, selection=selection), histogram, data.max_shapes)
-    else:
-        bounds = text_lengths(data, index, lengths, selection=selection)
-        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
-    if data.text_margin and lengths != "no_texts":
-        policy = TextMarginPolicy(policy, data.text_margin)
-    if data.token_budget is None:
-        return policy
-    return TokenBudgetPolicy(
-        policy,
-        data.token_budget,
-        global_batch_size=data.global_batch_size,
-        multiple=data.batch_multiple,
-        patch_size=data.patch_size,
-    )
-
-
-def _share_bounds(shapes: list[tuple[int, int]], histogram: NDArray[np.int64], max_shapes: int) -> LengthAspectPolicy:
-    """Text bounds for each image shape that has images, at most `max_shapes` in all."""
-    by_shape = np.zeros((len(shapes), len(histogram)), np.int64)
-    np.add.at(by_shape, nearest_shapes(shapes), histogram.T)
-    bounds = choose_lengths_by_shape(by_shape, max_shapes)
-    used = [shape for shape, rising in enumerate(bounds) if rising]
-    return LengthAspectPolicy([bounds[shape] for shape in used], [shapes[shape] for shape in used])
-
-
-def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:
-    """The (height, width) pairs that the settings name, or those that crop least."""
-    if data.image_buckets != "auto":
-        return data.image_buckets or [(data.image_size, data.image_size)]
-    aspects = caption_histogram(index, None, max_length=data.max_length, selection=selection).sum(axis=0)
-    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
-
-
-def text_lengths(data: DataConfig, index: Index, lengths: Lengths, *, selection: Selection | None = None) -> list[int]:
-    """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
-    if lengths == "no_texts":
-        return [0]
-    if isinstance(data.text_buckets, list):
-        return data.text_buckets
-    if selection is not None or isinstance(lengths, CaptionSources):
-        histogram = caption_histogram(index, lengths, max_length=data.max_length, selection=selection).sum(axis=1)
-        return choose_lengths(with_margin(histogram, data.text_margin), data.num_text_buckets)
-    histogram = np.bincount(lengths[1]) if isinstance(lengths, tuple) else index.token_histogram()
-    cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
-    counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
-    return choose_lengths(with_margin(counts, data.text_margin), data.num_text_buckets)
-
-
-def caption_histogram(
-    index: Index, lengths: Lengths, *, max_length: int, selection: Selection | None = None
-) -> NDArray[np.int64]:
-    """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
-
-    Reads the manifest's histograms; with a selection or with lengths that are not in the index, the size of every
-    image. If batches have no texts, all captions count as 0 tokens. Of several sources, the captions that the rows draw
-    in the first epoch count (and in the last, of probabilities that change), and each length of a row's longest caption
-    once more.
-
-    Args:
-        index: of the shards.
-        lengths: of the captions.
-        max_length: longer captions count as this long.
-        selection: the rows whose captions are counted; None: all rows.
-
-    Returns:
-        int64 (max_length + 1, ASPECT_BINS).
-    """
-    counts = np.zeros((max_length + 1) * ASPECT_BINS)
-    if isinstance(lengths, (tuple, CaptionSources)) or selection is not None:
-        rows = IndexRows(index, lengths=lengths)
-        for numbers in row_chunks(selection, len(index)):
-            height, width = rows.sizes(numbers)
-            if not isinstance(lengths, CaptionSources):
-                offsets, tokens = rows.tokens(numbers)
-                bins = np.repeat(aspect_bin(height, width), np.diff(offsets))
-                counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), minlength=len(counts))
-                continue
-            bins = aspect_bin(height, width)
-            for number in lengths.typical_passes:
-                tokens = np.minimum(lengths.tokens(numbers, number), max_length)
-                counts += np.bincount(pack_cells(tokens, bins), minlength=len(counts))
-            # A caption that is longer than those needs its place, too, among images of each shape.
-            longest = np.minimum(lengths.longest(numbers), max_length)
-            counts[np.unique(pack_cells(longest, bins))] += 1
-    else:
-        for _, cells, captions in index.cells():
-            tokens, bins = unpack_cells(cells)
-            if lengths == "no_texts":
-                tokens = np.zeros_like(tokens)
-            counts += np.bincount(pack_cells(np.minimum(tokens, max_length), bins), captions, minlength=len(counts))
-    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
 
 
 def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:

@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan.bucket_queues import LaneQueues
 from mmdata.plan.buckets import Bucket, BucketPolicy
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
-from mmdata.plan.row_ranges import Window, mix_evenly, passes_of, rows_of
+from mmdata.plan.ranges import Window, mix_evenly, passes_of, rows_of
 from mmdata.plan.rows import Rows, fingerprint_policy, selection_of
-from mmdata.plan.schedule import Schedule
-from mmdata.plan.window_rows import WindowRows
-from mmdata.plan.windows import EpochWindows, KeyedPermutation
+from mmdata.plan.schedule import LaneQueues, Leftover, Schedule
+from mmdata.plan.windows import EpochWindows, KeyedPermutation, WindowRows
 from mmdata.seeding import Purpose
 
 WINDOW_ROWS = 2**20
@@ -85,6 +83,7 @@ class Plan:
         num_lanes: C; must divide the global batch size. 1 mixes all shards; at many nodes, as many as nodes keeps each
             node to its own shards.
         mixture: of several datasets, of groups, without duplicates; default: every row once.
+        leftover: what becomes of the rows that fill no batch of their bucket: "merge", "pad" or "drop".
 
     Raises:
         ValueError: the corpus is empty, or lanes, mixture, groups and batch sizes do not fit each other.
@@ -104,6 +103,7 @@ class Plan:
         window_rows: int = WINDOW_ROWS,
         num_lanes: int = 1,
         mixture: Mixture | None = None,
+        leftover: Leftover = "merge",
     ) -> None:
         selection = selection_of(rows)
         starts = rows.starts if selection is None else selection.starts
@@ -114,6 +114,7 @@ class Plan:
         self.shuffle = shuffle
         self.window_rows = window_rows
         self.num_lanes = num_lanes
+        self.leftover: Leftover = leftover
         self.mixture = mixture or Mixture((BatchShare((ShardSpan(0, len(starts) - 1),)),))
         self.num_rows = int(starts[-1])
         if self.num_rows == 0:
@@ -121,6 +122,11 @@ class Plan:
             raise ValueError(f"{of} has no rows: nothing to plan")
         if window_rows < 1:
             raise ValueError(f"window_rows must be 1 or more: got {window_rows}")
+        if leftover != "merge" and len(self.mixture.shares) > 1:
+            raise ValueError(
+                f"leftover {leftover}: with weights the datasets share every batch, and rows are merged; give each "
+                "dataset a repeat"
+            )
         groups = self.mixture.groups
         if groups and len(groups.of_rows) < rows.starts[-1]:
             raise ValueError(
@@ -145,8 +151,8 @@ class Plan:
 
     @property
     def epochs_differ(self) -> bool:
-        """Whether epochs may have different numbers of steps: batch sizes differ, rows stand in groups, or a repeat is
-        no whole number."""
+        """Whether epochs may have different numbers of steps: batch sizes differ, rows stand in groups or in buckets
+        that are not merged, or a repeat is no whole number."""
         return not self._steps_follow_from_shards or any(span.repeat % 1 for span in self.mixture.spans)
 
     def __repr__(self) -> str:
@@ -182,8 +188,8 @@ class Plan:
 
     @property
     def _steps_follow_from_shards(self) -> bool:
-        """With one batch size and no groups the rows of the shards say it; else it takes the bucket of every row."""
-        return len(set(self.batch_sizes)) == 1 and not self.mixture.groups
+        """Of one batch size, without groups and with merging; else it takes the bucket of every row."""
+        return len(set(self.batch_sizes)) == 1 and not self.mixture.groups and self.leftover == "merge"
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
@@ -198,6 +204,7 @@ class Plan:
             "window_rows": self.window_rows,
             "num_lanes": self.num_lanes,
             "mixture": self.mixture.fingerprint,
+            **({} if self.leftover == "merge" else {"leftover": self.leftover}),
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:
@@ -278,6 +285,7 @@ class Plan:
                 max(map(len, windows)),
                 self.policy.buckets,
                 self._epoch_windows.rows_per_batch,
+                self.leftover,
             )
             self._schedules = {epoch: (windows, schedule)}
         return self._schedules[epoch]

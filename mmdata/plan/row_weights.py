@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
@@ -14,8 +16,8 @@ from mmdata.errors import ConfigError
 from mmdata.index import Index
 from mmdata.nearest import meant
 from mmdata.plan.weights import RowWeights
-from mmdata.tables.index_columns import column_of, kinds_of, warn_of_hidden
 from mmdata.tables.joined import Joined
+from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import Selection
 from mmdata.tables.table import in_condition
@@ -39,7 +41,7 @@ def row_weights(
         index: of the shards.
         starts: first row of each shard, then the number of rows.
         selection: rows outside it have the weight 0; None: all rows are used.
-        joined: the tables of `data.join`; None: they are read here.
+        joined: what `data.join` names; None: it is opened here.
 
     Raises:
         ConfigError: no such column or file, a weight that is negative or no number, or no weight above 0.
@@ -59,16 +61,16 @@ def row_weights(
         values = _of_file(given, index, starts, selection)
         return RowWeights(_cut(_checked(values, index, given), data), name=f"{OF} {Path(given).name}", seed=data.seed)
     joined = joined or Joined.from_config(data, index)
-    kinds = kinds_of(index, joined)
-    numbers = sorted(name for name, kind in kinds.items() if kind in ("number", "bool"))
+    columns = RowColumns(index, joined)
+    numbers = columns.names("number", "bool")
     if given not in numbers:
-        what = f"'{given}' is no column of numbers" if given in kinds else f"no column '{given}'"
-        near = "" if given in kinds else meant(given, [*numbers, LABEL_BALANCED])
+        what = f"'{given}' is no column of numbers" if given in columns.types else f"no column '{given}'"
+        near = "" if given in columns.types else meant(given, [*numbers, LABEL_BALANCED])
         raise ConfigError(
             f"{OF}: {what}{near}; there are {', '.join(numbers)}, {LABEL_BALANCED}, and files (.npy) of a number a row"
         )
-    warn_of_hidden([given], joined, of=OF)
-    values = _of_rows(index, starts, selection, lambda shard: column_of(index, joined, shard, given))
+    columns.warn_of_hidden([given], of=OF)
+    values = _of_rows(index, starts, selection, lambda shard: _as_floats(columns.of_shard(shard, given)))
     return RowWeights(_cut(_checked(values, index, given, is_column=True), data), name=f"{OF} {given}", seed=data.seed)
 
 
@@ -81,10 +83,14 @@ def _of_rows(
     used = np.flatnonzero(np.diff(places))
     index.fetch_columns(used)
     for shard in used.tolist():
-        own = np.ma.filled(of_shard(shard).astype(np.float64), np.nan)[: starts[shard + 1] - starts[shard]]
+        own = of_shard(shard)[: starts[shard + 1] - starts[shard]]
         rows = np.arange(*starts[shard : shard + 2].tolist()) if selection is None else selection.of_shard(shard)
         values[rows] = own[rows - starts[shard]]
     return values
+
+
+def _as_floats(values: Any) -> Floats:
+    return values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
 
 
 def _of_file(file: str, index: Index, starts: Ints, selection: Selection | None) -> Floats:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.index.caption_lengths import CaptionTokens
+from mmdata.hashing import EMPTY_HASH
 from mmdata.index.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.index.index import Index
 from mmdata.index.pages import Histograms
-from mmdata.index.ragged import offsets_of, spans
+from mmdata.index.ragged import offsets_of
 from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.captions import CaptionSources, choose_captions
+from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 
 PROBED_ROWS = 4096
@@ -97,49 +97,34 @@ class IndexRows:
 
     Args:
         index: of the shards.
-        lengths: "index" for the caption lengths that the index holds; a pair for those of another tokenizer, counted by
-            the caller; "no_texts" if batches have no texts, with lengths of 0; None if the policy does not ask for
-            lengths, which then are all 1. Or sources of captions, which know their lengths.
+        captions: of the rows; None: those of the shards in turn, each one token long.
         limit: use only the first `limit` rows.
         selection: of the index's first `limit` rows; None plans all of them.
+        equals: int64 (len(index),), equal for rows that count as equal; 0 where the hash of the caption tells.
     """
 
     def __init__(
         self,
         index: Index,
+        captions: CaptionSources | None = None,
         *,
-        lengths: Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None,
         limit: int | None = None,
         selection: Selection | None = None,
+        equals: NDArray[np.int64] | None = None,
     ) -> None:
         self._index = index
+        self._captions = captions or CaptionSources.in_turn(ShardCaptions(index))
+        self._equals = equals
         self.selection = selection
-        self._lengths: Literal["index", "no_texts"] | CaptionTokens | CaptionSources | None = lengths
         self._limited = limit is not None and limit < len(index)
         self.starts = starts_of(index, limit)
         self._counted: _CountedShards | None = None
-        counted = lengths.digest if isinstance(lengths, CaptionSources) else str(lengths)
-        if isinstance(lengths, tuple):
-            counted = hashlib.sha256(lengths[1].tobytes()).hexdigest()[:16]
-        self.fingerprint = f"{index.fingerprint[:16]}-{counted}-{self.starts[-1]}"
+        self.fingerprint = f"{index.fingerprint[:16]}-{self._captions.fingerprint}-{self.starts[-1]}"
+        self.equals_fingerprint = None if equals is None else hashlib.sha256(equals.tobytes()).hexdigest()[:16]
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         """Shapes of n rows in an epoch; sizes as displayed, with the EXIF orientation applied."""
-        height, width = self.sizes(rows)
-        if self._lengths is None:
-            return Shapes(np.ones(len(rows), np.int64), height, width)
-        if self._lengths == "no_texts":
-            return Shapes(np.zeros(len(rows), np.int64), height, width)
-        if isinstance(self._lengths, CaptionSources):
-            return Shapes(self._lengths.tokens(rows, epoch), height, width)
-        if self._lengths == "index":
-            offsets, counts = self._index.take_lists(rows, "caption_tokens")
-            begins, num_captions = offsets[:-1], np.diff(offsets)
-        else:
-            offsets, counts = self._lengths
-            begins, num_captions = offsets[rows], offsets[rows + 1] - offsets[rows]
-        chosen = choose_captions(rows, num_captions, epoch)
-        return Shapes(counts[begins + chosen].astype(np.int64), height, width)
+        return Shapes(self._captions.tokens(rows, epoch), *self.sizes(rows))
 
     def sizes(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Heights and widths of n images as displayed, in pixels: int64 (n,) each."""
@@ -148,45 +133,33 @@ class IndexRows:
         height = np.where(turned, columns["width"], columns["height"]).astype(np.int64)
         return height, np.where(turned, columns["height"], columns["width"]).astype(np.int64)
 
-    def tokens(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Tokens of all captions of n rows: offsets (n + 1,) and counts, which are 0 where no lengths are known.
-
-        In a corpus of labels only, a row counts as one caption of 0 tokens. Sources that rows draw from are asked
-        themselves.
-        """
-        assert not isinstance(self._lengths, CaptionSources), "caption_histogram asks the sources"
-        if not self._index.captions:
-            return np.arange(len(rows) + 1), np.zeros(len(rows), np.int32)
-        if self._lengths == "index":
-            return self._index.take_lists(rows, "caption_tokens")
-        if not isinstance(self._lengths, tuple):
-            offsets, hashes = self._index.take_lists(rows, "caption_hash")
-            return offsets, np.zeros(len(hashes), np.int32)
-        offsets, tokens = self._lengths
-        counts = offsets[rows + 1] - offsets[rows]
-        return offsets_of(counts), tokens[spans(offsets[rows], counts)]
-
     def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
         """Hashes of the images of n rows, and of the captions that the rows have in their passes.
 
         Where batches have no texts, the captions' hashes are those of the images.
         """
         images = self._index.take(rows, ["image_hash"])["image_hash"]
-        if self._lengths == "no_texts":
-            return Hashes(images, images)
-        if isinstance(self._lengths, CaptionSources):
-            return Hashes(images, self._lengths.hashes(rows, passes))
-        offsets, hashes = self._index.take_lists(rows, "caption_hash")
-        chosen = choose_captions(rows, np.diff(offsets), passes)
-        return Hashes(images, hashes[offsets[:-1] + chosen])
+        return Hashes(images, self.equal_captions(rows, self._captions.hashes(rows, passes)))
+
+    def equal_captions(self, rows: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What stands for the hashes of the captions of n rows, int64 (n,); a row of -1 keeps its own.
+
+        A caption that was dropped is equal to others that were, whatever its row has.
+        """
+        if self._equals is None:
+            return hashes
+        found = np.where(rows < 0, 0, self._equals[rows])
+        return np.where((found == 0) | (hashes == EMPTY_HASH), hashes, found)
+
+    def all_hashes(self) -> NDArray[np.int64]:
+        """Of image and caption of all rows of the index, int64 (len(index), 2); the captions are those of pass 0."""
+        chunks = (np.stack(self.hashes(rows, np.zeros_like(rows)), 1) for rows in row_chunks(None, len(self._index)))
+        return np.concatenate([np.empty((0, 2), np.int64), *chunks])
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of each of n shards by bucket, int64 (n, K)."""
-        # A folder of labels only has one count a row in its histograms, too.
-        drawn = isinstance(self._lengths, CaptionSources)
-        one_each = not drawn and all(part.captions in (part.rows, 0) for part in self._index.manifests)
         # With one caption a row the counts are the same in every epoch.
-        epoch = 0 if one_each else epoch
+        epoch = 0 if self._captions.one_each else epoch
         table = self._counted
         if table is None or table.policy is not policy or table.epoch != epoch:
             num_shards = len(self.starts) - 1
@@ -195,9 +168,10 @@ class IndexRows:
             )
             # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than
             # their cells. Otherwise the shape of every row has to be read from the index.
-            known = one_each and not isinstance(self._lengths, tuple) and not self._limited and self.selection is None
+            lengths = self._captions.in_histograms if self._captions.one_each else None
+            known = lengths is not None and not self._limited and self.selection is None
             if known and getattr(policy, "uses_cells", False):
-                table.counts[:] = count_cells(self._index.cells(), policy, lengths=self._lengths == "index")
+                table.counts[:] = count_cells(self._index.cells(), policy, lengths=lengths == "tokens")
                 table.known[:] = True
         if len(missing := shards[~table.known[shards]]):
             table.counts[missing] = count_buckets(self, policy, epoch, missing)

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from mmdata.config.train import MASK_REMEDY
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.plan import Plan, rank_slice
-from mmdata.plan.row_ranges import occurrences_of
+from mmdata.plan.ranges import occurrences_of
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.plan.window_rows import shapes_of
-from mmdata.renamed import renamed_attribute
+from mmdata.plan.windows import shapes_of
 
 
 @dataclass
@@ -56,8 +55,6 @@ class PlanSummary:
     touched: NDArray[np.bool_]
     duplicates: int | None = None
     cut: int = 0
-
-    sources = renamed_attribute("sources", "rows_by_span")
 
     @property
     def rows(self) -> int:
@@ -169,19 +166,17 @@ def count_duplicates(hashes: Hashes) -> int:
     return int((_repeated(hashes.image) | _repeated(hashes.caption)).sum())
 
 
-def duplicates_in_words(duplicates: int, *, by_meaning: bool = False, masked: bool = False) -> str:
+def duplicates_in_words(duplicates: int, *, masked: bool = False) -> str:
     """A number of `count_duplicates`, and what keeps such rows from being negatives of each other.
 
     Args:
         duplicates: the number.
-        by_meaning: captions were compared by what they mean (data.meaning).
         masked: train.mask_false_negatives is set.
     """
     remedy = f"; {MASK_REMEDY}" if duplicates else ""
     if masked and duplicates:
         remedy = "; train.mask_false_negatives is set: they are no negatives"
-    own = "image, caption or meaning" if by_meaning else "image or caption"
-    return f"{duplicates:,} rows meet their own {own} in a batch{remedy}"
+    return f"{duplicates:,} rows meet their own image or caption in a batch{remedy}"
 
 
 def _repeated(keys: NDArray[np.int64]) -> NDArray[np.bool_]:

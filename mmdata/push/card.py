@@ -13,7 +13,7 @@ import yaml
 
 from mmdata.errors import printable
 from mmdata.push.croissant import dataset_name
-from mmdata.push.files import Part
+from mmdata.push.files import PushedFolder
 
 CARD_NAME = "README.md"
 SIZES = (
@@ -25,7 +25,7 @@ ACCOUNTS = ("rows", "samples", "written", "indexed", "merged", "duplicate", "fil
 """Accounts of `mmdata convert` and `mmdata index`, in the order of the table."""
 
 
-def dataset_card(parts: Sequence[Part], url: str, *, license: str) -> str:
+def dataset_card(parts: Sequence[PushedFolder], url: str, *, license: str) -> str:
     """The text of README.md.
 
     Args:
@@ -53,7 +53,7 @@ def size_category(rows: int) -> str:
     return next((name for bound, name in SIZES if rows < bound), "n>1T")
 
 
-def _head(parts: Sequence[Part], license: str) -> dict[str, Any]:
+def _head(parts: Sequence[PushedFolder], license: str) -> dict[str, Any]:
     tasks = ["image-to-text", "text-to-image"] if any(part.manifest.has_captions for part in parts) else []
     tasks += ["image-classification"] if any(part.manifest.has_labels for part in parts) else []
     return {
@@ -70,12 +70,12 @@ def _head(parts: Sequence[Part], license: str) -> dict[str, Any]:
     }
 
 
-def _summary(parts: Sequence[Part]) -> str:
+def _summary(parts: Sequence[PushedFolder]) -> str:
     rows, captions = (sum(getattr(part.manifest, what) for part in parts) for what in ("rows", "captions"))
     return f"{rows:,} images" + (f" with {captions:,} captions" if captions else " with labels")
 
 
-def _splits(parts: Sequence[Part]) -> str:
+def _splits(parts: Sequence[PushedFolder]) -> str:
     lines = ["| split | files | rows | captions | shards | bytes |", "|---|---|---|---|---|---|"]
     for part in parts:
         numbers = (getattr(part.manifest, name) for name in ("rows", "captions", "num_shards", "bytes"))
@@ -83,7 +83,7 @@ def _splits(parts: Sequence[Part]) -> str:
     return "\n".join(lines)
 
 
-def _accounts(parts: Sequence[Part]) -> list[str]:
+def _accounts(parts: Sequence[PushedFolder]) -> list[str]:
     """What became of each row of the source."""
     accounts = {part.split: part.manifest.accounts or {} for part in parts}
     names = [name for name in ACCOUNTS if any(type(of.get(name)) is int for of in accounts.values())]
@@ -102,7 +102,7 @@ def _accounts(parts: Sequence[Part]) -> list[str]:
     ]
 
 
-def _usage(parts: Sequence[Part], url: str) -> list[str]:
+def _usage(parts: Sequence[PushedFolder], url: str) -> list[str]:
     part = next((part for part in parts if part.split == "train"), parts[0])
     first = part.manifest.listed(0).name if part.manifest.num_shards else "000000.tar"
     hub = url.removeprefix("hf://datasets/")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdata.images.probe import EXTENSIONS
-from mmdata.push.files import Part
+from mmdata.push.files import PushedFolder
 from mmdata.push.store import Store
+from mmdata.storage.folder import INNER
 from mmdata.tars.members import Selector
 
 CROISSANT_NAME = "croissant.json"
@@ -47,7 +48,7 @@ _KEY = {"regex": r"^([^.]+)"}
 """Takes the key of a sample from the name of one of its members."""
 
 
-def croissant(parts: Sequence[Part], store: Store, *, license: str) -> bytes:
+def croissant(parts: Sequence[PushedFolder], store: Store, *, license: str) -> bytes:
     """The content of croissant.json.
 
     Args:
@@ -75,11 +76,11 @@ def dataset_name(url: str) -> str:
     return url.rpartition("/")[2].partition("@")[0]
 
 
-def _distribution(part: Part, base: str) -> Iterator[dict[str, Any]]:
+def _distribution(part: PushedFolder, base: str) -> Iterator[dict[str, Any]]:
     """The files of a part: shards, or for very many of them the pages of the manifest, and sets of members."""
     by_name = {file.name: file for file in (*part.files, part.top)}
     shards = [part.prefix + part.manifest.listed(number).name for number in range(part.manifest.num_shards)]
-    pages = [part.prefix + part.manifest.prefix + page.file for page in part.manifest.pages]
+    pages = [part.prefix + INNER + page.file for page in part.manifest.pages]
     is_listed = len(shards) <= MAX_LISTED
     formats = {"tar": "application/x-tar", "json": "application/json", "arrow": "application/vnd.apache.arrow.file"}
     for name in [*(shards if is_listed else pages), part.top.name]:
@@ -132,7 +133,7 @@ class _Members:
         )
 
 
-def _members(part: Part) -> list[_Members]:
+def _members(part: PushedFolder) -> list[_Members]:
     """Images, and captions or labels if they are known to be in members of their own, or in a JSON of a known key."""
     members, manifest = part.manifest.members, part.manifest
     usual = [extension.removeprefix(".") for extension in EXTENSIONS.values()] + ["jpeg", "tiff"]
@@ -156,7 +157,7 @@ def _extensions(selectors: Sequence[Selector]) -> list[str]:
     return list(dict.fromkeys(selector.extension for selector in selectors))
 
 
-def _record_sets(part: Part) -> Iterator[dict[str, Any]]:
+def _record_sets(part: PushedFolder) -> Iterator[dict[str, Any]]:
     """The captions and the labels of a split by their keys, and its samples: images, each with its caption or label."""
     split, (images, *texts) = part.split, _members(part)
     for text in texts:

@@ -13,7 +13,15 @@ from mmdata.index.staging import TOKENIZER_NAME
 from mmdata.index.tars import file_sha256
 from mmdata.index.verify import verify
 from mmdata.safe_read import read_regular
-from mmdata.storage.folder import INNER_NAME, MANIFEST_NAME, QUARANTINE_NAME, Location, local_folder, manifest_prefix
+from mmdata.storage.folder import (
+    INNER,
+    INNER_NAME,
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    Location,
+    has_manifest,
+    local_folder,
+)
 
 SHOWN = 3
 """Faults that a message names; the others are counted."""
@@ -74,7 +82,7 @@ class PushedFile:
 
 
 @dataclass(frozen=True)
-class Part:
+class PushedFolder:
     """A folder with a manifest.
 
     Attributes:
@@ -100,7 +108,7 @@ class Part:
         return {"": "train", "val": "validation"}.get(self.name, self.name)
 
 
-def read_parts(folder: Location) -> list[Part]:
+def read_parts(folder: Location) -> list[PushedFolder]:
     """The folder itself if it has a manifest, or its sub-folders that have one, by name; no shard is read.
 
     Raises:
@@ -108,14 +116,14 @@ def read_parts(folder: Location) -> list[Part]:
         ConfigError: `folder` is a URL.
     """
     local = local_folder(folder)
-    if manifest_prefix(local) is not None or not local.is_dir():
+    if has_manifest(local) or not local.is_dir():
         return [_part(local, "")]
     names = sorted(path.name for path in local.iterdir() if not path.name.startswith((".", "_")) and path.is_dir())
-    parts = [_part(local, name) for name in names if manifest_prefix(local / name) is not None]
+    parts = [_part(local, name) for name in names if has_manifest(local / name)]
     return parts or [_part(local, "")]  # which says what is there instead
 
 
-def _part(root: Path, name: str) -> Part:
+def _part(root: Path, name: str) -> PushedFolder:
     folder = root / name
     manifest = Manifest.read(folder)
     if manifest.location != ".":
@@ -132,29 +140,28 @@ def _part(root: Path, name: str) -> Part:
             f"'{folder}': is not what its manifest says, and was not pushed: {'; '.join(faults[:SHOWN])}{more}; "
             "`mmdata verify` says where"
         )
-    content = read_regular(folder / manifest.prefix / MANIFEST_NAME, "manifest")
-    return Part(name, manifest, files, PushedFile.of(f"{before}{manifest.prefix}{MANIFEST_NAME}", content))
+    content = read_regular(folder / INNER / MANIFEST_NAME, "manifest")
+    return PushedFolder(name, manifest, files, PushedFile.of(f"{before}{INNER}{MANIFEST_NAME}", content))
 
 
 def _files(folder: Path, before: str, manifest: Manifest, faults: list[str]) -> Iterator[PushedFile]:
     """The files of a part but manifest.json; what is wrong with them is added to `faults`."""
-    inner = manifest.prefix
     for number in range(manifest.num_shards):
         shard = manifest.listed(number)
         for name, sha256, size in (
             (shard.name, shard.sha256, shard.bytes),
-            (inner + shard.index, shard.index_sha256, None),
+            (INNER + shard.index, shard.index_sha256, None),
         ):
             if (found := _size(folder / name, size, faults)) is not None:
                 yield PushedFile(before + name, found, sha256, folder / name)
-    others = [folder / inner / QUARANTINE_NAME, *sorted((folder / inner / TOKENIZER_NAME).rglob("*"))]
+    others = [folder / INNER / QUARANTINE_NAME, *sorted((folder / INNER / TOKENIZER_NAME).rglob("*"))]
     for path in others:
         if path.is_file():
             name = path.relative_to(folder).as_posix()
             yield PushedFile(before + name, path.stat().st_size, file_sha256(path), path)
     for page in manifest.pages:
-        if (found := _size(folder / inner / page.file, None, faults)) is not None:
-            yield PushedFile(before + inner + page.file, found, page.sha256, folder / inner / page.file)
+        if (found := _size(folder / INNER / page.file, None, faults)) is not None:
+            yield PushedFile(before + INNER + page.file, found, page.sha256, folder / INNER / page.file)
 
 
 def _size(path: Path, expected: int | None, faults: list[str]) -> int | None:

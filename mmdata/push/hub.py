@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.push.files import PushedFile
-from mmdata.push.store import Sent, Stored
-from mmdata.storage.fetch import GIVE_CREDENTIALS, cause_of, is_denied, repeat_requests
+from mmdata.push.store import Sent, StoredFile
+from mmdata.storage.attempts import GIVE_CREDENTIALS, cause_of, is_denied, repeated
 
 COMMIT_FILES = 200
 """Files of a commit: the hub takes long for more. A push of no more files is one commit."""
@@ -70,7 +70,7 @@ class HubStore:
         disable_progress_bars()  # `push` has one for all files
         return HfApi(library_name="mmdata")
 
-    def listing(self, prefixes: Sequence[str]) -> dict[str, Stored]:
+    def listing(self, prefixes: Sequence[str]) -> dict[str, StoredFile]:
         """See `Store`.
 
         Raises:
@@ -86,7 +86,7 @@ class HubStore:
             lambda: list(self._api.list_repo_tree(**self._where, recursive=True, revision=self._head))
         )
         return {
-            item.path: Stored(item.size, item.blob_id, item.lfs.sha256 if item.lfs else None)
+            item.path: StoredFile(item.size, item.blob_id, item.lfs.sha256 if item.lfs else None)
             for item in tree
             if isinstance(item, RepoFile)
         }
@@ -98,7 +98,7 @@ class HubStore:
     def _find_head(self) -> str:
         return self._repeated(lambda: self._api.repo_info(**self._where, revision=self._revision)).sha
 
-    def is_same(self, file: PushedFile, stored: Stored) -> bool:
+    def is_same(self, file: PushedFile, stored: StoredFile) -> bool:
         """See `Store`: the SHA-256 of a large file, and git's hash of a small one, which is read for it."""
         if stored.sha256 is not None:
             return stored.sha256 == file.sha256
@@ -127,7 +127,7 @@ class HubStore:
         """See `Store`: removed in the first commit."""
         self._removals += names
 
-    def send(self, files: Sequence[PushedFile], replaced: Mapping[str, Stored], sent: Sent) -> None:
+    def send(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile], sent: Sent) -> None:
         """See `Store`. What is replaced is known by the commit that follows the one that was listed.
 
         Raises:
@@ -142,7 +142,7 @@ class HubStore:
             for file in batch:
                 sent(file)
 
-    def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, Stored]) -> None:
+    def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile]) -> None:
         """See `Store`: all in one commit."""
         self._pending += self._uploaded(files)
         self._commit("Push a folder of shards")
@@ -198,7 +198,7 @@ class HubStore:
                 raise self._as_ours(cause if isinstance(cause, Exception) else error) from error
 
         try:
-            return repeat_requests(self.url, Event(), budget_s=inf)(once)  # uploads take long
+            return repeated(once, self.url, Event(), budget_s=inf)  # uploads take long
         except (ConfigError, DataError):
             raise
         except Exception as error:

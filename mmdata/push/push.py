@@ -10,8 +10,8 @@ from pathlib import Path
 from mmdata.errors import DataError, counted
 from mmdata.push.card import CARD_NAME, dataset_card
 from mmdata.push.croissant import CROISSANT_NAME, croissant
-from mmdata.push.files import SHOWN, Part, PushedFile, belongs_to, read_parts
-from mmdata.push.store import COMPARERS, Store, Stored
+from mmdata.push.files import SHOWN, PushedFile, PushedFolder, belongs_to, read_parts
+from mmdata.push.store import COMPARERS, Store, StoredFile
 from mmdata.safe_read import read_regular
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import Location
@@ -47,11 +47,11 @@ class PushPlan:
         keeps_card: a README.md is there, and is left as it is.
     """
 
-    parts: list[Part]
+    parts: list[PushedFolder]
     files: list[PushedFile]
     last: list[PushedFile]
     present: list[PushedFile]
-    replaced: dict[str, Stored] = field(default_factory=dict[str, Stored])
+    replaced: dict[str, StoredFile] = field(default_factory=dict[str, StoredFile])
     withdrawn: list[str] = field(default_factory=list[str])
     removed: list[str] = field(default_factory=list[str])
     keeps_card: bool = False
@@ -131,13 +131,14 @@ def push(plan: PushPlan, store: Store, progress: Callable[[int, int], None] = la
         progress(done, total)
 
     store.begin()
-    store.remove([*plan.withdrawn, *plan.removed])
+    store.remove(plan.withdrawn)
+    store.remove(plan.removed)
     store.send(plan.files, plan.replaced, sent)
     store.publish(plan.last, {name: old for name, old in plan.replaced.items() if name not in plan.withdrawn})
     progress(total, total)
 
 
-def _same(files: Sequence[PushedFile], there: Mapping[str, Stored], store: Store) -> set[str]:
+def _same(files: Sequence[PushedFile], there: Mapping[str, StoredFile], store: Store) -> set[str]:
     """Names of the files that are there with the same content."""
 
     def ask(file: PushedFile) -> bool:
@@ -148,12 +149,12 @@ def _same(files: Sequence[PushedFile], there: Mapping[str, Stored], store: Store
     return {file.name for file, is_same in zip(files, answers, strict=True) if is_same}
 
 
-def _is_ours(name: str, parts: Sequence[Part]) -> bool:
+def _is_ours(name: str, parts: Sequence[PushedFolder]) -> bool:
     """Whether a file that is there is one that a push of these parts could have sent."""
     return any(belongs_to(name, part.prefix) for part in parts)
 
 
-def _description(parts: Sequence[Part], store: Store, config: PushConfig) -> tuple[PushedFile, PushedFile]:
+def _description(parts: Sequence[PushedFolder], store: Store, config: PushConfig) -> tuple[PushedFile, PushedFile]:
     """README.md and croissant.json."""
     license = config.license or "unknown"
     card = (
@@ -164,7 +165,7 @@ def _description(parts: Sequence[Part], store: Store, config: PushConfig) -> tup
     return PushedFile.of(CARD_NAME, card), PushedFile.of(CROISSANT_NAME, croissant(parts, store, license=license))
 
 
-def _refusal(store: Store, parts: Sequence[Part], conflicts: list[str], strange: list[str]) -> DataError:
+def _refusal(store: Store, parts: Sequence[PushedFolder], conflicts: list[str], strange: list[str]) -> DataError:
     """Says what differs between what is there and what would be sent."""
     for part in parts:
         if part.top.name in conflicts and (difference := _difference(part, store)):
@@ -179,7 +180,7 @@ def _refusal(store: Store, parts: Sequence[Part], conflicts: list[str], strange:
     )
 
 
-def _difference(part: Part, store: Store) -> str:
+def _difference(part: PushedFolder, store: Store) -> str:
     """How the manifest that is there differs; "" if it cannot be read."""
     try:
         content = json.loads(store.read(part.top.name))

@@ -6,12 +6,13 @@ The file is seen when all parts are there. Before that its hash is compared, ove
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from threading import Event
 from typing import Any
 
 from mmdata.errors import DataError, Interrupted
 from mmdata.push.files import PushedFile
-from mmdata.storage.s3_client import encoded
+from mmdata.storage.s3 import S3Folder, encoded
 
 PART_BYTES = 64 * 2**20
 """Size of a part; a larger file has larger parts, as there are at most MAX_PARTS."""
@@ -19,44 +20,48 @@ MAX_PARTS = 10_000
 
 
 def upload_in_parts(
-    client: Any, place: dict[str, str], file: PushedFile, *, stop: Event, resume: bool, **condition: str
+    folder: S3Folder, file: PushedFile, *, stop: Event, resume: bool, condition: dict[str, str]
 ) -> None:
     """Send a file, the parts one after another.
 
     Args:
-        client: of botocore.
-        place: Bucket and Key.
+        folder: to send it to.
         file: to send.
         stop: ends the upload between two parts.
         resume: go on with an upload that was begun, if there is one.
         condition: for the last request, which makes the file seen.
 
     Raises:
-        DataError: the content is not the one expected; nothing of it is left there.
+        DataError: the content is not the one expected, and nothing of it is left there; or a request failed.
+        Refused: the condition does not hold.
         Interrupted: `stop` was set.
     """
-    upload = _unfinished(client, place) if resume else None
-    if upload is None:
-        settings = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}}
-        upload = client.create_multipart_upload(**place, **settings)["UploadId"]
-        there: dict[int, dict[str, Any]] = {}
-    else:
-        there = _parts(client, place, upload)
-    parts: list[dict[str, Any]] = []
-    try:
-        for number, data in enumerate(file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS))), start=1):
-            if stop.is_set():
-                raise Interrupted(place["Key"])
-            checksum = encoded(hashlib.sha256(data).digest())
-            tag = _tag_of_same(there.get(number), data, checksum)
-            if tag is None:
-                settings = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
-                tag = client.upload_part(**place, UploadId=upload, PartNumber=number, Body=data, **settings)["ETag"]
-            parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
-    except DataError:
-        client.abort_multipart_upload(**place, UploadId=upload)
-        raise
-    client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
+    where = folder.where(file.name)
+    with folder.explaining(file.name):
+        upload = _unfinished(folder.client, where) if resume else None
+        if upload is None:
+            settings = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}}
+            upload = folder.client.create_multipart_upload(**where, **settings)["UploadId"]
+            there: dict[int, dict[str, Any]] = {}
+        else:
+            there = _parts(folder.client, where, upload)
+        parts: list[dict[str, Any]] = []
+        try:
+            for number, data in enumerate(file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS))), start=1):
+                if stop.is_set():
+                    raise Interrupted(where["Key"])
+                checksum = encoded(hashlib.sha256(data).digest())
+                tag = _tag_of_same(there.get(number), data, checksum)
+                if tag is None:
+                    part = {**where, "UploadId": upload, "PartNumber": number, "ChecksumSHA256": checksum}
+                    tag = folder.client.upload_part(Body=data, ChecksumAlgorithm="SHA256", **part)["ETag"]
+                parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
+        except DataError:
+            folder.client.abort_multipart_upload(**where, UploadId=upload)
+            raise
+    with folder.refusing(file.name) if condition else folder.explaining(file.name):
+        complete = partial(folder.client.complete_multipart_upload, **where, UploadId=upload)
+        complete(MultipartUpload={"Parts": parts}, **condition)
 
 
 def _unfinished(client: Any, place: dict[str, str]) -> str | None:

@@ -11,7 +11,6 @@ from mmdata.errors import ConfigError
 from mmdata.push.files import PushedFile
 from mmdata.storage.fetch import display_name
 
-_S3 = re.compile(r"s3://([^/?#]+)/?([^?#]*)")
 _HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
 
 COMPARERS = 32
@@ -21,7 +20,7 @@ Sent = Callable[[PushedFile], None]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """A file that is behind the URL.
 
     Attributes:
@@ -53,11 +52,11 @@ class Store(Protocol):
         """What the URL of each file begins with for those who know HTTP alone; "" if they cannot read it."""
         ...
 
-    def listing(self, prefixes: Sequence[str]) -> dict[str, Stored]:
+    def listing(self, prefixes: Sequence[str]) -> dict[str, StoredFile]:
         """The files in folders with these prefixes and in their `__mmdata__`; none if the place is not there yet."""
         ...
 
-    def is_same(self, file: PushedFile, stored: Stored) -> bool:
+    def is_same(self, file: PushedFile, stored: StoredFile) -> bool:
         """Whether what is stored under the name of a file has its content, as far as the place can tell."""
         ...
 
@@ -73,7 +72,7 @@ class Store(Protocol):
         """Remove files: no reader sees them any more when a file of the next `send` can be seen."""
         ...
 
-    def send(self, files: Sequence[PushedFile], replaced: Mapping[str, Stored], sent: Sent) -> None:
+    def send(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile], sent: Sent) -> None:
         """Send files in any order, concurrently; `sent` is called with each that needs no sending any more.
 
         Args:
@@ -83,7 +82,7 @@ class Store(Protocol):
         """
         ...
 
-    def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, Stored]) -> None:
+    def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile]) -> None:
         """Send the last files, in this order; returns when all that was sent can be read."""
         ...
 
@@ -105,12 +104,13 @@ def open_store(url: str, *, private: bool = False, threads: int = 4) -> Store:
         from mmdata.push.hub import HubStore
 
         return HubStore(match[1], match[2], private=private, threads=threads)
-    if match := _S3.fullmatch(url):
+    if url.startswith("s3://"):
         if private:
             raise ConfigError("--private is for hf://; who may read a bucket is a setting of the bucket")
         from mmdata.push.s3 import S3Store
+        from mmdata.storage.s3 import S3Folder
 
-        return S3Store(match[1], match[2].strip("/"), threads=threads)
+        return S3Store(S3Folder.of_url(url), threads=threads)
     raise ConfigError(
         f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME; for another place, "
         "copy the folder there, manifest.json last"

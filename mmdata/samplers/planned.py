@@ -94,8 +94,8 @@ class PlannedBatchSampler(BatchSampler):
         self._global_rows = rows_per_batch * self.world_size  # how many of them are in a global batch
         if len(self) == 0:
             raise ValueError(
-                f"drop_last=True leaves no batch: {num_rows} rows are fewer than the {self._global_rows} of a global "
-                "batch; set drop_last=False or a smaller batch_size"
+                f"{'drop_last=True' if drop_last else 'leftover=drop'} leaves no batch: no {self._global_rows} of the "
+                f"{num_rows} rows fill a global batch; leave it out, or set a smaller batch_size"
             )
 
     def __copy__(self) -> Self:

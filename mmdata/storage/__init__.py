@@ -1,10 +1,10 @@
 """Bytes behind URLs, read and written.
 
-- `fetch`: a folder behind a URL: whole files, with retries and backoff, through fsspec.
-- `http`: one HTTP request: what it asks for, and the bounds on the answer.
 - `cache`: a bounded folder of fetched files, named by their hashes, shared by any number of processes.
-- `urls`: the tars of others that `mmdata index` reads; `tar_stream`: one of them, read once;
-  `resumed_http`: its bytes, over HTTP.
+- `folder`: where shards lie, on a disk or behind a URL; `urls`: the tars of others that `mmdata index` reads.
+- `fetch`: a folder behind a URL, whose files come into the cache; `http`: one of its files over HTTP, within bounds.
+- `attempts`: which failed requests are made again, and what is said of them.
+- `s3`: a folder in a bucket, to write to.
 """
 
 from mmdata.storage.cache import ShardCache

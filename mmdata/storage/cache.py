@@ -1,10 +1,11 @@
 """A bounded folder of downloaded files, shared by any number of processes. A file under its final name is whole.
 
 A file is named by its SHA-256, so equal files are held once. The process that holds the lock of a file writes it as
-NAME.BYTES.part, checks it while it arrives, syncs and renames it. The kernel releases the lock when the process ends:
-a process that is stopped, killed, or fails leaves a part for each download under way. The next request for that file
-continues its part; like any other file, a part is removed when room is needed. The size in a part's name is reserved
-from the beginning. Others may remove any file at any time.
+NAME.BYTES.part, checks it while it arrives, syncs and renames it. The part of a file whose hash is not known yet is
+named by its URL. The kernel releases the lock when the process ends: a process that is stopped, killed, or fails leaves
+a part for each download under way. The next request for that file continues its part; like any other file, a part is
+removed when room is needed. The size in a part's name is reserved from the beginning. Others may remove any file at any
+time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ LOCK_NAME = ".lock"
 POLL_S = 0.05
 """Wait before asking again for a file that another process is fetching."""
 _READ = 2**20  # bytes
+GROWTH_BYTES = 2**26
+"""Room that is made for the next bytes of a file whose size is not known; in a small cache an eighth of it."""
 _SPARE = 0.02  # share of the cache that is freed together, so that the folder is not listed for each small file
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -40,8 +43,8 @@ class Remote(NamedTuple):
         name: for messages.
         sha256, bytes: hash and size that the file must have.
         chunks: iterates over the content from an offset on; raises DataError and ConfigError.
-        is_hash: False if `sha256` is a name only. The file is then not compared with it, and a part of it that an
-            earlier process has left is not continued.
+        is_hash: False if `sha256` is a name only. The file is then not compared with it, and what an interrupted
+            download leaves is not continued: no hash would tell that its halves are of two versions.
     """
 
     name: str
@@ -101,10 +104,54 @@ class ShardCache:
             while not stop.is_set():
                 if (whole := self._open_whole(remote)) is not None:
                     return whole
-                if (part := self.claim(remote)) is not None:
-                    return self._fetch(remote, part, stop)
+                if (incoming := self._claim(remote)) is not None:
+                    return _fetch(remote, incoming, stop)
                 stop.wait(POLL_S)
             raise Interrupted(remote.name)
+
+    def begin(self, name: str, key: str, size: int | None, stop: Event) -> Incoming:
+        """Make room for a file whose hash is not known yet, and hold it until it is ended.
+
+        Args:
+            name: for messages.
+            key: that the file has for a hash until it is ended, 64 hexadecimal digits.
+            size: of the file in bytes; None: not known.
+            stop: ends the waiting for room that other files take which are coming, and for the same file.
+
+        Raises:
+            ConfigError: the file is larger than the cache, or the folder cannot be written.
+            Interrupted: `stop` was set.
+        """
+        remote = Remote(name, key, self._growth if size is None else size, _nothing)
+        self._check_fits(remote)
+        with self.explaining(remote):
+            while not stop.is_set():
+                if (incoming := self._claim(remote)) is not None:
+                    incoming.restart()  # without what a killed process has left
+                    return incoming
+                stop.wait(POLL_S)
+        raise Interrupted(name)
+
+    @property
+    def _growth(self) -> int:
+        return min(GROWTH_BYTES, max(1, self.max_bytes // 8))
+
+    def grow(self, remote: Remote, needed: int) -> Remote:
+        """Make more room for a part that will have `needed` bytes or more.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        more = max(self._growth, needed - remote.bytes)
+        with self.locked() as lock:
+            if not self._make_room(lock, more):
+                raise ConfigError(
+                    f"'{remote.name}': its server does not say its size, and the cache '{self.folder}' has no room for "
+                    f"more than {remote.bytes:,} bytes of it; set data.loading.cache_gb to more"
+                )
+            grown = remote._replace(bytes=remote.bytes + more)
+            os.rename(self.part(remote), self.part(grown))
+        return grown
 
     @contextmanager
     def explaining(self, remote: Remote) -> Generator[None, None, None]:
@@ -144,7 +191,7 @@ class ShardCache:
         """Path of a file that is not whole yet."""
         return self.folder / f"{remote.sha256}.{remote.bytes}.part"
 
-    def claim(self, remote: Remote) -> int | None:
+    def _claim(self, remote: Remote) -> Incoming | None:
         """The part of a file, locked, with room for the whole; None if another process has it or there is no room."""
         part = self.part(remote)
         with self.locked() as lock:
@@ -154,51 +201,9 @@ class ShardCache:
                 return None
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
             if _try_lock(descriptor):
-                return descriptor
+                return Incoming(self, remote, descriptor)
             os.close(descriptor)
             return None
-
-    def _fetch(self, remote: Remote, descriptor: int, stop: Event) -> int:
-        """Fill a locked part, check it, and give it its final name."""
-        part = self.part(remote)
-        try:
-            if not remote.is_hash:
-                os.ftruncate(descriptor, 0)
-            resumed = os.fstat(descriptor).st_size > 0
-            found = _fill(remote, descriptor, stop)
-            if not remote.is_hash and os.fstat(descriptor).st_size == remote.bytes:
-                found = remote.sha256
-            if found != remote.sha256 and resumed:  # a power cut may have damaged the old part: start over, once
-                os.ftruncate(descriptor, 0)
-                found = _fill(remote, descriptor, stop)
-            if found != remote.sha256:
-                os.ftruncate(descriptor, 0)
-                raise DataError(
-                    f"'{remote.name}': its SHA-256 is {found}, and the manifest says {remote.sha256}: the file changed "
-                    "since it was indexed; index it anew, or put back the file that was indexed"
-                )
-            os.fsync(descriptor)
-            with self.locked() as lock:
-                try:
-                    os.rename(part, self.path(remote.sha256))
-                except FileNotFoundError:  # a cleaner removed it; what is open can be read all the same
-                    write_total(lock, None)
-            unlock(descriptor)
-        except BaseException as error:
-            self._leave(remote, descriptor, is_kept=remote.is_hash and not isinstance(error, OSError))
-            raise
-        return descriptor
-
-    def _leave(self, remote: Remote, descriptor: int, *, is_kept: bool) -> None:
-        """Close a part that is not whole; what has come of it stays for the next request, if it `is_kept`."""
-        try:
-            if not (is_kept and os.fstat(descriptor).st_size):
-                with self.locked() as lock:
-                    self.part(remote).unlink(missing_ok=True)
-                    write_total(lock, None)
-        finally:
-            unlock(descriptor)
-            os.close(descriptor)
 
     @contextmanager
     def locked(self) -> Generator[int, None, None]:
@@ -241,28 +246,145 @@ class ShardCache:
         return total
 
 
+class Incoming:
+    """A file that comes into the cache: a part, which nothing removes before `publish`, `discard` or `leave` ends it.
+
+    Args:
+        cache: that it comes into.
+        remote: the file; of one whose hash is not known, another name in place of the hash.
+        descriptor: of the part, locked.
+
+    Attributes:
+        bytes: that have come.
+    """
+
+    def __init__(self, cache: ShardCache, remote: Remote, descriptor: int) -> None:
+        self._cache, self._remote, self._descriptor = cache, remote, descriptor
+        self._digest = hashlib.sha256()
+        self._is_kept = remote.is_hash  # False also when the disk has failed
+        self.bytes = 0
+
+    def take_over(self) -> None:
+        """Go on behind what an earlier process has left."""
+        if os.fstat(self._descriptor).st_size > self._remote.bytes:
+            self.restart()
+        while written := os.read(self._descriptor, _READ):
+            self._digest.update(written)
+            self.bytes += len(written)
+
+    def restart(self) -> None:
+        """Forget what has come."""
+        os.ftruncate(self._descriptor, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        self._digest, self.bytes = hashlib.sha256(), 0
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies until it is ended."""
+        return self._cache.part(self._remote)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the bytes that have come."""
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        """Append bytes.
+
+        Raises:
+            ConfigError: there is no room for them, or the folder cannot be written.
+        """
+        with self._on_disk():
+            self.bytes += len(data)
+            if self.bytes > self._remote.bytes:
+                self._remote = self._cache.grow(self._remote, self.bytes)
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            self._digest.update(data)
+
+    def publish(self, name: str | None = None) -> int:
+        """Give the file its final name, by default its hash; a descriptor of it, which the caller closes."""
+        name = name or self.sha256
+        with self._on_disk():
+            os.fsync(self._descriptor)
+            with self._cache.locked() as lock:
+                with suppress(FileNotFoundError):  # a cleaner removed it; what is open can be read all the same
+                    os.rename(self.path, self._cache.path(name))
+                if name != self._remote.sha256:  # less room may have been taken than was made
+                    write_total(lock, None)
+        unlock(self._descriptor)
+        return self._descriptor
+
+    def discard(self) -> None:
+        """Remove the file."""
+        try:
+            with self._cache.explaining(self._remote), self._cache.locked() as lock:
+                self.path.unlink(missing_ok=True)
+                write_total(lock, None)
+        finally:
+            self._close()
+
+    def leave(self) -> None:
+        """Leave what has come to the next request for the file, if it may be continued."""
+        if self.bytes and self._is_kept:
+            self._close()
+        else:
+            self.discard()
+
+    @contextmanager
+    def _on_disk(self) -> Generator[None, None, None]:
+        try:
+            with self._cache.explaining(self._remote):
+                yield
+        except ConfigError:
+            self._is_kept = False
+            raise
+
+    def _close(self) -> None:
+        unlock(self._descriptor)
+        os.close(self._descriptor)
+
+
+def _fetch(remote: Remote, incoming: Incoming, stop: Event) -> int:
+    """Fetch a file, check it, and give it its final name; a descriptor of it."""
+    try:
+        incoming.take_over()
+        if not remote.is_hash:
+            incoming.restart()
+        resumed = incoming.bytes > 0
+        _fill(remote, incoming, stop)
+        if not remote.is_hash:
+            return incoming.publish(remote.sha256)
+        if incoming.sha256 != remote.sha256 and resumed:  # a power cut may have damaged the old part: start over, once
+            incoming.restart()
+            _fill(remote, incoming, stop)
+        if (found := incoming.sha256) != remote.sha256:
+            incoming.restart()
+            raise DataError(
+                f"'{remote.name}': its SHA-256 is {found}, and the manifest says {remote.sha256}: the file changed "
+                "since it was indexed; index it anew, or put back the file that was indexed"
+            )
+        return incoming.publish()
+    except BaseException:
+        incoming.leave()
+        raise
+
+
+def _fill(remote: Remote, incoming: Incoming, stop: Event) -> None:
+    for chunk in remote.chunks(incoming.bytes):
+        incoming.write(chunk)
+        if stop.is_set():
+            raise Interrupted(remote.name)
+
+
+def _nothing(offset: int) -> Iterator[bytes]:
+    return iter(())
+
+
 def default_folder() -> Path:
     """mmdata/shards in the user's folder of caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmdata" / "shards"
-
-
-def _fill(remote: Remote, descriptor: int, stop: Event) -> str:
-    """Append the missing bytes to a part. Returns the SHA-256 of the whole."""
-    digest, offset = hashlib.sha256(), 0
-    if os.fstat(descriptor).st_size > remote.bytes:
-        os.ftruncate(descriptor, 0)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    while written := os.read(descriptor, _READ):
-        digest.update(written)
-        offset += len(written)
-    for chunk in remote.chunks(offset):
-        digest.update(chunk)
-        left = memoryview(chunk)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        if stop.is_set():
-            raise Interrupted(remote.name)
-    return digest.hexdigest()
 
 
 def _remove_unless_alive(path: str) -> bool:

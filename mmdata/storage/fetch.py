@@ -1,22 +1,17 @@
-"""A folder of shards behind a URL. Its files are fetched whole, with fsspec, into a `ShardCache`.
+"""A folder of shards behind a URL. Its files are fetched whole into a `ShardCache`.
 
-A request asks for a range of a file. A request that fails is logged, and repeated after a wait, from where the last one
-ended: ATTEMPTS times, and not when BUDGET_S have passed since the first failure. A
-failure that waiting cannot mend (no such file, no credentials, a response that is not the file) is raised immediately.
-No request reads more bytes than it asked for, or than the manifest says that the file has.
+HTTP is read by `http`, which streams; all other protocols by fsspec, in ranges. Both repeat requests that fail, as
+`attempts` says, and neither reads more than the file has.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import posixpath
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from math import inf
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -24,68 +19,26 @@ from urllib.parse import quote, urlsplit
 
 import fsspec
 import fsspec.exceptions
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_when_event_set,
-    wait_random_exponential,
-)
-from tenacity.nap import sleep_using_event
-from tenacity.stop import stop_base
 
-from mmdata.errors import ConfigError, DataError, Interrupted, counted
+from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.forked import new_lock
 from mmdata.recognize import PRIVATE_NAME, unfinished
 from mmdata.safe_read import open_regular
 from mmdata.storage import http
-from mmdata.storage.cache import Remote, ShardCache
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.extract import Extract
-from mmdata.storage.http import Span, WrongAnswer
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.attempts import Failed, WrongAnswer, explained, is_missing, repeated, status_of
+from mmdata.storage.cache import Incoming, Remote, ShardCache
+from mmdata.storage.http import HttpFile
+from mmdata.storage.listed import INNER, MANIFEST_NAME, ListedShard
 
-logger = logging.getLogger("mmdata")
-
-ATTEMPTS = 8
-"""Requests for the same range before an error is raised: about a minute of waiting."""
-WAIT_S = 0.5
-"""Upper bound of the wait before the second request. The bound doubles with each request; the wait is a random part."""
-MAX_WAIT_S = 30
-"""Largest bound of a wait."""
-BUDGET_S = 180
-"""No request for a range is made again when so much time has passed since the first one."""
 ATTEMPT_S = 300
 """Timeout of a request that is not of HTTP."""
 CHUNK_BYTES = 8 * 2**20
-"""Largest range of a request."""
-EXTRACT_THREADS = 8
-"""Concurrent requests for the ranges of one extract."""
+"""Largest range of a request that is not of HTTP."""
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
 MAX_INDEX_BYTES = 2**30
 """Largest index file or page of the manifest; the index of a million rows has some 200 million bytes."""
 _OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
-
-_DENIED = {401, 403, 407}
-_FINAL = {400, 404, 405, 410, 416, 501}  # statuses that another request will not change
-_NO_CREDENTIALS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "DefaultCredentialsError",
-    "RefreshError",
-    "GatedRepoError",
-}
-"""Names of exceptions of botocore, google.auth and huggingface_hub, so that none of them has to be imported."""
-
-_QUERY = re.compile(r"\?[^\s'\">]+")
-
-GIVE_CREDENTIALS = (
-    "give the credentials that this protocol takes from the environment "
-    "(AWS_PROFILE or AWS_ACCESS_KEY_ID for s3, GOOGLE_APPLICATION_CREDENTIALS for gs, HF_TOKEN for hf)"
-)
-"""The remedy in the error of a request that was denied."""
 
 T = TypeVar("T")
 
@@ -123,23 +76,20 @@ class RemoteFolder:
         """See `LocalFolder.joins`."""
         return None
 
-    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
-        """Prefix and content of the first file that exists among prefix + name. The file is always fetched.
+    def read_manifest(self) -> bytes:
+        """The content of manifest.json, which is always fetched.
 
         Raises:
-            DataError, ConfigError: none exists; the error is that of the first.
+            DataError, ConfigError: there is none, or it cannot be fetched.
         """
-        missing: DataError | ConfigError | None = None
-        for prefix in prefixes:
-            try:
-                return prefix, self._whole(self.url_of(".", prefix + name), MAX_MANIFEST_BYTES)
-            except (DataError, ConfigError) as error:
-                cause = error.__cause__
-                # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
-                if not (is_missing(cause) or _status(cause) == 403 or isinstance(cause, PermissionError)):
-                    raise
-                missing = missing or error
-        assert missing is not None
+        try:
+            return self._whole(self.url_of(".", INNER + MANIFEST_NAME), MAX_MANIFEST_BYTES)
+        except (DataError, ConfigError) as error:
+            cause = error.__cause__
+            # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
+            if not (is_missing(cause) or status_of(cause) == 403 or isinstance(cause, PermissionError)):
+                raise
+            missing = error
         if self.url.startswith("s3://"):
             with suppress(DataError, ConfigError):
                 self._whole(self.url_of(".", f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)
@@ -179,32 +129,63 @@ class RemoteFolder:
             DataError, ConfigError, Interrupted: see `ShardCache.open`.
         """
         url = self.url_of(location, shard.name)
-        chunks = partial(self.chunks, url, shard.bytes, stop or Event())
+        chunks = partial(self._chunks, url, shard.bytes, stop or Event())
         return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
 
-    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
-        """A descriptor of an extract of a tar, which the caller closes; it is fetched if it is not in the cache.
+    def fetch_new(self, name: str, stop: Event, step: Callable[[int], None]) -> Incoming:
+        """A file whose hash nobody knows yet, in the cache until it is closed.
 
-        Its size and that of the tar are compared, its content is not: the index has hashes of the members.
+        Args:
+            name: of the file in this folder.
+            stop: ends the reading.
+            step: called with the bytes that have come.
 
         Raises:
-            NoRanges: the server sends whole tars alone.
-            DataError, ConfigError, Interrupted: see `ShardCache.open`.
+            DataError: no such file, an answer that is not the file, the file changed meanwhile, or all attempts failed.
+            ConfigError: credentials are missing or not accepted, or see `ShardCache.begin`.
+            Interrupted: `stop` was set.
         """
-        url = self.url_of(location, shard.name)
-        stop = stop or Event()
-        key = extract.key(shard.sha256)
+        url = self.url_of(".", name)
+        key = hashlib.sha256(url.encode()).hexdigest()
+        with self._explaining(url, stop) as file:
+            file.begin()
+            incoming = self.cache.begin(file.name, key, file.size, stop)
+            try:
+                for data in iter(file.read, b""):
+                    incoming.write(data)
+                    step(file.at)
+            except BaseException:
+                incoming.discard()
+                raise
+            return incoming
 
-        def chunks(offset: int) -> Iterator[bytes]:
-            assert offset == 0
-            ask = partial(self._piece, url, stop)
-            yield from map_concurrently(ask, extract.pieces(), threads=EXTRACT_THREADS, end=lambda: None, ahead=2)
+    def size_of(self, name: str, stop: Event) -> int | None:
+        """Size of a file in this folder, in bytes; None if the server does not say.
 
-        return self.cache.open(Remote(display_name(url), key, extract.bytes, chunks, is_hash=False), stop)
+        Raises:
+            DataError, ConfigError, Interrupted: see `fetch_new`.
+        """
+        with self._explaining(self.url_of(".", name), stop) as file:
+            file.begin()
+            return file.size
 
-    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
-        """Whether `open_extract` returns without fetching anything; an extract in the cache counts as used now."""
-        return self.cache.touch(extract.key(shard.sha256))
+    def file_of(self, url: str, stop: Event) -> Remote:
+        """A file of which no hash is known, for `ShardCache.open`; its server says its size and its version.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `fetch_new`; or the server does not say the size.
+        """
+        with self._explaining(url, stop) as file:
+            file.begin()
+            if file.size is None:
+                raise WrongAnswer("the server does not say how many bytes it has (Content-Length); fetch it yourself")
+            key = hashlib.sha256(f"{file.name}\n{file.size}\n{file.version}".encode()).hexdigest()
+            return Remote(file.name, key, file.size, partial(self._chunks, url, file.size, stop), is_hash=False)
+
+    def file(self, url: str, stop: Event, *, start: int = 0, size: int | None = None) -> HttpFile | ObjectFile:
+        """A file to be read from front to back; nothing is asked for yet. Its errors are those of the protocol."""
+        kind = HttpFile if is_http(url) else ObjectFile
+        return kind(self.file_system(), url, display_name(url), stop, start=start, size=size)
 
     def has_shard(self, shard: ListedShard) -> bool:
         """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
@@ -215,37 +196,20 @@ class RemoteFolder:
         os.close(self.open_shard(location, shard))
         return self.cache.path(shard.sha256)
 
-    def version_of(self, url: str, stop: Event) -> tuple[int, str]:
-        """Size in bytes, and what tells the file from its next version, as a server of objects says; not for HTTP.
-
-        Raises:
-            Exception: that of the last attempt.
-        """
-        file_system = self.file_system()
-        file_system.invalidate_cache()  # a listing of before
-        retrying = repeat_requests(display_name(url), stop)
-        found: dict[str, Any] = retrying(within_attempt, file_system, file_system.info, url)
-        versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
-        return int(found["size"]), " ".join(versions)
-
-    def file_of(self, url: str, stop: Event) -> Remote:
-        """A file of which no hash is known, for `ShardCache.open`; the server says its size and its version.
-
-        Raises:
-            DataError, ConfigError, Interrupted: see `_request`; or the server does not say the size.
-        """
-        name, retrying = display_name(url), repeat_requests(display_name(url), stop)
+    @contextmanager
+    def _explaining(
+        self, url: str, stop: Event, *, start: int = 0, size: int | None = None
+    ) -> Generator[HttpFile | ObjectFile, None, None]:
+        """A file to be read, whose errors are raised as ours."""
+        file = self.file(url, stop, start=start, size=size)
         try:
-            if is_http(url):
-                size, version = retrying(http.version_of, self.file_system(), url, name)
-            else:
-                size, version = self.version_of(url, stop)
+            yield file
         except Exception as error:
             if stop.is_set():
-                raise Interrupted(name) from error
-            raise _explained(error, name, 0, retrying.statistics.get("attempt_number", 1)) from error
-        key = hashlib.sha256(f"{name}\n{size}\n{version}".encode()).hexdigest()
-        return Remote(name, key, size, partial(self.chunks, url, size, stop), is_hash=False)
+                raise Interrupted(file.name) from error
+            raise explained(error, file.name, start=file.at, attempts=max(1, file.failures)) from error
+        finally:
+            file.close()
 
     def place(self, location: str, name: str) -> str:
         """URL of a file, for messages."""
@@ -271,67 +235,19 @@ class RemoteFolder:
             raise DataError(f"'{self}': its tars lie in '{location}', which leads out of '{protocol}://{root}'")
         return f"{protocol}://{root}/{whole}{question}{query}"
 
-    def chunks(self, url: str, size: int, stop: Event, offset: int) -> Iterator[bytes]:
-        """The bytes of a file of `size` bytes from `offset` on, a request for each CHUNK_BYTES.
-
-        Raises:
-            DataError, ConfigError, Interrupted: see `_request`; or the file ends earlier.
-        """
-        while offset < size:
-            span = Span(offset, min(offset + CHUNK_BYTES, size), size)
-            data = self._request(url, span, stop)
-            if not 0 < len(data) <= size - offset:
-                raise self._changed(url, len(data), span)
-            yield data
-            offset += len(data)
-
-    def _piece(self, url: str, stop: Event, span: Span) -> bytes:
-        data = self._request(url, span, stop)
-        if len(data) == span.end - span.start:
-            return data
-        if len(data) == span.size - span.start:  # all that follows, from a server that knows no ranges
-            raise NoRanges(display_name(url))
-        raise self._changed(url, len(data), span)
-
-    def _changed(self, url: str, came: int, span: Span) -> DataError:
-        return DataError(
-            f"'{display_name(url)}': {came} bytes came for bytes {span.start} to {span.end} of {span.size}: the file "
-            "changed since it was indexed; index it anew, or put back the file that was indexed"
-        )
+    def _chunks(self, url: str, size: int, stop: Event, start: int) -> Iterator[bytes]:
+        """The bytes of a file of `size` bytes from `start` on; for the errors see `fetch_new`."""
+        with self._explaining(url, stop, start=start, size=size) as file:
+            yield from iter(file.read, b"")
 
     def _whole(self, url: str, most: int) -> bytes:
         """A small file of unknown size.
 
         Raises:
-            DataError: see `_request`; or it has more than `most` bytes.
+            DataError, ConfigError: see `fetch_new`; or it has more than `most` bytes.
         """
-        data = self._request(url, None, Event(), most=most)
-        if len(data) > most:
-            raise DataError(f"'{display_name(url)}': more than {most:,} bytes; is it what mmdata wrote?")
-        return data
-
-    def _request(self, url: str, span: Span | None, stop: Event, *, most: int = 0) -> bytes:
-        """Bytes of a file; failed requests are repeated. Without a span, the first `most` + 1 bytes or fewer.
-
-        Raises:
-            DataError: no such file, a response that is not the file, or all attempts failed.
-            ConfigError: credentials are missing or not accepted.
-            Interrupted: `stop` was set.
-        """
-        file_system, name = self.file_system(), display_name(url)
-        retrying = repeat_requests(name, stop)
-        start, end = (span.start, span.end) if span else (0, most + 1)
-        try:
-            if is_http(url):
-                return retrying(http.read_http, file_system, url, name, span=span, most=most, stop=stop)
-            if url.startswith("file://"):
-                return _read_local(url.removeprefix("file://"), start, end)
-            return retrying(read_range, file_system, url, start, end)
-        except Exception as error:
-            if stop.is_set():
-                raise Interrupted(name) from error
-            attempts = retrying.statistics.get("attempt_number", 1)
-            raise _explained(error, name, start, attempts) from error
+        with self._explaining(url, Event()) as file:
+            return file.read_small(most)
 
     def file_system(self) -> Any:
         """fsspec's file system; a forked process makes its own, as fsspec's threads do not survive a fork."""
@@ -349,82 +265,98 @@ class RemoteFolder:
             return self._opened[1]
 
 
-class NoRanges(Exception):
-    """A server that sends whole files alone was asked for a part of one; names the file."""
+class ObjectFile:
+    """A file that fsspec reads, in ranges, as `HttpFile` reads one over HTTP; attributes and errors are those.
 
-
-class _AfterFirstFailure(stop_base):
-    """Ends the attempts when `most_s` have passed since the first failure."""
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s, self._first = most_s, inf
-
-    def __call__(self, retry_state: RetryCallState) -> bool:
-        assert retry_state.outcome_timestamp is not None
-        self._first = min(self._first, retry_state.outcome_timestamp)
-        return retry_state.outcome_timestamp - self._first >= self._most_s
-
-
-def repeat_requests(name: str, stop: Event, *, failures: int = 0, budget_s: float | None = None) -> Retrying:
-    """Repeats a request that fails, as long as waiting may help; `stop` ends the waiting.
-
-    There are ATTEMPTS, of which `failures` have been used up. None is begun when `budget_s`, by default BUDGET_S, have
-    passed since the first failure; an answer that comes slowly costs nothing of that. Each failure that is followed by
-    another attempt is logged; the last one is raised.
-
-    Args:
-        name: of the file, for the log.
+    Without a `size` the version of the file is asked for before and after it is read.
     """
 
-    def log(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        assert error is not None
-        logger.warning(
-            "'%s': attempt %d of %d failed (%s); the next one in %.1f s",
-            name,
-            failures + state.attempt_number,
-            ATTEMPTS,
-            cause_of(error),
-            state.next_action.sleep if state.next_action else 0.0,
-        )
+    def __init__(
+        self, file_system: Any, url: str, name: str, stop: Event, *, start: int = 0, size: int | None = None
+    ) -> None:
+        self.name, self.size, self.at, self.failures = name, size, start, 0
+        self._file_system, self._url, self._stop = file_system, url, stop
+        self._version: tuple[int, str] | None = None
 
-    is_over = _AfterFirstFailure(BUDGET_S if budget_s is None else budget_s)
-    return Retrying(
-        stop=stop_after_attempt(max(1, ATTEMPTS - failures)) | is_over | stop_when_event_set(stop),
-        before_sleep=log,
-        wait=wait_random_exponential(multiplier=WAIT_S, max=MAX_WAIT_S),
-        retry=retry_if_exception(_may_pass),
-        sleep=sleep_using_event(stop),
-        reraise=True,
-    )
+    def begin(self) -> None:
+        """Ask for size and version of the file, if the size is not known."""
+        if self.size is None:
+            self._version = self._find_version()
+            self.size = self._version[0]
 
+    def read(self) -> bytes:
+        """The next bytes, at most CHUNK_BYTES; none only at the end of the file."""
+        self.begin()
+        assert self.size is not None
+        if self.at == self.size:
+            if self._version is not None and self._find_version() != self._version:
+                raise WrongAnswer(http.CHANGED_MEANWHILE)
+            return b""
+        end = min(self.at + CHUNK_BYTES, self.size)
+        data = self._repeated(self._range, self.at, end)
+        if not 0 < len(data) <= end - self.at:
+            raise WrongAnswer(
+                f"{len(data)} bytes came for bytes {self.at} to {end} of {self.size}: {http.CHANGED_SINCE}"
+            )
+        self.at += len(data)
+        return data
 
-def read_range(file_system: Any, url: str, start: int, end: int) -> bytes:
-    """Bytes [start, end) of a file that is not behind HTTP."""
-    return within_attempt(file_system, file_system.cat_file, url, start=start, end=end)
+    def read_small(self, most: int) -> bytes:
+        """The whole file, which has at most `most` bytes; its size is not asked for."""
+        data = self._repeated(self._range, 0, most + 1)
+        if len(data) > most:
+            raise WrongAnswer(f"more than {most:,} bytes; is it what mmdata wrote?")
+        return data
 
+    def close(self) -> None:
+        """Nothing is open."""
 
-def within_attempt(file_system: Any, request: Callable[..., T], *given: Any, **named: Any) -> T:
-    """A request to a file system of fsspec, which fails after ATTEMPT_S where fsspec can keep a bound.
+    @property
+    def version(self) -> str:
+        """See `HttpFile.version`."""
+        return "" if self._version is None else self._version[1]
 
-    The timeouts of its packages begin anew with each byte of a header.
-    """
-    bound = {"timeout": ATTEMPT_S} if file_system.async_impl else {}
-    try:
-        return request(*given, **named, **bound)
-    except fsspec.exceptions.FSTimeoutError as error:
-        raise http.Failed(f"no whole answer for {ATTEMPT_S} s") from error
+    def _find_version(self) -> tuple[int, str]:
+        """Size in bytes, and what tells the file from its next version."""
+        self._file_system.invalidate_cache()  # a listing of before
+        found: dict[str, Any] = self._repeated(self._bounded, self._file_system.info, self._url)
+        versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
+        return int(found["size"]), " ".join(versions)
+
+    def _range(self, start: int, end: int) -> bytes:
+        if self._url.startswith("file://"):
+            with open(open_regular(self._url.removeprefix("file://"), "file"), "rb") as file:
+                file.seek(start)
+                return file.read(end - start)
+        return self._bounded(self._file_system.cat_file, self._url, start=start, end=end)
+
+    def _bounded(self, request: Callable[..., T], *given: Any, **named: Any) -> T:
+        """A request, which fails after ATTEMPT_S where fsspec can keep a bound.
+
+        The timeouts of its packages begin anew with each byte of a header.
+        """
+        bound = {"timeout": ATTEMPT_S} if self._file_system.async_impl else {}
+        try:
+            return request(*given, **named, **bound)
+        except fsspec.exceptions.FSTimeoutError as error:
+            raise Failed(f"no whole answer for {ATTEMPT_S} s") from error
+
+    def _repeated(self, request: Callable[..., T], *given: Any) -> T:
+        self.failures = 0
+
+        def once() -> T:
+            try:
+                return request(*given)
+            except Exception:
+                self.failures += 1
+                raise
+
+        return repeated(once, self.name, self._stop)
 
 
 def is_http(url: str) -> bool:
     """Whether `mmdata.storage.http` reads this URL."""
     return url.startswith(("http://", "https://"))
-
-
-def _read_local(path: str, start: int, end: int) -> bytes:
-    with open(open_regular(path, "file"), "rb") as file:
-        file.seek(start)
-        return file.read(end - start)
 
 
 def display_name(url: str) -> str:
@@ -434,68 +366,3 @@ def display_name(url: str) -> str:
     head, _, _ = url.partition("?")
     login = urlsplit(head).netloc.rpartition("@")[0]
     return head.replace(f"{login}@", "", 1) if login else head
-
-
-def _status(error: BaseException | None) -> int | None:
-    """The HTTP status in an exception of aiohttp, botocore, gcsfs or huggingface_hub, or None."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        found: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    elif hasattr(error, "status"):
-        found = getattr(error, "status", None)
-    else:
-        found = getattr(response, "status_code", getattr(error, "code", None))
-    return int(found) if str(found).isdecimal() else None
-
-
-def cause_of(error: BaseException) -> str:
-    """Type and message of a failed request, in one line: what the server or the network said."""
-    # s3fs takes args[0] of the OSError of a failed read. A timeout of fsspec has no arguments, so that an IndexError
-    # comes instead; the exceptions that led to it have the server's message.
-    while isinstance(error, IndexError) or not str(error):
-        deeper = error.__cause__ or error.__context__
-        if deeper is None:
-            break
-        error = deeper
-    # The signature in a URL's query is a secret.
-    return _QUERY.sub("?…", f"{type(error).__name__}: {error}".replace("\n", " "))[:300]
-
-
-def is_denied(error: BaseException) -> bool:
-    """Whether credentials are missing or not accepted."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, PermissionError) or bool(names & _NO_CREDENTIALS) or _status(error) in _DENIED
-
-
-def is_missing(error: BaseException | None) -> bool:
-    """Whether the server says that the file or its bucket does not exist."""
-    return isinstance(error, FileNotFoundError) or _status(error) in (404, 410)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed later."""
-    final = (
-        *(FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError),
-        *(WrongAnswer, ConfigError, DataError, Interrupted),
-    )
-    return not (
-        not isinstance(error, Exception) or isinstance(error, final) or is_denied(error) or _status(error) in _FINAL
-    )
-
-
-def _explained(error: Exception, name: str, start: int, attempts: int) -> Exception:
-    if isinstance(error, DataError):
-        return error
-    if isinstance(error, WrongAnswer):
-        return DataError(f"'{name}': {error}")
-    cause = cause_of(error)
-    if is_denied(error):
-        return ConfigError(f"'{name}': access denied ({cause}); {GIVE_CREDENTIALS}")
-    if is_missing(error):
-        return DataError(f"'{name}': no such file; upload it, or correct the URL")
-    if _status(error) == 416:
-        return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
-    return DataError(
-        f"'{name}': cannot be fetched, {counted(attempts, 'attempt')} from byte {start} on, the last one: {cause}; "
-        "is the server up, and the network? Start again when it is: what was finished is not fetched again"
-    )

@@ -1,14 +1,13 @@
 """Where shards lie: a folder on a disk or behind a URL, with the same methods, so that callers need not know which.
 
 A folder holds the tars, and its sub-folder `__mmdata__` holds manifest, index and ledger. Hugging Face's `datasets`
-ignores names that begin with two underscores, so it takes only the tars for data. Earlier versions of mmdata wrote
-manifest, index and ledger next to the tars; such folders are still read.
+ignores names that begin with two underscores, so it takes only the tars for data.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -18,22 +17,15 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import Kind, recognize, refuse_unfinished
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.extract import Extract
 from mmdata.storage.fetch import RemoteFolder, display_name
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME, ListedShard
 from mmdata.storage.urls import PROTOCOLS, is_followed
 
-MANIFEST_NAME = "manifest.json"
 QUARANTINE_NAME = "quarantine.jsonl"
-INNER_NAME = "__mmdata__"
-"""The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
-INNER = f"{INNER_NAME}/"
 MEMBERS_HEAD_NAME = "members.json"
 """Of the index of tars without images, see `keys_index`."""
 JOINS_NAME = "joins"
-"""The sub-folder of `__mmdata__` that says which rows of tables belong to the rows of the index."""
-BESIDE = ""
-"""Prefix of the file names in a folder that an earlier version wrote."""
+"""The sub-folder of `__mmdata__` with the side files: columns of tables, aligned to the rows of the index."""
 
 T = TypeVar("T")
 
@@ -61,24 +53,20 @@ class LocalFolder:
         """The folder for joins with the index; None where a folder cannot be written at all."""
         return self.path / INNER_NAME / JOINS_NAME
 
-    def read_first(self, prefixes: Sequence[str], name: str) -> tuple[str, bytes]:
-        """Prefix and content of the first file that exists among prefix + name.
+    def read_manifest(self) -> bytes:
+        """The content of manifest.json.
 
         Raises:
-            DataError: none exists; or the folder is the `__mmdata__` of another.
+            DataError: there is none; or the folder is the `__mmdata__` of another.
         """
-        for prefix in prefixes:
-            try:
-                content = read_regular(self.path / prefix / name)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            if prefix == BESIDE and self.path.name == INNER_NAME:
-                raise DataError(
-                    f"'{self}': what mmdata keeps about the shards in '{self.path.parent}': give that folder"
-                )
-            return prefix, content
+        try:
+            return read_regular(self.path / INNER / MANIFEST_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        if self.path.name == INNER_NAME and (self.path / MANIFEST_NAME).is_file():
+            raise DataError(f"'{self}': what mmdata keeps about the shards in '{self.path.parent}': give that folder")
         refuse_unfinished(self.path)
-        raise DataError(self._what_is_here(name))
+        raise DataError(self._what_is_here(MANIFEST_NAME))
 
     def _what_is_here(self, name: str) -> str:
         """A message for a folder without the file that makes it one of shards."""
@@ -128,14 +116,6 @@ class LocalFolder:
         """Whether `open_shard` returns without fetching anything."""
         return True
 
-    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
-        """Never called: nothing is fetched of a tar on this machine."""
-        raise NotImplementedError(f"'{shard.name}' lies in '{self.path}'")
-
-    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
-        """Never True: as `open_extract`."""
-        return False
-
     def shard_path(self, location: str, shard: ListedShard) -> Path:
         """Path of a tar."""
         return self.path / location / shard.name
@@ -167,14 +147,6 @@ class IndexFolder(LocalFolder):
     def has_shard(self, shard: ListedShard) -> bool:
         """See `RemoteFolder.has_shard`."""
         return self.tars.has_shard(shard)
-
-    def open_extract(self, location: str, shard: ListedShard, extract: Extract, stop: Event | None = None) -> int:
-        """See `RemoteFolder.open_extract`."""
-        return self.tars.open_extract(".", shard, extract, stop)
-
-    def has_extract(self, shard: ListedShard, extract: Extract) -> bool:
-        """See `RemoteFolder.has_extract`."""
-        return self.tars.has_extract(shard, extract)
 
     def shard_path(self, location: str, shard: ListedShard) -> Path:
         """See `RemoteFolder.shard_path`."""
@@ -245,16 +217,11 @@ def local_folder(location: Location) -> Path:
     return Path(name)
 
 
-def manifest_prefix(folder: Path) -> str | None:
-    """Prefix of the names of manifest and index in a folder on this disk; None where the folder has no manifest.
-
-    Returns:
-        "__mmdata__/", or "" for a folder that an earlier version wrote.
-    """
-    return next((prefix for prefix in (INNER, BESIDE) if (folder / prefix / MANIFEST_NAME).is_file()), None)
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder on this disk has a manifest, and so is whole."""
+    return (folder / INNER / MANIFEST_NAME).is_file()
 
 
 def find_ledger(folder: Path) -> Path:
     """Path of the list of rows left out of a folder's shards, whether or not the file exists."""
-    prefix = manifest_prefix(folder)
-    return folder / (INNER if prefix is None else prefix) / QUARANTINE_NAME
+    return folder / INNER / QUARANTINE_NAME

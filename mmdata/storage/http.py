@@ -1,4 +1,4 @@
-"""Files over HTTP. A response is checked before its body is read, and no more is read than was asked for.
+"""Files over HTTP. A response is checked before its body is read, and no more is read than the file has.
 
 Servers send login pages, compress a file that was requested as it is, redirect in circles, send without end, or slow to
 a crawl. Each of these raises an error that names it; none fills memory, and none makes the caller wait in silence.
@@ -7,16 +7,18 @@ a crawl. Each of these raises an error that names it; none fills memory, and non
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import re
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
 from threading import Event
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fsspec.asyn
 
 from mmdata.errors import Interrupted
+from mmdata.storage.attempts import Failed, WrongAnswer, repeated
 
 if TYPE_CHECKING:  # programs that read local shards do without aiohttp
     from aiohttp import ClientResponse
@@ -30,41 +32,25 @@ SILENCE_S = 60
 ANSWER_S = 60
 """Timeout from a request to the end of the response's headers, redirects included."""
 WHOLE_S = 180
-"""Timeout of a body of unknown size, which may take one second more for each MB that it may have."""
+"""Timeout of a small file of unknown size, which may take one second more for each MB that it may have."""
 LEAST_BYTES_PER_S = 1000
 SLOW_S = 30.0
 """Waiting this long at less than LEAST_BYTES_PER_S gives a warning; as long again, and the request has failed."""
 MAX_REDIRECTS = 10
-_PIECE = 2**20  # bytes
+READ_BYTES = 2**20
+"""Most bytes that `HttpFile.read` gives."""
+PIECE_BYTES = 2**18
+"""Bytes that may fail `attempts.ATTEMPTS` times."""
+STOP_S = 0.1
+"""Time after which a request that is to be stopped notices it."""
 
 _sync: Any = fsspec.asyn.sync  # it is annotated as if it returned nothing
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _HTML = ("text/html", "application/xhtml+xml")
-_CHANGED = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
+CHANGED_SINCE = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
+CHANGED_MEANWHILE = "the file changed on the server while it was read; start again when it is complete"
 
-
-class WrongAnswer(Exception):
-    """The server sent something else than the file; asking again would not change that."""
-
-
-class Failed(Exception):
-    """A request that may succeed when it is repeated.
-
-    Attributes:
-        status: HTTP status; None without a response.
-    """
-
-    def __init__(self, words: str, status: int | None = None) -> None:
-        super().__init__(words)
-        self.status = status
-
-
-class Span(NamedTuple):
-    """Bytes [start, end) of a file of `size` bytes."""
-
-    start: int
-    end: int
-    size: int
+T = TypeVar("T")
 
 
 def request_options() -> dict[str, Any]:
@@ -82,125 +68,208 @@ def request_options() -> dict[str, Any]:
     }
 
 
-def read_http(file_system: Any, url: str, name: str, *, span: Span | None, most: int, stop: Event) -> bytes:
-    """Read a file, or a part of it, with one request.
+class HttpFile:
+    """A file over HTTP, read once from front to back. A failed request goes on at the byte where it ended.
+
+    Each PIECE_BYTES have the attempts and waits of `repeated`: a server that ends each connection after some
+    hundred KB is read to the end, and one that ends each after a few bytes is given up.
 
     Args:
         file_system: fsspec's for HTTP, with `request_options`.
         url: of the file.
         name: for messages.
-        span: the part; None: the whole file.
-        most: upper bound of the size of a whole file, in bytes.
-        stop: ends the reading.
+        stop: ends the reading, and the waiting between two requests.
+        start: offset of the first byte to read.
+        size: bytes that the file must have; None: not known.
 
-    Returns:
-        The bytes asked for. If the server does not support ranges, all bytes from `span.start` on.
+    Attributes:
+        size: bytes of the whole file; None if the server has not said it.
+        at: offset of the next byte.
+        failures: failed requests for the piece that is read.
 
     Raises:
-        FileNotFoundError: status 404.
-        WrongAnswer: the response is not the file.
-        Failed: the request may be repeated.
+        FileNotFoundError, WrongAnswer, Failed: when all attempts have failed; so do all methods.
         Interrupted: `stop` was set.
     """
-    return _sync(file_system.loop, _read_once, file_system, url, name, span, most, stop)
+
+    def __init__(
+        self, file_system: Any, url: str, name: str, stop: Event, *, start: int = 0, size: int | None = None
+    ) -> None:
+        self.name, self.size, self.at, self.failures = name, size, start, 0
+        self._request = (file_system, url, name, stop)
+        self._stop = stop
+        self._is_indexed = size is not None
+        self._piece = start  # offset of the piece that is read
+        self._first: _Answer | None = None
+        self._answer: _Answer | None = None  # None before the first request, and after a failure
+
+    def begin(self) -> None:
+        """Ask for the file, which sets `size`; no byte of it is read."""
+        repeated(self._ask, self.name, self._stop)
+
+    @property
+    def version(self) -> str:
+        """What tells the file from its next version; "" before `begin`, or if the server does not say."""
+        return "" if self._first is None else self._first.etag or self._first.modified
+
+    def read(self) -> bytes:
+        """The next bytes, at most READ_BYTES; none only at the end of the file."""
+        if self.at - self._piece >= PIECE_BYTES:
+            self._piece, self.failures = self.at, 0
+        return repeated(self._read_once, self.name, self._stop, failures=self.failures)
+
+    def read_small(self, most: int) -> bytes:
+        """The whole file, which has at most `most` bytes, of one request; another one begins anew."""
+
+        def once() -> bytes:
+            self._first = self.size = None
+            answer = self._ask()
+            with self._counting():
+                data = answer.read(most + 1, within_s=WHOLE_S + most / 1e6)
+                data += answer.read(most + 1 - len(data), within_s=WHOLE_S)  # nothing, or why it ended
+                if len(data) > most:
+                    raise WrongAnswer(
+                        f"the answer goes on after the {most:,} bytes that it may have; is it what mmdata wrote?"
+                    )
+            return data
+
+        return repeated(once, self.name, self._stop)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = None
+
+    def _read_once(self) -> bytes:
+        if self._answer is None and self.at == self.size:
+            return b""  # the connection broke behind the last byte, or all had come before
+        answer = self._answer or self._ask()
+        with self._counting():
+            left = READ_BYTES if self.size is None else self.size - self.at
+            data = answer.read(min(READ_BYTES, left + 1))  # one byte more shows a body that is too long
+            if len(data) > left:
+                why = CHANGED_SINCE if self._is_indexed else CHANGED_MEANWHILE
+                raise WrongAnswer(f"the answer goes on after the {self.size:,} bytes that it may have; {why}")
+            if not data and self.size is not None and left:
+                raise Failed(f"the answer ended at byte {self.at:,} of {self.size:,}")
+        self.at += len(data)
+        return data
+
+    def _ask(self) -> _Answer:
+        with self._counting():
+            self._answer = answer = _Answer(*self._request, start=self.at)
+            first = self._first or answer
+            version = (first.etag, answer.etag) if first.etag and answer.etag else (first.modified, answer.modified)
+            # What was indexed is compared with its hash, and mirrors may call one version by several names.
+            if not self._is_indexed and all(version) and version[0] != version[1]:
+                raise WrongAnswer(CHANGED_MEANWHILE)
+            if self.size is not None and answer.size not in (None, self.size):
+                raise WrongAnswer(answer.other_size(self.size) if self._is_indexed else CHANGED_MEANWHILE)
+            answer.skip()
+        self._first = first
+        self.size = answer.size if self.size is None else self.size
+        return answer
+
+    @contextmanager
+    def _counting(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception:
+            self.failures += 1
+            self.close()
+            raise
 
 
-def version_of(file_system: Any, url: str, name: str) -> tuple[int, str]:
-    """Size in bytes of a file, and what tells it from its next version; "" if the server does not say.
-
-    Raises:
-        FileNotFoundError, WrongAnswer, Failed: see `read_http`; WrongAnswer also if the server says no size.
-    """
-    with HttpFile(file_system, url, name) as file:
-        if file.size is None:
-            raise WrongAnswer("the server does not say how many bytes it has (Content-Length); fetch it yourself")
-        return file.size, file.etag or file.modified
-
-
-class HttpFile(io.RawIOBase):
-    """A file of unknown size, read from front to back with one request.
-
-    Args:
-        file_system: fsspec's for HTTP, with `request_options`.
-        url: of the file.
-        name: for messages.
-        start: offset of the first byte to read. A server without ranges sends the bytes before it too, which are read
-            and dropped.
-        of: the file that was read up to `start`; a file of another size or version is refused.
+class _Answer:
+    """The answer to one request for the bytes of a file from `start` on: headers that were checked, and the body.
 
     Attributes:
         size: bytes of the whole file; None if the server does not say.
         etag, modified: what the server says of the file's version (ETag, Last-Modified); "" without it.
-
-    Raises:
-        FileNotFoundError, WrongAnswer, Failed: see `read_http`; reading raises them too. Failed also if the body ends
-            before the file does: some servers send at most so many bytes for a request.
     """
 
-    def __init__(self, file_system: Any, url: str, name: str, *, start: int = 0, of: HttpFile | None = None) -> None:
-        super().__init__()
-        self._loop = file_system.loop
-        self._rate = _Rate(name)
-        self._response: ClientResponse = _sync(self._loop, _ask, file_system, url, None, start)
+    def __init__(self, file_system: Any, url: str, name: str, stop: Event, *, start: int) -> None:
+        self._loop, self._stop, self._rate, self._start = file_system.loop, stop, _Rate(name), start
+        self._failure: Exception | None = None  # after the bytes that were given last
+        self._response: ClientResponse = _sync(self._loop, _respond, file_system, url, start, stop)
         headers = self._response.headers
         self.etag = headers.get("ETag", "").removeprefix("W/")
         self.modified = headers.get("Last-Modified", "")
-        self._at = start
         try:
-            if self._response.status == 206:
-                self._end, self.size = self._part(start)
-            else:
-                self._end = self.size = self._response.content_length
-            if of is not None:
-                self._check_same(of)
-            if self._response.status == 200:
-                _sync(self._loop, _skip, self._response, start, self._rate)
+            self.size = self._response.content_length if self._response.status == 200 else self._size_of_part()
         except BaseException:
             self.close()
             raise
 
-    def _part(self, start: int) -> tuple[int, int | None]:
-        """The offset at which a part of the file ends, and the size of the whole file.
-
-        Raises:
-            WrongAnswer: the headers say that the part is another one than that from `start` on.
-        """
+    def _size_of_part(self) -> int | None:
         given, length = self._response.headers.get("Content-Range", ""), self._response.content_length
         match = _RANGE.fullmatch(given.strip())
-        if not match or int(match[1]) != start or length not in (None, int(match[2]) + 1 - start):
+        if not match or int(match[1]) != self._start or length not in (None, int(match[2]) + 1 - self._start):
+            came = "an unknown number of bytes" if length is None else f"{length:,} bytes"
             raise WrongAnswer(
-                f"the bytes from {start} on were asked for, and the server answered with Content-Range '{given}' and "
-                f"{_of_bytes(length)}"
+                f"the bytes from {self._start} on were asked for, and the server answered with Content-Range '{given}' "
+                f"and {came}"
             )
-        return int(match[2]) + 1, None if match[3] == "*" else int(match[3])
+        return None if match[3] == "*" else int(match[3])
 
-    def _check_same(self, of: HttpFile) -> None:
-        """Raise WrongAnswer if this is another file, or another version of it, than the one that was read before."""
-        version = (of.etag, self.etag) if of.etag and self.etag else (of.modified, self.modified)
-        if any(before and now and before != now for before, now in (version, (of.size, self.size))):
-            raise WrongAnswer("the file changed on the server while it was read; start again when it is complete")
-        self.size = of.size if self.size is None else self.size
+    def other_size(self, size: int) -> str:
+        """What is said where the file was `size` bytes long when it was indexed."""
+        if self._response.status == 206:
+            return f"has {self.size:,} bytes, and {size:,} were indexed: {CHANGED_SINCE}"
+        return (
+            f"the server sends {self.size:,} bytes of type {self._response.content_type}, and {size:,} were indexed: "
+            f"another answer than the file, or {CHANGED_SINCE}"
+        )
 
-    def readable(self) -> bool:
-        """True."""
-        return True
+    def skip(self) -> None:
+        """Read and forget the bytes before `start`, which a server without ranges sends too."""
+        left = self._start if self._response.status == 200 else 0
+        while left:
+            if not (data := self.read(min(left, READ_BYTES))):
+                raise Failed("the answer ended before the byte from which the reading goes on")
+            left -= len(data)
 
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer with the bytes that have arrived, one or more; with none only at the end of the file."""
-        data = _sync(self._loop, _read_piece, self._response, len(buffer), self._rate)
-        self._at += len(data)
-        if self._end is not None and self._at > self._end:
-            raise WrongAnswer(f"the answer goes on after byte {self._end}, where it said that it ends")
-        if not data and self.size is not None and self._at < self.size:
-            raise Failed(f"the answer ended at byte {self._at} of {self.size}")
-        buffer[: len(data)] = data
-        return len(data)
+    def read(self, size: int, *, within_s: float | None = None) -> bytes:
+        """The next `size` bytes of the body; fewer at its end, and before a failure, which the next call raises."""
+        if self._failure is not None:
+            raise self._failure
+        return _sync(self._loop, self._read, size, within_s)
+
+    async def _read(self, size: int, within_s: float | None) -> bytes:
+        parts: list[bytes] = []
+        until = None if within_s is None else monotonic() + within_s
+        while size:
+            if until is not None and monotonic() > until:
+                raise Failed(f"the answer did not end within {within_s:,.0f} s")
+            try:
+                part = await self._read_piece(min(size, READ_BYTES))
+            except Exception as error:
+                if not parts:
+                    raise
+                self._failure = error
+                break
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    async def _read_piece(self, most: int) -> bytes:
+        """The bytes of the body that have arrived, at most `most`; none only at the end of the body."""
+        started = monotonic()
+        try:
+            # aiohttp's own timeout begins anew with bytes that are not of the body, as those between its chunks.
+            part = await _within(self._response.content.read(most), SILENCE_S, self._stop)
+        except asyncio.TimeoutError as error:
+            raise Failed(f"no byte came for {SILENCE_S} s") from error
+        if part:
+            self._rate.add(monotonic() - started, len(part))
+        return part
 
     def close(self) -> None:
-        """End the connection."""
-        if not self.closed and hasattr(self, "_response"):
-            self._loop.call_soon_threadsafe(self._response.close)
-        super().close()
+        """End the connection; that of an answer which was read to its end is used again."""
+        self._loop.call_soon_threadsafe(self._response.close)
 
 
 class _Rate:
@@ -238,39 +307,30 @@ class _Rate:
         )
 
 
-async def _read_once(file_system: Any, url: str, name: str, span: Span | None, most: int, stop: Event) -> bytes:
-    response = await _ask(file_system, url, span)
+async def _within(waiting: Coroutine[Any, Any, T], seconds: float, stop: Event) -> T:
+    """The result of a coroutine; asyncio.TimeoutError after so many seconds, Interrupted when `stop` is set."""
+    task, until = asyncio.ensure_future(waiting), monotonic() + seconds
     try:
-        whole = span is None or response.status == 200
-        limit = most if span is None else span.size if whole else span.end - span.start
-        try:
-            body = _read_body(response, limit + 1, _Rate(name), stop)  # one byte more shows a body that is too long
-            data = await asyncio.wait_for(body, None if span else WHOLE_S + most / 1e6)
-        except asyncio.TimeoutError as error:
-            raise Failed(f"the answer did not end within {WHOLE_S + most / 1e6:,.0f} s") from error
-        if len(data) > limit:
-            why = _CHANGED if span else "is it what mmdata wrote?"
-            raise WrongAnswer(f"the answer goes on after the {limit:,} bytes that it may have; {why}")
-        if span and len(data) < limit:
-            raise Failed(f"the answer ended after {len(data):,} of {limit:,} bytes")
-        return data[span.start :] if span and whole else data
+        while not task.done():
+            if stop.is_set():
+                raise Interrupted
+            if (left := until - monotonic()) <= 0:
+                raise asyncio.TimeoutError
+            await asyncio.wait({task}, timeout=min(left, STOP_S))
+        return task.result()
     finally:
-        response.close()  # a response that was read to its end has returned its connection already
+        task.cancel()
 
 
-async def _ask(file_system: Any, url: str, span: Span | None, start: int = 0) -> ClientResponse:
-    """The response to a request: headers checked, body not read yet. Without a span, all bytes from `start` on."""
+async def _respond(file_system: Any, url: str, start: int, stop: Event) -> ClientResponse:
+    """The response to a request for all bytes from `start` on: headers checked, body not read yet."""
     from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
 
-    headers = {"Accept-Encoding": "identity"}
-    if span:
-        headers["Range"] = f"bytes={span.start}-{span.end - 1}"
-    elif start:
-        headers["Range"] = f"bytes={start}-"
+    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
     session = await file_system.set_session()
     request = session.get(file_system.encode_url(url), headers=headers, max_redirects=MAX_REDIRECTS)
     try:
-        response = await asyncio.wait_for(request, ANSWER_S)
+        response: ClientResponse = await _within(request, ANSWER_S, stop)
     except TooManyRedirects as error:
         raise WrongAnswer(f"the server redirects in a circle, or more than {MAX_REDIRECTS} times") from error
     except (InvalidURL, NonHttpUrlClientError) as error:
@@ -278,21 +338,21 @@ async def _ask(file_system: Any, url: str, span: Span | None, start: int = 0) ->
     except asyncio.TimeoutError as error:
         raise Failed(str(error) or f"no answer for {ANSWER_S} s") from error
     try:
-        _check_answer(response, span, ranges=span is not None or start > 0)
+        _check_is_file(response, (200, 206) if start else (200,))
     except BaseException:
         response.close()
         raise
     return response
 
 
-def _check_answer(response: ClientResponse, span: Span | None, *, ranges: bool) -> None:
+def _check_is_file(response: ClientResponse, statuses: tuple[int, ...]) -> None:
     """Raise if status or headers say that the body is not the file."""
     status, headers = response.status, response.headers
     if status == 404:
         raise FileNotFoundError("no such file")
     if status >= 400:
         raise Failed(f"status {status} {response.reason or ''}".rstrip(), status)
-    if status not in ((200, 206) if ranges else (200,)):
+    if status not in statuses:
         raise WrongAnswer(f"the server answered with status {status}")
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -305,71 +365,3 @@ def _check_answer(response: ClientResponse, span: Span | None, *, ranges: bool) 
             f"the server answered with a page of HTML (status {status}), as for a login or an error; open the URL in a "
             "browser, and see whether it needs credentials"
         )
-    if span:
-        _check_size(response, span)
-
-
-def _check_size(response: ClientResponse, span: Span) -> None:
-    """Raise if the headers say that the file has another size, or that the body is another part of it."""
-    length = response.content_length  # None: the server does not say
-    if response.status == 200:
-        if length not in (None, span.size):
-            raise WrongAnswer(
-                f"the server sends {length:,} bytes of type {response.content_type}, and {span.size:,} were indexed: "
-                f"another answer than the file, or {_CHANGED}"
-            )
-        return
-    given = response.headers.get("Content-Range", "")
-    match = _RANGE.fullmatch(given.strip())
-    if match and match[3] != "*" and (size := int(match[3])) != span.size:
-        if size < span.size:
-            raise WrongAnswer(f"ends before byte {size}: shorter than indexed; upload it again, or index it anew")
-        raise WrongAnswer(f"has {size:,} bytes, and {span.size:,} were indexed: {_CHANGED}")
-    asked = span.end - span.start
-    if not match or (int(match[1]), int(match[2])) != (span.start, span.end - 1) or length not in (None, asked):
-        raise WrongAnswer(
-            f"bytes {span.start} to {span.end - 1} were asked for, and the server answered with Content-Range "
-            f"'{given}' and {_of_bytes(length)}"
-        )
-
-
-def _of_bytes(length: int | None) -> str:
-    """A Content-Length for messages."""
-    return "an unknown number of bytes" if length is None else f"{length:,} bytes"
-
-
-async def _skip(response: ClientResponse, size: int, rate: _Rate) -> None:
-    """Read and drop bytes of a body."""
-    while size:
-        data = await _read_body(response, min(size, _PIECE), rate, Event())
-        if not data:
-            raise Failed("the answer ended before the byte from which the reading goes on")
-        size -= len(data)
-
-
-async def _read_body(response: ClientResponse, size: int, rate: _Rate, stop: Event) -> bytes:
-    """The next `size` bytes of a body; fewer only at the end of the body."""
-    parts: list[bytes] = []
-    left = size
-    while left:
-        part = await _read_piece(response, left, rate)
-        if not part:
-            break
-        parts.append(part)
-        left -= len(part)
-        if stop.is_set():
-            raise Interrupted
-    return b"".join(parts)
-
-
-async def _read_piece(response: ClientResponse, most: int, rate: _Rate) -> bytes:
-    """The bytes of a body that have arrived, at most `most`; none only at the end of the body."""
-    started = monotonic()
-    try:
-        # aiohttp's own timeout begins anew with bytes that are not of the body, as those between its chunks.
-        part = await asyncio.wait_for(response.content.read(min(most, _PIECE)), SILENCE_S)
-    except asyncio.TimeoutError as error:
-        raise Failed(f"no byte came for {SILENCE_S} s") from error
-    if part:
-        rate.add(monotonic() - started, len(part))
-    return part

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mmdata.errors import DataError
+
+MANIFEST_NAME = "manifest.json"
+INNER_NAME = "__mmdata__"
+"""The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
+INNER = f"{INNER_NAME}/"
 
 _PLAIN_NAME = re.compile(r"[^/\\\0:]+")
 
@@ -19,7 +24,7 @@ class ListedShard:
         bytes, sha256: of the tar.
         rows: samples in the index.
         index, index_sha256: file name, in the folder of manifest.json, and hash of the shard's index file.
-        index_xxh3: `fast_hash` of the index file; 0 in a manifest of version 2.
+        index_xxh3: `fast_hash` of the index file.
         captions: captions of all rows: one or more a row, or 0 in a corpus of labels only.
         labels: rows that have a label.
     """
@@ -30,9 +35,9 @@ class ListedShard:
     rows: int
     index: str
     index_sha256: str
+    index_xxh3: int
     captions: int
     labels: int
-    index_xxh3: int = field(default=0, compare=False, kw_only=True)
 
 
 def check_plain_name(name: str, where: str) -> None:

@@ -1,5 +1,5 @@
-"""Tables and their rows beside those of an index: columns come to a sample by its key, and no shard is rewritten.
+"""Columns of tables beside the rows of an index, and conditions on them; no shard is rewritten.
 
-A table is one or more files (Parquet, CSV, TSV) with a column of keys, in any order. It is matched with an index once:
-the result says for each row of the index which row of the table belongs to it, or that none does.
+A table is one or more files (Parquet, CSV, TSV) with a column of keys, in any order. `mmdata join` matches it with an
+index once, and writes its columns in the order of the rows. All others read what was written.
 """

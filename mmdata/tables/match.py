@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError
 from mmdata.index.index import Index
-from mmdata.tables.table import compute
+from mmdata.tables.arrow_values import compute
 
 logger = logging.getLogger("mmdata")
 
@@ -23,6 +24,7 @@ LOOKED_ROWS = 1024
 """Rows among which a key is looked for that messages name: others may have none."""
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 def first_twice(keys: Any) -> tuple[int, int] | None:
@@ -36,84 +38,86 @@ def first_twice(keys: Any) -> tuple[int, int] | None:
     return rows[0], rows[1]
 
 
-def match(
-    keys: Any, index: Index, keys_of: Callable[[int], Any] | None = None, *, shards: tuple[int, int] | None = None
-) -> Ints:
-    """The place of each row's key among `keys`, -1 where it is not there: int64 (len(index),).
+@dataclass(frozen=True)
+class OtherKeys:
+    """The keys of what is joined with an index.
+
+    Attributes:
+        texts: Arrow texts (n,), no two equal.
+        of: name of the setting, for messages.
+        where: the files that hold them, likewise.
+        what: "the table", or another word for the files.
+        hint: what may be wrong with them.
+    """
+
+    texts: Any
+    of: str
+    where: str
+    what: str
+    hint: str = ""
+
+
+def match(keys: OtherKeys, index: Index, keys_of: Callable[[int], Any], *, shards: tuple[int, int]) -> Ints:
+    """The place of the key of each row of some shards among the others, -1 where it is not there: int64 (rows,).
 
     Args:
-        keys: Arrow texts (n,), no two equal.
+        keys: of what is joined.
         index: of the rows.
-        keys_of: gives the keys of a shard's rows, Arrow texts, null where a row has none; None: those of the index.
-        shards: first shard, and the shard after the last; rows of others are not matched. None: all shards.
+        keys_of: gives the keys of a shard's rows, Arrow texts, null where a row has none.
+        shards: first shard, and the shard after the last.
+
+    Raises:
+        ConfigError: no row has one of the keys.
     """
-    found = np.full(len(index), -1, np.int64)
-    known = keys.combine_chunks()
-    begin, last = shards or (0, index.num_shards)
+    starts, (begin, last) = index.starts, shards
+    first_row, first_key = starts[begin], None
+    found = np.full(int(starts[last] - first_row), -1, np.int64)
+    known = keys.texts.combine_chunks()
     index.fetch_columns(np.arange(begin, last))
     while begin < last:
-        end = int(np.searchsorted(index.starts, index.starts[begin] + MATCH_ROWS, side="right")) - 1
+        end = int(np.searchsorted(starts, starts[begin] + MATCH_ROWS, side="right")) - 1
         end = min(max(end, begin + 1), last)
-        own = [(keys_of or _keys_of(index))(shard) for shard in range(begin, end)]
-        texts = pa.chunked_array([one.cast(pa.large_string()) for one in own])
+        texts = pa.chunked_array([keys_of(shard).cast(pa.large_string()) for shard in range(begin, end)])
         rows = compute.index_in(texts, value_set=known, skip_nulls=True)
-        found[index.starts[begin] : index.starts[end]] = rows.fill_null(-1).to_numpy()
+        found[starts[begin] - first_row : starts[end] - first_row] = rows.fill_null(-1).to_numpy()
+        first_key = first_key or _first(texts)
         begin = end
+    if len(found) and not (found >= 0).any():
+        raise ConfigError(
+            f"{_said(keys.of, keys.where, len(found), len(found))}: keys are like '{first_key}', and those of "
+            f"{keys.what} like '{_first(known)}'{keys.hint}"
+        )
     return found
 
 
-def check_missing(
-    found: Ints,
-    policy: str,
-    keys: Any,
-    index: Index,
-    *,
-    of: str,
-    where: str,
-    what: str,
-    keys_of: Callable[[int], Any] | None = None,
-) -> None:
-    """Warn of rows whose key is not there.
+def check_missing(is_missing: Bools, num_rows: int, policy: str, index: Index, *, of: str, where: str) -> None:
+    """Warn of rows that what is joined does not have.
 
     Args:
-        found: of `match`.
+        is_missing: bool (len(index),).
+        num_rows: how many rows it is for.
         policy: "error" refuses such rows.
-        keys, index, keys_of: as for `match`.
+        index: of the rows.
         of: name of the setting, for messages.
-        where: the files that hold the keys, for messages.
-        what: "the table", or another word for them.
+        where: the joined files, likewise.
 
     Raises:
-        ConfigError: no row is there, or rows are missing and that is an error.
+        ConfigError: rows are missing, and that is an error.
     """
-    missing = int((found < 0).sum())
-    if not missing:
+    if not (missing := int(np.count_nonzero(is_missing))):
         return
-    shards, local = index.locate(np.flatnonzero(found < 0)[:LOOKED_ROWS])
-    of_rows = (
-        (keys_of or _keys_of(index))(shard)[place].as_py()
-        for shard, place in zip(shards.tolist(), local.tolist(), strict=True)
-    )
-    known = next((key for key in of_rows if key is not None), None)
-    first = "rows without a key (null)" if known is None else f"'{known}'"
-    words = f"{of}: {missing:,} of {len(index):,} rows have no row in {where}"
-    if missing == len(index):
-        like = next((key for key in keys.to_pylist() if key is not None), "none")
-        raise ConfigError(f"{words}: keys are like {first}, and those of {what} like '{like}'")
+    said = _said(of, where, missing, num_rows)
     if policy == "error":
-        raise ConfigError(f"{words}, such as {first}; leave them out (missing: mask) or keep them (missing: keep)")
-    logger.warning("%s", words)
-
-
-def _keys_of(index: Index) -> Callable[[int], Any]:
-    return lambda shard: index.shard(shard).keys
+        first = index.keys(np.flatnonzero(is_missing)[:1])[0]
+        raise ConfigError(f"{said}, such as '{first}'; leave them out (missing: mask) or keep them (missing: keep)")
+    logger.warning("%s", said)
 
 
 def warn_of_shared_keys(found: Ints, index: Index, *, of: str, what: str) -> None:
     """Warn where rows of several datasets get the same row of what is joined: `mmdata convert` numbers keys from 0.
 
     Args:
-        found: of `match`.
+        found: of `match`, for all rows.
         index: of one dataset or more.
         of: name of the setting, for the message.
         what: the table, or another word for it.
@@ -133,3 +137,12 @@ def warn_of_shared_keys(found: Ints, index: Index, *, of: str, what: str) -> Non
                 what,
             )
         taken[places] = True
+
+
+def _said(of: str, where: str, missing: int, num_rows: int) -> str:
+    return f"{of}: {missing:,} of {num_rows:,} rows have no row in {where}"
+
+
+def _first(keys: Any) -> str | None:
+    """The first key that is not null."""
+    return next((key for key in keys.slice(0, LOOKED_ROWS).to_pylist() if key is not None), None)

@@ -12,7 +12,7 @@ from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.recognize import wide_encoding
 from mmdata.safe_read import check_exists, open_regular, read_regular
 from mmdata.tables.table import SUFFIXES as SUFFIXES_OF_TABLES
-from mmdata.tables.table import Table, not_utf8
+from mmdata.tables.table import KeyedTable, not_utf8
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -39,7 +39,7 @@ def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
     """
     path = Path(file)
     if path.suffix.lower() in SUFFIXES_OF_TABLES:
-        return Table([file], of=of, key=column, setting="column").keys().drop_null().to_pylist()
+        return KeyedTable([file], of=of, key=column, setting="column").keys().drop_null().to_pylist()
     check_exists(path, of)
     if column is not None:
         raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")

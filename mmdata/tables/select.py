@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
@@ -17,10 +18,10 @@ from mmdata.config.data import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index
-from mmdata.tables.condition import parse_expression
-from mmdata.tables.index_columns import column_of, kinds_of, types_of, warn_of_hidden
-from mmdata.tables.joined import Joined
-from mmdata.tables.joined_table import JoinedTable
+from mmdata.tables.arrow_values import compute
+from mmdata.tables.condition import parse_condition
+from mmdata.tables.joined import Joined, JoinedTable
+from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.row_files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
 from mmdata.tables.selection import Selection
 
@@ -33,19 +34,27 @@ UID = "uid"
 """Column of a joined table that DataComp's uids are compared with, in place of the keys."""
 
 
-class Texts(NamedTuple):
-    """Keys of rows, or texts of a column.
+@dataclass(frozen=True)
+class WantedKeys:
+    """Keys that a filter looks for.
 
     Attributes:
-        name: in messages.
-        of_shard: gives those of a shard's rows; None where a row has none.
+        keys: distinct, Arrow texts.
+        among: what they are looked for among, for messages.
+        of_shard: gives these of a shard's rows, Arrow texts; null where a row has none.
     """
 
-    name: str
-    of_shard: Callable[[int], Sequence[str | None]]
+    keys: Any
+    among: str
+    of_shard: Callable[[int], Any]
+
+    def mask(self, shard: int) -> Bools:
+        """The rows of a shard that have one of the keys."""
+        texts = self.of_shard(shard).cast(pa.large_string())
+        return compute.is_in(texts, value_set=self.keys, skip_nulls=True).to_numpy(zero_copy_only=False)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Filter:
     """Lets some rows of some shards pass.
 
@@ -54,16 +63,14 @@ class Filter:
         shards: first shard, and the shard after the last; rows of others are not asked for, and pass.
         mask: gives the rows of a shard that pass, bool (rows of the shard,); called for rising shards.
         reads_index: whether it reads the shard's index file.
-        keys: that it looks for; empty if it does not.
-        texts: among which it looks for them; None: it does not.
+        wanted: the keys that it looks for; None: it looks for none.
     """
 
     name: str
     shards: tuple[int, int]
     mask: Callable[[int], Bools]
     reads_index: bool = True
-    keys: frozenset[str] = frozenset()
-    texts: Texts | None = None
+    wanted: WantedKeys | None = None
 
 
 def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | None = None) -> Selection | None:
@@ -73,7 +80,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
         data: settings.
         index: of the shards.
         starts: first row of each shard, then the number of rows; may end before the index does (`data.max_rows`).
-        joined: the tables of `data.join`; None: they are read here.
+        joined: what `data.join` names; None: it is opened here.
 
     Raises:
         ConfigError: a file or a condition is wrong; or they leave no row, or none to evaluate on.
@@ -151,28 +158,14 @@ def filters_of(data: DataConfig, index: Index, joined: Joined | None) -> Iterato
 
 def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
     if isinstance(select, str) and not is_file(select):
-        if _is_a_path(select):
-            raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
-        kinds, lines = kinds_of(index, joined), partial(read_lines, of=of)
-        expression = parse_expression(select, kinds, of=of, lines=lines, types=types_of(joined))
-        warn_of_hidden(expression.names, joined, of=of)
-
-        def of_columns(shard: int) -> Bools:
-            columns = {name: column_of(index, joined, shard, name) for name in expression.names}
-            return expression(columns, int(index.starts[shard + 1] - index.starts[shard]))
-
-        return Filter(f"{of} {select}", shards, of_columns)
+        return _of_condition(select, index, joined, shards, of=of)
     file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
     name = f"{of} {Path(file).name}" + (f" column {column}" if column else "")
-    keys = Texts("keys of the index", partial(_keys_of, index))
     if not file.lower().endswith(".npy"):
-        return _of_keys(read_lines(file, column, of=of), keys, shards, name)
+        return _of_keys(read_lines(file, column, of=of), index, None, shards, name)
     array = NpyFile(file, of=of)
     if has_uids(array.dtype):
-        if UID in joined.names():
-            table = joined.table_of(UID)
-            keys = Texts(f"uids of {table}", partial(_uids_of_rows, table))
-        return _of_keys(uids_of(array), keys, shards, name)
+        return _of_keys(uids_of(array), index, joined.table_of(UID) if UID in joined.types else None, shards, name)
     first_row = int(index.starts[shards[0]])
     num_rows = int(index.starts[shards[1]]) - first_row
     if array.dtype == np.bool_:
@@ -183,21 +176,55 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
             )
         bounds = index.starts - first_row
         return Filter(name, shards, lambda shard: array.read(*bounds[shard : shard + 2].tolist()), reads_index=False)
+    rows = _row_numbers(array, num_rows, where=f"{of}: '{file}'")
+    return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
+
+
+def _of_condition(select: str, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
+    if _is_a_path(select):
+        raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
+    columns = RowColumns(index, joined)
+    condition = parse_condition(select, columns.types, of=of, lines=partial(read_lines, of=of))
+    columns.warn_of_hidden(condition.names, of=of)
+
+    def mask(shard: int) -> Bools:
+        values = {name: columns.of_shard(shard, name) for name in condition.names}
+        return condition(values, int(index.starts[shard + 1] - index.starts[shard]))
+
+    return Filter(f"{of} {select}", shards, mask)
+
+
+def _of_keys(
+    keys: Sequence[str], index: Index, table: JoinedTable | None, shards: tuple[int, int], name: str
+) -> Filter:
+    """Looks for keys of the index; or, of a table, for uids."""
+    if not keys:
+        raise ConfigError(f"{name}: the file has no keys")
+    texts = pa.array(keys, pa.large_string()).unique()
+    if table is None:
+        wanted = WantedKeys(texts, "keys of the index", lambda shard: index.shard(shard).keys)
+    else:
+        wanted = WantedKeys(texts, f"uids of {table}", partial(table.of_shard, name=UID))
+    return Filter(name, shards, wanted.mask, wanted=wanted)
+
+
+def _row_numbers(array: NpyFile, num_rows: int, *, where: str) -> Ints:
+    """The rows that a file names, in rising order."""
     if array.dtype.kind not in "iu":
         raise ConfigError(
-            f"{of}: '{file}' is an array of {array.dtype}; known are bool (a mask), whole numbers (rows) and two u8 "
+            f"{where} is an array of {array.dtype}; known are bool (a mask), whole numbers (rows) and two u8 "
             "(DataComp's uids)"
         )
     given = array.read(0, len(array)).astype(np.int64)
     if len(given) == num_rows and not (given >> 1).any():
-        raise ConfigError(f"{of}: '{file}' has a 0 or 1 for each row, which looks like a mask: save it as bool")
+        raise ConfigError(f"{where} has a 0 or 1 for each row, which looks like a mask: save it as bool")
     rows, counts = np.unique(given, return_counts=True)
     if (counts > 1).any():
-        raise ConfigError(f"{of}: '{file}': row {int(rows[counts.argmax()]):,} comes {counts.max():,} times")
+        raise ConfigError(f"{where}: row {int(rows[counts.argmax()]):,} comes {counts.max():,} times")
     if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
         wrong = int(rows[0] if rows[0] < 0 else rows[-1])
-        raise ConfigError(f"{of}: '{file}': row {wrong:,}, and the index has rows 0 to {num_rows - 1:,}")
-    return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
+        raise ConfigError(f"{where}: row {wrong:,}, and the index has rows 0 to {num_rows - 1:,}")
+    return rows
 
 
 def _is_a_path(text: str) -> bool:
@@ -207,31 +234,11 @@ def _is_a_path(text: str) -> bool:
         return False
 
 
-def _keys_of(index: Index, shard: int) -> list[str]:
-    return index.shard(shard).keys.to_pylist()
-
-
-def _uids_of_rows(table: JoinedTable, shard: int) -> list[str | None]:
-    return table.of_shard(shard, UID).tolist()
-
-
 def _rows_of_shard(rows: Ints, starts: Ints, shard: int) -> Bools:
     first, last = starts[shard : shard + 2].tolist()
     found = np.zeros(last - first, np.bool_)
     found[rows[slice(*np.searchsorted(rows, [first, last]).tolist())] - first] = True
     return found
-
-
-def _of_keys(keys: Sequence[str], texts: Texts, shards: tuple[int, int], name: str) -> Filter:
-    wanted = frozenset(keys)
-    if not wanted:
-        raise ConfigError(f"{name}: the file has no keys")
-
-    def mask(shard: int) -> Bools:
-        found = texts.of_shard(shard)
-        return np.fromiter((key in wanted for key in found), np.bool_, len(found))
-
-    return Filter(name, shards, mask, keys=wanted, texts=texts)
 
 
 def below_share(index: Index, shard: int, share: float) -> Bools:
@@ -245,21 +252,21 @@ def below_share(index: Index, shard: int, share: float) -> Bools:
 
 def _check_found(rule: Filter, found: int, index: Index) -> None:
     """Raise ConfigError if a filter lets no row pass; log how many keys were not found."""
-    if not found and rule.texts is not None:
-        first = next((text for text in rule.texts.of_shard(rule.shards[0]) if text is not None), None)
-        known = f", and {rule.texts.name} are like {excerpt(first)}" if first is not None else ""
-        raise ConfigError(
-            f"{rule.name}: no row has one of its {len(rule.keys):,} keys: they are like "
-            f"{excerpt(min(rule.keys))}{known}"
-        )
+    wanted, of_one = rule.wanted, rule.name.startswith("data.shards.")
+    if not found and wanted is not None:
+        first = next((text for text in wanted.of_shard(rule.shards[0]).to_pylist() if text is not None), None)
+        known = f", and {wanted.among} are like {excerpt(first)}" if first is not None else ""
+        like = excerpt(compute.min(wanted.keys).as_py())
+        raise ConfigError(f"{rule.name}: no row has one of its {len(wanted.keys):,} keys: they are like {like}{known}")
     if not found:
-        of_one = rule.name.startswith("data.shards.")
         remedy = "; leave that dataset out, or select more" if of_one and len(index.sources) > 1 else ""
         raise ConfigError(f"{rule.name}: selects no row{remedy}")
-    if rule.keys and found == int(np.diff(index.starts[list(rule.shards)])[0]):
-        logger.warning("%s: every row has one of its %s keys, so all are selected", rule.name, f"{len(rule.keys):,}")
-    if found < len(rule.keys):
-        logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(rule.keys), found)
+    if wanted is None:
+        return
+    if found == int(np.diff(index.starts[list(rule.shards)])[0]):
+        logger.warning("%s: every row has one of its %s keys, so all are selected", rule.name, f"{len(wanted.keys):,}")
+    if found < len(wanted.keys):
+        logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(wanted.keys), found)
 
 
 def _check_selected(index: Index, selection: Selection, filters: Sequence[Filter]) -> None:

@@ -4,72 +4,78 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from functools import partial
 from threading import Event
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from mmdata.config.data import JoinConfig
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
-from mmdata.hashing import fast_hash
 from mmdata.index.index import Index
 from mmdata.index.keys_index import KeysIndex
 from mmdata.index.member_hashes import hash_member
 from mmdata.index.sample_members import ShardFile, find_members
+from mmdata.index.side import SideFile, SideFiles, side_name
 from mmdata.index.store import OpenShard, OpenShards
 from mmdata.safe_read import open_regular
-from mmdata.tables.captions import TableCaptions
-from mmdata.tables.match import check_missing, match, warn_of_shared_keys
-from mmdata.tables.place import name_of_words
-from mmdata.tables.stored import Arrays, Keep, Store, make_anew
+from mmdata.tables.captions import TableCaptions, cleaned
+from mmdata.tables.match import OtherKeys, check_missing, match, warn_of_shared_keys
+from mmdata.tables.table import take_rows
 from mmdata.tars.tar import Member, split_name
 
-CAPTIONS_VERSION = 1
-"""Of what is kept of captions; raise it when captions are cleaned in another way."""
+VERSION = 1
+"""Of the side files; raise it when their content changes, or when captions are cleaned in another way."""
 
 
 class JoinedShards:
     """Tars, and their sample for each row of an index. Safe to share between threads.
 
     Args:
-        folder: of their index.
-        missing: see `JoinConfig.missing`.
+        settings: of the tars.
         index: whose rows get the members.
+        sides: the side files of the index.
         of: name of the setting, for messages.
         keys: gives the keys of a shard's rows in these tars, Arrow texts; None: the rows' own.
-        store: keeps what is made of their captions; None: nothing is kept.
 
     Attributes:
-        folder, missing, of: as given.
+        folder, missing: of the settings.
+        of: as given.
         leaves_out: whether rows that the tars do not have are not loaded.
+        num_found: how many rows of the index the tars have.
+        path: of the file that says which.
         open_shards: the tars that stay open.
 
     Raises:
-        ConfigError: no row of the index has one of the keys, or rows without one are an error.
-        DataError: there is no index, or it is damaged.
+        ConfigError: the tars are not joined; no row of the index has one of the keys, or rows without one are an error.
+        DataError: there is no index of the tars, or it is damaged.
     """
 
     def __init__(
         self,
-        folder: str,
-        missing: Literal["keep", "mask", "error"],
+        settings: JoinConfig,
         index: Index,
+        sides: SideFiles,
         *,
         of: str,
         keys: Callable[[int], Any] | None = None,
-        store: Store | None = None,
     ) -> None:
-        self.of = of
-        self._store, self._fingerprint = store, index.fingerprint
-        self.missing: Literal["keep", "mask", "error"] = missing
-        self.leaves_out = missing == "mask"
-        known = KeysIndex.read(folder, of=of)
-        found = match(known.keys, index, keys)
-        check_missing(found, missing, known.keys, index, of=of, where=f"'{folder}'", what="its samples", keys_of=keys)
-        warn_of_shared_keys(found, index, of=of, what="the tars")
-        self.folder, self._known, self._firsts = folder, known, known.firsts
-        self._samples = found  # (num_rows,), the sample of each row, -1 where there is none
-        self._first_rows = index.starts
+        assert settings.shards is not None, "it is no table"
+        self.of, self.folder = of, settings.shards
+        self.missing: Literal["keep", "mask", "error"] = settings.missing
+        self.leaves_out = settings.missing == "mask"
+        self._known = KeysIndex.read(self.folder, of=of)
+        self._firsts, self._first_rows, self._sides = self._known.firsts, index.starts, sides
+        self._made_of = {"version": VERSION, "samples": self._known.checksum, "key": settings.key}
+        self._name = side_name(self.folder, os.path.abspath(self.folder), settings.key)
+        found = self._side("rows", partial(self._match, index, keys or (lambda shard: index.shard(shard).keys)))
+        self.path = found.path
+        # (num_rows,), the sample of each row, -1 where there is none
+        self._samples: NDArray[np.int64] = found.array("sample").to_numpy()
+        self.num_found = int(np.count_nonzero(self._samples >= 0))
+        check_missing(self._samples < 0, len(index), self.missing, index, of=of, where=str(self))
         self.open_shards = OpenShards()
 
     def __str__(self) -> str:
@@ -90,8 +96,12 @@ class JoinedShards:
 
     def captions(self, name: str, *, of: str) -> TableCaptions:
         """The captions of a member, one of `caption_names`; `of`: name of the setting, for messages."""
-        column = self._known.captions_of(name, of=of)
-        return TableCaptions(column, self._samples, place=self._place_of_sample, of=of, keep=self._keep(name))
+        samples = self._samples
+
+        def make() -> Any:
+            return cleaned(take_rows(self._known.captions_of(name, of=of), samples), place=self.place, of=of)
+
+        return TableCaptions(partial(self._side, member=name), make)
 
     def members(self, row: int, wanted: Collection[str], stop: Event) -> dict[str, Member]:
         """Members of a row's sample by extension: all of them, or some with the wanted ones.
@@ -141,24 +151,23 @@ class JoinedShards:
         if stop is not None and stop.is_set():
             raise Interrupted(self._known.tars[shard].name)
         data = self._opened(shard).read(offset, size)
-        if offset < 0 or data is None or len(data) != size:
+        if offset < 0 or len(data) != size:
             raise DataError(
                 f"shard '{self._known.path(shard)}': bytes {offset} to {offset + size} asked; {self._known.remedy}"
             )
         return data
 
-    def _keep(self, name: str) -> Keep:
-        """Keeps arrays that are made of the captions of a member, beside the index of the rows."""
-        if (store := self._store) is None:
-            return make_anew
-        which = [self._fingerprint, str(self._known.checksum), str(fast_hash(self._samples.tobytes()))]
-        made_of = {"version": CAPTIONS_VERSION, "member": name, "of": which}
-        words = name_of_words(self.folder, [os.path.abspath(self.folder), name])
+    def _side(self, kind: str, make: Callable[[], Any], member: str | None = None) -> SideFile:
+        """The side file of some kind that is made of the tars' samples, or of the captions of a member."""
+        name = self._name if member is None else side_name(self.folder, os.path.abspath(self.folder), member)
+        what = f"{self.of}: {self}" if member is None else f"{self.of}: the captions of {member} in {self}"
+        return self._sides.get(f"{name}.{kind}", {**self._made_of, "member": member}, make, what=what)
 
-        def keep(what: str, make: Callable[[], Arrays]) -> Arrays:
-            return store.get(f"{words}.{what}", lambda found: found == made_of, lambda: (made_of, make())).arrays
-
-        return keep
+    def _match(self, index: Index, keys_of: Callable[[int], Any]) -> Any:
+        other = OtherKeys(self._known.keys, self.of, str(self), "its samples")
+        found = match(other, index, keys_of, shards=(0, index.num_shards))
+        warn_of_shared_keys(found, index, of=self.of, what="the tars")
+        return pa.table({"sample": found})
 
     def _locate(self, row: int) -> tuple[int, int]:
         """Number of a row's sample, and of its tar; -1 and any tar if the row has none."""

@@ -9,21 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
+from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.nearest import meant
 from mmdata.recognize import wide_encoding
 from mmdata.safe_read import check_exists, check_regular
-from mmdata.tables.dates import date_kind, iso_texts
-from mmdata.tables.digests import digests_of
+from mmdata.tables.arrow_values import date_kind, iso_texts
 from mmdata.tars.braces import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
-compute: Any = pyarrow.compute  # pyarrow's functions have no types
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 KEY_COLUMNS = ("key", "uid")
 """The column that holds keys, if none is named: the first of these that a table has."""
@@ -34,7 +33,7 @@ def in_condition(name: str) -> str:
     return name if name.isidentifier() and not keyword.iskeyword(name) else f"`{name}`"
 
 
-class Table:
+class KeyedTable:
     """Columns by name, read when they are asked for.
 
     Args:
@@ -44,7 +43,6 @@ class Table:
         setting: in which `key` was given, for messages.
 
     Attributes:
-        words: paths and patterns, as given.
         files: the paths, in order.
         names: of the columns.
         types: Arrow's type of each; of text files as their first rows have it.
@@ -57,8 +55,7 @@ class Table:
 
     def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, setting: str = "key") -> None:
         self._of, self._setting = of, setting
-        self.words = list(files)
-        self.files = [path for given in files for word in _words(given) for path in self._find(word)]
+        self.files = find_files(files, of=of)
         self.types = self._types(self.files[0])
         self.names = list(self.types)
         for path in self.files[1:]:
@@ -67,7 +64,7 @@ class Table:
         self.key = self._choose_key(key)
 
     def __str__(self) -> str:
-        return f"'{self.files[0]}'" + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
+        return files_in_words(self.files)
 
     def keys(self) -> Any:
         """The keys as texts, an Arrow array (n,); null where a row has none.
@@ -110,14 +107,6 @@ class Table:
             )
         return self._read(name, as_text=False)
 
-    def digests(self, names: Sequence[str]) -> dict[str, str]:
-        """Digests of some columns, and of the layout of the files; see `digests_of`.
-
-        Raises:
-            DataError: a file is damaged.
-        """
-        return self._checked(self.files[0], partial(digests_of, self.files, names))
-
     def place(self, row: int) -> str:
         """File and row of a row of the table, for messages; rows of a file are counted from 0."""
         for path in self.files:
@@ -126,21 +115,6 @@ class Table:
                 return f"'{path}' row {row}"
             row -= count
         raise IndexError(row)
-
-    def _find(self, given: str) -> list[Path]:
-        if "://" in given:
-            raise ConfigError(f"{self._of}: '{given}': a table lies on a disk; download it, and give its path")
-        found = sorted(map(Path, glob.glob(given))) if glob.has_magic(given) else [Path(given)]
-        if not found:
-            raise ConfigError(f"{self._of}: '{given}' matches no file")
-        for path in found:
-            check_exists(path, self._of)
-            if path.suffix.lower() not in SUFFIXES:
-                raise ConfigError(f"{self._of}: '{path}': no table; known are {', '.join(SUFFIXES)}")
-            check_regular(path, "table")
-            if not _is_parquet(path):
-                self._check_encoding(path)
-        return found
 
     def _check_encoding(self, path: Path) -> None:
         """Refuse what spreadsheets call Unicode text, of which pyarrow would read something."""
@@ -162,6 +136,9 @@ class Table:
         return chosen
 
     def _types(self, path: Path) -> dict[str, Any]:
+        if not _is_parquet(path):
+            self._check_encoding(path)
+
         def read() -> tuple[list[str], list[Any]]:
             if _is_parquet(path):
                 schema = pyarrow.parquet.read_schema(path)
@@ -218,6 +195,49 @@ class Table:
             raise DataError(
                 f"{self._of}: '{path}' cannot be read as a table: {excerpt(str(error), 200)}{remedy}"
             ) from error
+
+
+def find_files(given: Sequence[str], *, of: str) -> list[Path]:
+    """The files of a table, in order; none is read.
+
+    Args:
+        given: paths and patterns, see `KeyedTable`.
+        of: name of the setting, for messages.
+
+    Raises:
+        ConfigError: no such file, or one of another kind.
+        DataError: it is no regular file.
+    """
+    return [path for one in given for word in _words(one) for path in _find(word, of)]
+
+
+def _find(given: str, of: str) -> list[Path]:
+    if "://" in given:
+        raise ConfigError(f"{of}: '{given}': a table lies on a disk; download it, and give its path")
+    found = sorted(map(Path, glob.glob(given))) if glob.has_magic(given) else [Path(given)]
+    if not found:
+        raise ConfigError(f"{of}: '{given}' matches no file")
+    for path in found:
+        check_exists(path, of)
+        if path.suffix.lower() not in SUFFIXES:
+            raise ConfigError(f"{of}: '{path}': no table; known are {', '.join(SUFFIXES)}")
+        check_regular(path, "table")
+    return found
+
+
+def files_in_words(files: Sequence[Path]) -> str:
+    """'scores.parquet', or 'part-0.parquet' and 9 more."""
+    return f"'{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
+def take_rows(column: Any, rows: NDArray[np.int64]) -> Any:
+    """The values of n rows of a column as one Arrow array, of more than 2 GB, too; null where the row is -1."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        column = column.cast(pa.large_string())
+    elif pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+        column = column.cast(pa.large_list(pa.large_string()))
+    return column.take(pa.array(rows, mask=rows < 0)).combine_chunks()
 
 
 def not_utf8(path: Path, encoding: str) -> str:

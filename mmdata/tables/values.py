@@ -2,68 +2,49 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError
-from mmdata.tables.dates import date_kind, iso_texts
-from mmdata.tables.stored import Arrays, Keep, make_anew
-from mmdata.tables.table import compute, in_condition
+from mmdata.tables.arrow_values import compute, date_kind, iso_texts
+from mmdata.tables.table import in_condition
 
 Array = NDArray[Any]
 
 _KNOWN = "numbers, vectors of floats, texts and dates"
 
-CHUNK = 2**14
-"""Rows that are fingerprinted at a time."""
 
-
-class Values:
+class ColumnValues:
     """Numbers, vectors of one length, or texts; dates are texts, see `iso_texts`.
 
     A row without a value has NaN in a column of floats (also in each place of a vector), and "" in one of texts. Whole
     numbers and bool have no such word, so all rows that are loaded must have one (`check`); padding is 0 or False.
 
     Args:
-        column: an Arrow array (n,).
-        table_rows: int64 (num_rows,), the row of the column for each row of the index, -1 where there is none.
+        column: an Arrow array (rows of the index,).
+        fingerprint: equal for equal values.
         name: of the column, for messages.
         of: name of the setting, for messages.
-        keep: keeps the fingerprint.
 
     Attributes:
-        fingerprint: equal for equal values of the index's rows, in whatever order the table has them; made when it is
-            first asked for.
+        fingerprint: as given.
 
     Raises:
         ConfigError: values of another type, or vectors of different lengths.
     """
 
-    def __init__(
-        self,
-        column: Any,
-        table_rows: NDArray[np.int64],
-        *,
-        name: str,
-        of: str,
-        keep: Keep = make_anew,
-    ) -> None:
-        self._keep = keep
+    def __init__(self, column: Any, fingerprint: str, *, name: str, of: str) -> None:
+        self.fingerprint = fingerprint
         self._of, self._name = f"{of}: column '{name}'", name
-        self._rows = table_rows
         self._texts: Any = None
         self._numbers: Array = np.empty(0)
-        self._lacks: Array | None = None  # which rows of the table have no value, where there is no word for that
-        self._kept_as = "values"
+        self._lacks: Array | None = None  # which rows have no value, where there is no word for that
         if date_kind(column.type):
-            column, self._kept_as = iso_texts(column), "dates"
+            column = iso_texts(column)
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             self._texts = column.fill_null("")
@@ -82,7 +63,7 @@ class Values:
         """
         if self._lacks is None:
             return
-        if missing := sum(int(self._lacks[self._rows[some]].sum()) for some in rows):
+        if missing := sum(int(self._lacks[some].sum()) for some in rows):
             raise ConfigError(
                 f"{self._of}: {self._numbers.dtype} and {missing:,} rows without a value, for which whole numbers and "
                 "bool have no word: leave those rows out (missing: mask in data.join those that the table does not "
@@ -91,33 +72,16 @@ class Values:
 
     def take(self, rows: NDArray[np.int64]) -> Array | list[str]:
         """Values of n rows of the index, -1 for padding: numbers (n,) or (n, D), or n texts."""
-        found = np.where(rows < 0, -1, self._rows[rows])
         if self._texts is not None:
-            return self._texts.take(pa.array(found, mask=found < 0)).fill_null("").to_pylist()
-        result = self._numbers[found]
-        result[found < 0] = np.nan if result.dtype.kind == "f" else 0
+            return self._texts.take(pa.array(rows, mask=rows < 0)).fill_null("").to_pylist()
+        result = self._numbers[rows]
+        result[rows < 0] = np.nan if result.dtype.kind == "f" else 0
         return result
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """See the class."""
-        return self._keep(self._kept_as, self._make_fingerprint)["fingerprint"].tobytes().decode()
-
-    def _make_fingerprint(self) -> Arrays:
-        digest = xxhash.xxh3_64()
-        for begin in range(0, len(self._rows), CHUNK):
-            values = self.take(np.arange(begin, min(begin + CHUNK, len(self._rows))))
-            if isinstance(values, list):
-                digest.update(json.dumps(values).encode())
-            else:
-                digest.update(f"{values.dtype} {values.shape}".encode())
-                digest.update(np.ascontiguousarray(values).data)
-        return {"fingerprint": np.frombuffer(digest.hexdigest().encode(), np.uint8)}
 
     def _scalars(self, column: Any) -> Array:
         if pa.types.is_floating(column.type):
             return column.fill_null(np.nan).to_numpy(zero_copy_only=False)
-        self._lacks = np.append(column.is_null().to_numpy(zero_copy_only=False), True)  # the last is row -1
+        self._lacks = column.is_null().to_numpy(zero_copy_only=False)
         if pa.types.is_boolean(column.type):
             return column.fill_null(False).to_numpy(zero_copy_only=False)
         return column.fill_null(0).to_numpy().astype(np.int64)

@@ -156,3 +156,8 @@ def decode_text(data: bytes | memoryview) -> str:
         return str(data, "utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
         raise BadSample(Reason.BAD_CAPTION, f"not UTF-8 at byte {error.start}") from error
+
+
+def filled(template: str | None, caption: str) -> str:
+    """A template with a caption in the place of {}; None: the caption."""
+    return caption if template is None else template.replace("{}", caption)

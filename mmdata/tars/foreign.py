@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _holdings(folder: Path) -> str:
     return f"it holds {listed}" + (" and others" if len(kinds) > 3 else "")
 
 
-def guess_members(shards: list[Path]) -> Members:
+def guess_members(shards: Iterable[Path]) -> Members:
     """The members by the first samples, where these have no usual caption and no label.
 
     They are those of the first tar in which a sample can be read: tars before it may be damaged or empty.
@@ -85,16 +86,10 @@ def _guess(path: Path) -> Members | None:
             file.seek(member.offset)
             return file.read(min(member.size, MAX_CAPTION_BYTES + 1))
 
-        return guess_by_samples(SampleReader(read_members(file, name=path.name), name=path.name), read)
+        return _guess_by_samples(SampleReader(read_members(file, name=path.name), name=path.name), read)
 
 
-def guess_by_samples(reader: SampleReader, read: ReadMember) -> Members | None:
-    """The members by the first samples of a tar, which the reader will yield again; None if there is no sample.
-
-    Args:
-        reader: of the tar; its damage is told when the tar is read whole.
-        read: gives the bytes of a text member.
-    """
+def _guess_by_samples(reader: SampleReader, read: ReadMember) -> Members | None:
     samples: list[tuple[list[str], dict[str, Any]]] = []
     for count in range(1, GUESSED_SAMPLES + 1):
         if len(groups := reader.peek(count)) < count:

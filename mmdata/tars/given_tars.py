@@ -1,4 +1,4 @@
-"""The tars that `mmdata verify` and `mmdata repair` are given: tars, folders of tars, brace patterns."""
+"""The tars that `mmdata verify` is given: tars, folders of tars, brace patterns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.safe_read import path_of_url
 from mmdata.tars.braces import expand_braces
 
-GZIPPED = (".tar.gz", ".tgz")
-TAR_ENDS = (".tar", *GZIPPED)
+TAR_ENDS = (".tar", ".tar.gz", ".tgz")
 """Ends of the names that are taken for tars in a folder."""
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images.probe import Limits, probe, sniff
-from mmdata.images.unread import unread_format
 from mmdata.tars.captions import JSON, JSON_KEY, MAX_CAPTION_BYTES, NO_CAPTION, TXT
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.row import Place, Row
@@ -234,14 +233,9 @@ def image_member(group: Group, read: ReadMember, members: Members = USUAL) -> Me
             listed = " or ".join(one.words for one in members.image)
             raise BadSample(Reason.MISSING_IMAGE, f"no {listed} among {', '.join('.' + e for e in group.members)}")
     others = [member for extension, member in group.members.items() if extension not in TEXT_MEMBERS]
-    not_read: list[Member] = []  # images of a format that mmdata does not read: `probe` names it in its error
     for member in named[:1] or others:
         if member.size > MAX_IMAGE_BYTES:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{member.name}': {member.size} bytes")
-        if named or sniff(data := read(member)):
+        if named or sniff(read(member)):
             return member
-        if unread_format(data):
-            not_read.append(member)
-    if not_read:
-        return not_read[0]
     raise BadSample(Reason.MISSING_IMAGE, f"no image among {', '.join('.' + e for e in group.members)}")

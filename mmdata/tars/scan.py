@@ -148,28 +148,6 @@ def scan_file(
         return blocks.read(member.size)
 
     reader = SampleReader(read_members(blocks, name=name), name=name)
-    scan = scan_samples(reader, read, name=name, limits=limits, members=members, step=step)
-    blocks.drain()
-    return scan
-
-
-def scan_samples(
-    reader: SampleReader,
-    read: ReadMember,
-    *,
-    name: str,
-    limits: Limits,
-    members: Members,
-    step: Callable[[int], None],
-) -> Scan:
-    """The samples of a tar that is read once, from front to back; see `scan_shard`.
-
-    Args:
-        reader: of the tar.
-        read: gives the bytes of a member of the sample that came last.
-        name: of the tar, for messages and the quarantine list.
-        limits, members, step: see `scan_shard`.
-    """
     scan = _Scanner(name, limits, members)
     damage: DamagedShard | None = None
     try:
@@ -183,6 +161,7 @@ def scan_samples(
             scan.add(before, read)
         if damaged is not None:
             scan.add_damaged(*damaged, error)
+    blocks.drain()
     return scan.finish(reader.ignored, damage)
 
 

@@ -10,7 +10,6 @@ import html
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,9 +20,10 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.text.tokenizer_names import CLIP, locate_tokenizer
+from mmdata.text.tokenizer_names import CLIP, REMEDY, locate_tokenizer
 
 logger = logging.getLogger("mmdata")
 
@@ -55,19 +55,16 @@ class Tokenizer:
         name: str = "",
         cleaning: str | None = None,
     ) -> None:
-        # Truncation is a state of the backend, so counting and encoding need a backend each.
-        self._counter = tokenizers.Tokenizer.from_str(backend.to_str())
-        self._counter.no_truncation()
-        self._counter.no_padding()
+        self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self.cleaning = cleaning if cleaning == OPEN_CLIP else None
-        self.fingerprint = hashlib.sha256(f"{self._counter.to_str()}{self.cleaning or ''}".encode()).hexdigest()[:16]
-        special = int(self._counter.num_special_tokens_to_add(False))
+        self.fingerprint = hashlib.sha256(f"{self._backend.to_str()}{self.cleaning or ''}".encode()).hexdigest()[:16]
+        special = int(self._backend.num_special_tokens_to_add(False))
         if max_length <= special:
             raise ConfigError(
                 f"max_length {max_length}: {special} special tokens alone are that long; set data.max_length"
             )
-        self._encoder = tokenizers.Tokenizer.from_str(self._counter.to_str())
-        self._encoder.enable_truncation(max_length)
         self.max_length = max_length
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         self.pad_id = pad_id
@@ -102,11 +99,11 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The content of tokenizer.json, without truncation, padding and `cleaning`."""
-        return self._counter.to_str()
+        return self._backend.to_str()
 
     def count(self, captions: Sequence[str]) -> list[int]:
         """Tokens of each caption, special ones included, untruncated."""
-        return [len(encoding) for encoding in self._counter.encode_batch_fast(self._cleaned(captions))]
+        return [len(encoding) for encoding in self._encoded(captions)]
 
     def encode(self, captions: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Encode captions into rows of one length.
@@ -118,8 +115,9 @@ class Tokenizer:
         Returns:
             input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
         """
-        encodings = self._encoder.encode_batch_fast(self._cleaned(captions))
-        return self._padded([encoding.ids for encoding in encodings], length)
+        input_ids, attention_mask, num_cut = self.encode_cut(captions, length)
+        assert num_cut == 0, f"{num_cut} captions of more than {length} tokens in a bucket of {length}"
+        return input_ids, attention_mask
 
     def encode_cut(self, texts: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Encode texts of any length as `encode`; those of more than `length` tokens are cut to it.
@@ -133,24 +131,22 @@ class Tokenizer:
         Returns:
             input_ids and attention_mask, int64 (B, L) each, and how many of the texts were cut.
         """
-        encodings = self._encoder.encode_batch_fast(self._cleaned(texts))
-        num_cut = sum(len(encoding) > length for encoding in encodings)
-        return *self._padded([_cut(encoding, length) for encoding in encodings], length), num_cut
-
-    def _cleaned(self, texts: Sequence[str]) -> list[str]:
-        if self.cleaning is None:
-            return list(texts)
-        # Twice, as web pages hold "&amp;amp;". The backend lower-cases letter by letter, which misses a Greek final s.
-        return [(html.unescape(html.unescape(text)) if "&" in text else text).lower() for text in texts]
-
-    def _padded(self, listed: list[list[int]], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        input_ids = np.full((len(listed), length), self.pad_id, np.int64)
-        attention_mask = np.zeros((len(listed), length), np.int64)
-        for row, ids in enumerate(listed):
-            assert len(ids) <= length, f"{len(ids)} tokens in a bucket of {length}"
+        input_ids = np.full((len(texts), length), self.pad_id, np.int64)
+        attention_mask = np.zeros((len(texts), length), np.int64)
+        num_cut = 0
+        for row, encoding in enumerate(self._encoded(texts)):
+            ids = _cut(encoding, min(length, self.max_length))
             input_ids[row, : len(ids)] = ids
             attention_mask[row, : len(ids)] = 1
-        return input_ids, attention_mask
+            num_cut += min(len(encoding), self.max_length) > length
+        return input_ids, attention_mask, num_cut
+
+    def _encoded(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """The tokens of each text, special ones included, untruncated."""
+        if self.cleaning is not None:
+            # Twice, as web pages hold "&amp;amp;". A Greek final s is missed by lower-casing letter by letter.
+            texts = [(html.unescape(html.unescape(text)) if "&" in text else text).lower() for text in texts]
+        return self._backend.encode_batch_fast(list(texts))
 
 
 def _cut(encoding: tokenizers.Encoding, length: int) -> list[int]:
@@ -202,10 +198,7 @@ def need_tokenizer(data: DataConfig, *, to: str) -> Tokenizer:
         ConfigError: the section names no tokenizer; or see `Tokenizer.load`.
     """
     if (tokenizer := load_tokenizer(data)) is None:
-        raise ConfigError(
-            f"data.tokenizer is not set, and to {to} captions must be tokenized: give a folder that "
-            "AutoTokenizer.from_pretrained loads, or `clip` for CLIP's tokenizer"
-        )
+        raise ConfigError(f"data.tokenizer is not set, and to {to} captions must be tokenized: {REMEDY}")
     return tokenizer
 
 
@@ -220,10 +213,7 @@ def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(found)
     except Exception as error:  # transformers checks little: a broken folder may raise a KeyError or anything else
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"tokenizer '{name}': cannot be loaded ({first_line}); give a folder that "
-            "AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192`"
-        ) from error
+        raise ConfigError(f"tokenizer '{name}': cannot be loaded ({first_line}); {REMEDY}") from error
     # Of a folder that holds a model only, transformers makes a tokenizer that knows no word: all captions look alike.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ConfigError(
@@ -281,8 +271,6 @@ def train_tokenizer(
     """
     if vocab_size < 300:
         raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
-    from transformers import PreTrainedTokenizerFast
-
     special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
     backend = tokenizers.Tokenizer(models.BPE())
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -299,14 +287,7 @@ def train_tokenizer(
         single="<start> $A <end>",
         special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
     )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **special}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=max_length, **special)
-    try:
-        tokenizer.save_pretrained(str(folder))
-    except OSError as error:
-        error.filename = error.filename or str(folder)
-        raise
-    except Exception as error:  # tokenizers reports a full disk as a plain Exception: "… (os error 28)"
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
-        raise
+    write_whole(Path(folder) / "tokenizer.json", backend.to_str(pretty=True).encode())
+    write_whole(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2).encode() + b"\n")

@@ -13,21 +13,14 @@ from mmdata.errors import ConfigError
 
 CLIP = Path(__file__).parent / "vocabularies" / "clip"
 """Folder of CLIP's tokenizer; AutoTokenizer loads it."""
-CLIP_NAMES = frozenset(
-    (
-        "clip",
-        "openai/clip-vit-base-patch32",
-        "openai/clip-vit-base-patch16",
-        "openai/clip-vit-large-patch14",
-        "openai/clip-vit-large-patch14-336",
-    )
-)
+_CLIP_SIZES = ("base-patch32", "base-patch16", "large-patch14", "large-patch14-336")
+CLIP_NAMES = frozenset(("clip", *(f"openai/clip-vit-{size}" for size in _CLIP_SIZES)))
 """Names of CLIP's tokenizer: `clip`, and OpenAI's models on the hub, which have this one."""
 HUB_TIMEOUT_S = 5.0
 """Longest wait for the hub's first answer, before its client begins to repeat requests for a minute."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_REMEDY = (
+REMEDY = (
     "give a folder that AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192` "
     "or `mmdata index --train-tokenizer 8192`; `clip` is CLIP's tokenizer and needs no network"
 )
@@ -48,7 +41,7 @@ def locate_tokenizer(name: str | os.PathLike[str]) -> str:
     if text in CLIP_NAMES:
         return str(CLIP)
     if why := _why_a_folder(name):
-        raise ConfigError(f"tokenizer '{text}': no such folder ({why}); {_REMEDY}")
+        raise ConfigError(f"tokenizer '{text}': no such folder ({why}); {REMEDY}")
     if not _is_in_cache(text):
         _check_hub(text)
     return text
@@ -89,5 +82,5 @@ def _check_hub(name: str) -> None:
             why = f"{type(error).__name__}: {error}"
     raise ConfigError(
         f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({why}); if a folder was meant, "
-        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {_REMEDY}"
+        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {REMEDY}"
     )

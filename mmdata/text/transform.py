@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from mmdata.config import DataConfig
 from mmdata.config.callables import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, excerpt
-from mmdata.images.user import CHECKED_ROWS, digest_of_file, imported, takes
-from mmdata.index.caption_lengths import filled
+from mmdata.images.user import CHECKED_ROWS, imported, source_of, takes
 from mmdata.seeding import Purpose, random_raw, uniforms
+from mmdata.tars.captions import filled
 
 logger = logging.getLogger("mmdata")
 
@@ -51,17 +50,16 @@ class TextTransform:
         self.template = template
         self._dropout = dropout
         self._seed = seed
-        self._name = None if function is None else name_of(function)
-        self._function, self._source = None, None
+        self._name = self._source = self._function = None
         self._rows_to_check = CHECKED_ROWS
         self._has_warned = False
         if function is not None:
-            expected = "'module:callable', a function (text, rng)"
-            of = f"text_transform '{self._name}'"
-            self._function = imported(function, of=of, expected=expected) if isinstance(function, str) else function
-            _check_arguments(self._function, of)
-            if isinstance(function, str) or inspect.isroutine(function):
-                self._source = digest_of_file(sys.modules.get(name_of(function).partition(":")[0]))
+            self._name, of = name_of(function), f"text_transform '{name_of(function)}'"
+            found = imported(function, of=of, expected="'module:callable', a function (text, rng)")
+            if not takes(found, 2):
+                expected = "(text, rng), the caption and the row's random.Random"
+                raise ConfigError(f"{of}: takes {inspect.signature(found)}; expected {expected}")
+            self._function, self._source = found, source_of(function)
 
     @classmethod
     def from_config(cls, data: DataConfig) -> TextTransform:
@@ -129,7 +127,7 @@ class TextTransform:
             self._has_warned = True
             logger.warning(
                 "text_transform '%s': a text was cut to the text length of its batch, which is planned for the caption "
-                "as it is in the data; data.text_margin plans for longer texts, and loader.stats.cut counts those cut",
+                "as it is in the data; data.text_buckets gives longer ones, and loader.stats.cut counts those cut",
                 self._name,
             )
 
@@ -148,12 +146,3 @@ class TextTransform:
         except UnicodeEncodeError as error:  # the tokenizer would raise for all captions of the batch
             raise BadSample(Reason.TEXT_TRANSFORM_FAILED, f"returned {excerpt(text)}: a lone surrogate") from error
         return text
-
-
-def _check_arguments(function: Callable[..., Any], of: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin has no signature
-        return
-    if not takes(signature, 2):
-        raise ConfigError(f"{of}: takes {signature}; expected (text, rng), the caption and the row's random.Random")

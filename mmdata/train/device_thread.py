@@ -7,18 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 
-def device_thread(name: str, device: torch.device | None = None) -> ThreadPoolExecutor:
-    """An executor of one thread.
-
-    Args:
-        name: what the thread's name begins with.
-        device: its current GPU, where it is one; None: that of the calling thread.
-    """
-    if device is None and torch.cuda.is_available() and torch.cuda.is_initialized():
+def device_thread(name: str) -> ThreadPoolExecutor:
+    """An executor of one thread, whose name begins with `name`; its current GPU is that of the calling thread."""
+    device = None
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         device = torch.device("cuda", torch.cuda.current_device())
     return ThreadPoolExecutor(1, name, _use, (device,))
 
 
 def _use(device: torch.device | None) -> None:
-    if device is not None and device.type == "cuda":
+    if device is not None:
         torch.cuda.set_device(device)

@@ -14,7 +14,6 @@ from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.train import LossName, PositivesBy
 from mmdata.errors import ConfigError
-from mmdata.renamed import renamed_names
 from mmdata.train import losses
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.keys import check_keys
@@ -303,6 +302,3 @@ def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bo
         raise
     except ValueError as error:
         raise ConfigError(f"train.{error}") from error
-
-
-__getattr__ = renamed_names(__name__, {"loss_at": "make_loss"})

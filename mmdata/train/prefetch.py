@@ -6,7 +6,6 @@ The state counts the batches that the caller got, not those taken ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
@@ -16,25 +15,21 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch, to_device, to_move
-from mmdata.encoded_images import ENTRIES, Refuse, refuse_of, with_pixels
 from mmdata.train.batches import Batches, LoaderExtras
-from mmdata.train.device_thread import device_thread
 
 _HandOn = Callable[[], Batch]
 """Gives a batch that was copied to the current stream."""
-_Copy = Callable[[Batch, "Refuse | None"], _HandOn]
-"""Begins to copy a batch; it is told of the rows whose files do not decode (see `with_pixels`)."""
+_Copy = Callable[[Batch], _HandOn]
+"""Begins to copy a batch."""
 
 
 class DevicePrefetcher:
     """The batches of a loader, their tensors on a device.
 
     On a GPU the next batch is taken and copied before the current one is yielded: through pinned memory, on a stream of
-    its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead. With `data.decode:
-    device` their images are decoded, on a GPU in a thread, a batch ahead.
+    its own, as uint8. On a CPU the loader's own batches are yielded, and none is taken ahead.
 
-    The seconds that the calling thread spends on copies, and waits for that thread, are added to the loader's clock, as
-    `stats.transfer_s`. Rows that the device does not decode are in the loader's ledger once their batch is yielded.
+    The seconds that the calling thread spends on copies are added to the loader's clock, as `stats.transfer_s`.
 
     Args:
         batches: a loader.
@@ -102,7 +97,7 @@ class DevicePrefetcher:
                 the position.
         """
         if self.device.type == "cpu" and self._took is None:
-            return map(self._decoded, self.batches)
+            return iter(self.batches)
         return self._one_ahead(_copies_to(self.device))
 
     def _one_ahead(self, copy: _Copy) -> Iterator[Batch]:
@@ -120,7 +115,7 @@ class DevicePrefetcher:
                     "loader's position; iterate again to go on from there"
                 )
             batch = self._handed_on(ahead)
-            self._state = self.batches.state_dict()  # refused rows are counted by now
+            self._state = self.batches.state_dict()
             ahead = self._take(batches, copy)
             self._last = isinstance(ahead, StopIteration)
             yield batch
@@ -135,15 +130,12 @@ class DevicePrefetcher:
         try:
             came: Batch | Exception = next(batches)
             with self._timed():
-                taken: _HandOn | Exception = copy(came, None)
+                taken: _HandOn | Exception = copy(came)
         except Exception as error:
             came = taken = error
         if self._took is not None:
             self._took(came)
         return taken
-
-    def _decoded(self, batch: Batch) -> Batch:
-        return self._handed_on(partial(with_pixels, batch, self.device))
 
     def _handed_on(self, hand_on: _HandOn) -> Batch:
         with self._timed():
@@ -185,7 +177,7 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
     copy = _copies_to(device)
     ahead: tuple[Batch, _HandOn] | None = None
     for batch in batches:
-        current, ahead = ahead, (batch, copy(batch, None))
+        current, ahead = ahead, (batch, copy(batch))
         if current is not None:
             yield current[0], current[1]()
             del batch, current  # likewise
@@ -195,50 +187,9 @@ def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tup
 
 def _copies_to(device: torch.device) -> _Copy:
     """Begins to copy a batch to a device; calling the result gives the batch."""
-
-    def later(batch: Batch, refuse: Refuse | None) -> _HandOn:
-        return partial(to_device, with_pixels(batch, device, refuse=refuse), device)
-
-    return _Decoding(device, _Copies(device).copy if device.type == "cuda" else later).copy
-
-
-class _Decoding:
-    """Copies in a thread where they begin with decoding: the decoder waits for the device.
-
-    Args:
-        device: that decodes.
-        copy: begins to copy a batch.
-    """
-
-    def __init__(self, device: torch.device, copy: _Copy) -> None:
-        self._device = device
-        self._copy = copy
-        self._thread: ThreadPoolExecutor | None = None
-
-    def copy(self, batch: Batch, refuse: Refuse | None) -> _HandOn:
-        """Begin to copy a batch; calling the result waits for the thread and gives the batch.
-
-        The loader is told of refused rows by the thread that waits: its ledger is not made for two.
-        """
-        if ENTRIES[0] not in batch:
-            return self._copy(batch, refuse)
-        if self._thread is None:
-            self._thread = device_thread("mmdata-decode", self._device)
-        refused: list[tuple[Batch, int, str]] = []
-
-        def keep(of: Batch, place: int, reason: str) -> None:
-            refused.append((of, place, reason))
-
-        coming = self._thread.submit(self._copy, batch, keep)
-        tell = refuse or refuse_of(batch)
-
-        def hand_on() -> Batch:
-            moved = coming.result()()
-            for one in refused:
-                tell(*one)
-            return moved
-
-        return hand_on
+    if device.type == "cuda":
+        return _Copies(device).copy
+    return lambda batch: partial(to_device, batch, device)
 
 
 class _Copies:
@@ -249,13 +200,13 @@ class _Copies:
         self._stream = torch.cuda.Stream(device)
         self._stagings = (_Staging(), _Staging())
 
-    def copy(self, batch: Batch, refuse: Refuse | None) -> _HandOn:
+    def copy(self, batch: Batch) -> _HandOn:
         """Begin to copy a batch; calling the result gives the batch to the current stream."""
         staging = self._stagings[0]
         self._stagings = self._stagings[::-1]
         # The memory on the device is allocated on this stream, which waits for no other; others wait for `done` only.
         with torch.cuda.stream(self._stream):
-            staged = staging.fill(with_pixels(batch, self._device, refuse=refuse))
+            staged = staging.fill(batch)
             moved = to_device(staged, self._device)
             staging.done.record(self._stream)
         return partial(self._hand_on, moved, staging.done)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from mmdata.batch import check_decoded
 from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import collectives, parallel
 
@@ -57,14 +56,13 @@ def train_step(
         The loss, and the model's output for all rows.
 
     Raises:
-        ValueError: micro_batch_size below 1, a model without parameters, entries of the batch with different numbers of
-            rows, or, for a DualEncoder, images that are not decoded yet.
+        ValueError: micro_batch_size below 1, a model without parameters, or entries of the batch with different numbers
+            of rows.
     """
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1: got {micro_batch_size}")
     encoder = collectives.unwrap(model)
     if isinstance(encoder, DualEncoder):
-        check_decoded(batch)
         encoder.clamp_logit_scale_()
     # Not the batch's: row numbers or hashes that stayed on the CPU would turn autocast off on a GPU.
     device = next((parameter.device for parameter in model.parameters()), None)

@@ -18,23 +18,19 @@ from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.images import probe
 from mmdata.images.jpeg import oriented_size
-from mmdata.images.opened import file_of
-from mmdata.images.pillow import pixels_of
+from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.loader.buffer_pool import BufferPool
 from mmdata.loader.corpus import open_index
 from mmdata.loader.image_buffers import PixelEntries, batch_pixels
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
-from mmdata.plan.from_config import image_shapes
+from mmdata.plan.choose import image_shapes
 from mmdata.safe_read import check_regular, read_regular
 from mmdata.tars.samples import MAX_IMAGE_BYTES
 
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Tensor
 """A path, the bytes of an image file, an image of Pillow, or uint8 (3, H, W) in RGB."""
-
-PARSE_ERRORS = (OSError, ValueError, SyntaxError, EOFError)
-"""What Pillow raises where an opened image does not decode."""
 
 
 class Preprocess:
@@ -65,7 +61,7 @@ class Preprocess:
         Raises:
             ConfigError: `image_buckets` is auto, and the corpus from which the shapes are chosen is not there.
         """
-        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode != "fast")
+        return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
 
     @property
     def shapes(self) -> list[str]:
@@ -93,7 +89,7 @@ class Preprocess:
             if isinstance(image, Image.Image):
                 try:
                     image = torch.from_numpy(pixels_of(image)).permute(2, 0, 1)
-                except PARSE_ERRORS as error:
+                except DECODER_ERRORS as error:
                     raise BadSample(Reason.CORRUPT_IMAGE, str(error)) from error
             return self._of_pixels(image) if isinstance(image, Tensor) else self._of_file(image)
         except BadSample as error:

@@ -19,7 +19,6 @@ from typing_extensions import Self
 
 from mmdata.config import Config
 from mmdata.config.data import sources
-from mmdata.config.settings import without_removed
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, ConfigError, DataError
@@ -117,7 +116,7 @@ class TrainedRun:
             raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path, mapped=True, parts=("model",))
-        config = parse(Config, without_removed(Config, state["settings"]), origin=f"settings in '{path}'")
+        config = parse(Config, state["settings"], origin=f"settings in '{path}'")
         if own_tokenizer := kept_tokenizer(path, state):
             data = config.data.model_copy(update={"tokenizer": own_tokenizer})
             config = config.model_copy(update={"data": data})

@@ -17,7 +17,7 @@ import botocore.client
 
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
-from mmdata.storage.bucket import Bucket
+from mmdata.storage.s3 import S3Folder
 
 STEP = int(os.environ.get("STEP", "11"))
 """Requests between two kills. STEP=1 kills before each, which takes minutes."""
@@ -48,7 +48,7 @@ def killed_before(number: int, table: Path, url: str) -> int:
     os._exit(0)
 
 
-def content(bucket: Bucket) -> dict[str, str]:
+def content(bucket: S3Folder) -> dict[str, str]:
     """The hash of each file, but of the list of timings."""
     names = [name for name in bucket.listing() if not name.endswith("/timings.parquet")]
     return {name: hashlib.sha256(bucket.get(name).data).hexdigest() for name in names}
@@ -56,7 +56,7 @@ def content(bucket: Bucket) -> dict[str, str]:
 
 def main() -> None:
     table, url = Path(sys.argv[1]), sys.argv[2]
-    bucket = Bucket.of_url(url)
+    bucket = S3Folder.of_url(url)
     make(table, url)
     expected = content(bucket)
     report: dict[str, Any] = {"killed": 0, "wrong": []}

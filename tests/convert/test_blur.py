@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.blur import MAX_BOXES, Box, blur, parse_boxes
+from mmdata.convert.blur import MAX_BOXES, BlurBox, blur, parse_boxes
 from mmdata.convert.engines import threads
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
@@ -71,7 +71,7 @@ def stored(outcome: Outcome, corpus: Path, tmp_path: Path) -> Callable[..., byte
 
 def test_blur_covers_box_and_margin_and_nothing_else() -> None:
     image = checks()
-    before, after = np.asarray(image, np.int64), np.asarray(blur(image, [Box(*FACE)]), np.int64)
+    before, after = np.asarray(image, np.int64), np.asarray(blur(image, [BlurBox(*FACE)]), np.int64)
     changed = (before != after).any(axis=2)
     assert not changed[: COVERED[0].start].any()
     assert not changed[COVERED[0].stop :].any()
@@ -90,7 +90,7 @@ def test_blur_covers_box_and_margin_and_nothing_else() -> None:
 )
 def test_blurred_pixels_are_those_of_the_whole_image_blurred(box: tuple[int, ...], size: tuple[int, int]) -> None:
     left, top, width, height = (number / 80 for number in box)
-    found = Box(left, top, min(1.0, left + width), min(1.0, top + height))
+    found = BlurBox(left, top, min(1.0, left + width), min(1.0, top + height))
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8))
     longer = max((found.right - found.left) * image.width, (found.bottom - found.top) * image.height)
     whole = np.asarray(image.filter(ImageFilter.GaussianBlur(max(1.0, 0.1 * longer))))
@@ -102,7 +102,7 @@ def test_blurred_pixels_are_those_of_the_whole_image_blurred(box: tuple[int, ...
 
 
 def test_larger_blur_holds_where_boxes_overlap_in_any_order() -> None:
-    small, large = Box(0.4, 0.4, 0.5, 0.5), Box(0.1, 0.1, 0.9, 0.9)
+    small, large = BlurBox(0.4, 0.4, 0.5, 0.5), BlurBox(0.1, 0.1, 0.9, 0.9)
     image = checks()
     alone = np.asarray(blur(image, [large]))
     for boxes in ([small, large], [large, small], [large, small, large]):
@@ -120,13 +120,13 @@ def test_empty_cell_is_no_box(cell: Any) -> None:
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [
-        ([FACE], [Box(*FACE)]),
-        (json.dumps([FACE, [0, 0, 1, 1]]), [Box(*FACE), Box(0, 0, 1, 1)]),
-        ([[-0.2, 0.5, 1.01, 1.5]], [Box(0, 0.5, 1, 1)]),
-        ([[0.5, 0.5, 0.50001, 0.9]], [Box(0.5, 0.5, 0.50001, 0.9)]),
+        ([FACE], [BlurBox(*FACE)]),
+        (json.dumps([FACE, [0, 0, 1, 1]]), [BlurBox(*FACE), BlurBox(0, 0, 1, 1)]),
+        ([[-0.2, 0.5, 1.01, 1.5]], [BlurBox(0, 0.5, 1, 1)]),
+        ([[0.5, 0.5, 0.50001, 0.9]], [BlurBox(0.5, 0.5, 0.50001, 0.9)]),
     ],
 )
-def test_cell_is_a_list_of_boxes_or_its_json(cell: Any, expected: list[Box]) -> None:
+def test_cell_is_a_list_of_boxes_or_its_json(cell: Any, expected: list[BlurBox]) -> None:
     assert parse_boxes(cell) == expected
 
 
@@ -192,7 +192,7 @@ def test_image_with_a_box_is_stored_blurred_and_the_rest_is_within_jpegs_loss(st
     assert np.abs(pixels(got) - pixels(original))[outside].max() <= loss
     assert pixels(original)[120:360, 160:320].std() > 120
     assert pixels(got)[120:360, 160:320].std() < 3
-    assert got == jpeg(blur(Image.open(io.BytesIO(original)), [Box(*FACE)]))
+    assert got == jpeg(blur(Image.open(io.BytesIO(original)), [BlurBox(*FACE)]))
     index = Index.open(tmp_path / "out")
     assert index.column("image_hash").tolist()[3] == hash64(got)
     assert json.loads(members(tmp_path / "out")["000000003.json"]) == {"captions": ["x"], "blurred": 1}
@@ -237,7 +237,7 @@ def test_boxes_are_of_the_image_as_displayed(stored: Any, tmp_path: Path, orient
 
 def test_image_is_blurred_before_it_is_shrunk(stored: Any, tmp_path: Path) -> None:
     original = jpeg(checks())
-    blurred = blur(Image.open(io.BytesIO(original)), [Box(*FACE)])
+    blurred = blur(Image.open(io.BytesIO(original)), [BlurBox(*FACE)])
     small = blurred.resize((160, 120), Image.Resampling.LANCZOS)
     assert stored(original, [FACE], resize=120, quality=80) == jpeg(small, quality=80)
     said = json.loads(members(tmp_path / "out")["000000003.json"])
@@ -247,7 +247,7 @@ def test_image_is_blurred_before_it_is_shrunk(stored: Any, tmp_path: Path) -> No
 def test_image_too_small_to_be_shrunk_is_blurred_all_the_same(stored: Any, tmp_path: Path) -> None:
     original = jpeg(checks(48, 64))
     got = stored(original, [FACE, [0, 0, 0.1, 0.1]], resize=400)
-    assert got == jpeg(blur(Image.open(io.BytesIO(original)), [Box(0, 0, 0.1, 0.1), Box(*FACE)]))
+    assert got == jpeg(blur(Image.open(io.BytesIO(original)), [BlurBox(0, 0, 0.1, 0.1), BlurBox(*FACE)]))
     assert json.loads(members(tmp_path / "out")["000000003.json"]) == {"captions": ["x"], "blurred": 2}
 
 
@@ -312,7 +312,7 @@ def test_boxes_of_all_rows_of_an_image_are_blurred(blurred_rows: Any, tmp_path: 
     assert counts(report) == [1, 3, 0, 0]
     stored = members(tmp_path / "out")
     original = Image.open(io.BytesIO(jpeg(checks())))
-    assert stored["000000000.jpg"] == jpeg(blur(original, [Box(*FACE), Box(*OTHER)]))
+    assert stored["000000000.jpg"] == jpeg(blur(original, [BlurBox(*FACE), BlurBox(*OTHER)]))
     said = json.loads(stored["000000000.json"])
     assert said == {"captions": [f"caption {i}" for i in order], "blurred": 2}
 
@@ -325,7 +325,7 @@ def test_boxes_of_a_row_without_a_usable_caption_are_blurred_too(
     report = blurred_rows([rows[i] for i in order])
     assert counts(report) == [1, 1, 0, 1]
     (data,) = (data for name, data in members(tmp_path / "out").items() if name.endswith(".jpg"))
-    assert data == jpeg(blur(Image.open(io.BytesIO(jpeg(checks()))), [Box(*FACE)]))
+    assert data == jpeg(blur(Image.open(io.BytesIO(jpeg(checks()))), [BlurBox(*FACE)]))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])

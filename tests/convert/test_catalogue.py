@@ -40,7 +40,6 @@ CAPTIONS: list[tuple[Any, str]] = [
 ELSEWHERE = {
     *("file_changed", "opted_out", "rules_unknown", "host_left_alone", "http_status", "unreachable", "timed_out"),
     *("bad_answer", "damaged_shard", "transform_failed", "text_transform_failed", "missing_field", "bad_field"),
-    "device_decoder",
 }
 """Reasons that need a program which changes files, a server, a damaged tar, or a loader."""
 LINES: list[tuple[bytes, str]] = [

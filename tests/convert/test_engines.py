@@ -18,7 +18,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import CHUNK, Engine, Progress, in_order, local, threads
 from mmdata.convert.examine import Examined
 from mmdata.convert.processes import processes
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError, Reason
@@ -73,11 +73,11 @@ def test_processes_give_the_same_bytes_with_rows_of_one_image_in_several_units(t
 def test_rows_in_flight_are_bounded() -> None:
     taken = 0
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[InputRow]:
         nonlocal taken
         for number in range(10_000):
             taken = number + 1
-            yield Row(number, "")
+            yield InputRow(number, "")
 
     results = in_order(2, lambda row: row.number, rows())
     assert [next(results) for _ in range(3)] == [0, 1, 2]
@@ -89,7 +89,7 @@ def test_rows_in_flight_are_bounded() -> None:
 class Broken:
     """An examiner on a broken disk."""
 
-    def __call__(self, row: Row) -> Examined:
+    def __call__(self, row: InputRow) -> Examined:
         raise OSError(5, "Input/output error", row.image)
 
 
@@ -97,7 +97,7 @@ class Broken:
 class Deadly:
     """An examiner that ends its process, as the system does where memory is used up."""
 
-    def __call__(self, row: Row) -> Examined:
+    def __call__(self, row: InputRow) -> Examined:
         if row.number == 9:
             os.kill(os.getpid(), signal.SIGKILL)
         return Examined(row.number, row.place, "", fault=(Reason.FILTERED, ""))
@@ -322,7 +322,7 @@ class DeadlyOnce:
     examiner: Any
     mark: Path
 
-    def __call__(self, row: Row) -> Any:
+    def __call__(self, row: InputRow) -> Any:
         if row.number == 9 and not self.mark.exists():
             self.mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from mmdata import Loader
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.images import FORMATS
-from mmdata.images.image import decode
-from mmdata.images.opened import upright
-from mmdata.index import Index, build_index
+from mmdata.images.decode import decode, oriented
+from mmdata.index import Index
 from mmdata.storage.folder import find_ledger
 from tests.convert.test_resize import profile
 from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
@@ -94,7 +92,7 @@ def test_images_are_stored_byte_for_byte(folder: Path, tmp_path: Path, check: st
 @needs_jxl
 def test_resize_reads_them_and_turns_them_once(folder: Path, tmp_path: Path):
     assert run(folder, tmp_path / "out", resize=10).accounts["written"] == 4
-    small = upright(picture(), 6).resize((10, 15), Image.Resampling.LANCZOS)
+    small = Image.fromarray(oriented(np.asarray(picture()), 6)).resize((10, 15), Image.Resampling.LANCZOS)
     for number in range(3):
         image = Image.open(io.BytesIO(members(tmp_path / "out")[f"{number:09d}.jpg"]))
         assert image.size == (10, 15)
@@ -124,42 +122,6 @@ def test_without_decoders_the_ledger_says_what_to_install(folder: Path, tmp_path
         assert ledger(tmp_path / "out") == {end: ("unsupported_format", detail) for end, detail in expected.items()}
         assert set(members(tmp_path / "out")) == {"000000003.jpg"} | ({"000000003.json"} if settings else set())
         tmp_path = tmp_path / "header"
-
-
-@pytest.mark.usefixtures("no_decoders")
-def test_without_decoders_headers_suffice_to_store_them_and_the_loader_masks_them(folder: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    run(folder, out, check="header", train_tokenizer=300)
-    assert_stored_as_they_are(folder, out)
-    data = {
-        "shards": str(out),
-        "tokenizer": str(out / "tokenizer"),
-        "global_batch_size": 4,
-        "image_buckets": [[16, 16]],
-        "max_bad_share": 1.0,
-        "loading": {"num_workers": 0},
-    }
-    with Loader.from_config(data) as loader:
-        (batch,) = loader
-        assert sorted(zip(batch["rows"].tolist(), batch["valid"].tolist(), strict=True)) == [
-            (0, False),
-            (1, False),
-            (2, False),
-            (3, True),
-        ]
-        found = {entry.row: (entry.reason, entry.detail) for entry in loader.ledger}
-    assert found == {row: ("unsupported_format", detail) for row, detail in enumerate(REMEDIES.values())}
-
-
-@needs_avif
-@pytest.mark.usefixtures("no_decoders")
-def test_tars_of_them_are_indexed_by_their_headers(folder: Path, tmp_path: Path):
-    run(folder, tmp_path / "out", check="header")
-    shards = tmp_path / "shards"
-    shards.mkdir()
-    (tmp_path / "out/000000.tar").rename(shards / "000000.tar")
-    assert build_index(shards, max_bad_share=0.0).quarantined == []
-    assert_stored_as_they_are(folder, shards)
 
 
 @needs_heif

@@ -16,7 +16,7 @@ import pytest
 from mmdata.convert import convert, convert_part, repeats
 from mmdata.convert.engines import local, threads
 from mmdata.convert.examine import Examiner
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.test_tables import captions
@@ -145,7 +145,7 @@ def test_only_images_that_may_be_equal_are_read_twice(
     read: list[str] = []
     read_image = Examiner.read_image
 
-    def counted(examiner: Examiner, row: Row, *more: Any) -> bytes:
+    def counted(examiner: Examiner, row: InputRow, *more: Any) -> bytes:
         read.append(row.image)
         return read_image(examiner, row, *more)
 

@@ -18,8 +18,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 import datasets
-import mmdata.convert.remote_tables as remote_tables
+import mmdata.storage.attempts as attempts_module
 import mmdata.storage.fetch as fetch_module
+import mmdata.storage.http as http_module
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError, DataError
@@ -34,9 +35,10 @@ PARTS = {"train-00000-of-00002": [0, 1], "train-00001-of-00002": [2], "test-0000
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits between requests, and small ones."""
-    monkeypatch.setattr(fetch_module, "WAIT_S", 0.01)
+    monkeypatch.setattr(attempts_module, "WAIT_S", 0.01)
     monkeypatch.setattr("tests.storage.servers.SLOW_S", 0.01)
-    monkeypatch.setattr(remote_tables, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(fetch_module, "CHUNK_BYTES", 3000)
+    monkeypatch.setattr(http_module, "READ_BYTES", 3000)
 
 
 @pytest.fixture
@@ -185,7 +187,7 @@ def test_images_of_a_remote_table_may_be_on_this_machine(bucket: Path, corpus: P
 def test_answer_that_is_no_table_is_an_error(
     remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int, message: str
 ) -> None:
-    monkeypatch.setattr(fetch_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(attempts_module, "ATTEMPTS", 2)
     with serve(remote) as server:
         server.answers["/t.csv"] = answer
         with pytest.raises((DataError, ConfigError), match=message):

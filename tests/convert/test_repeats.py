@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mmdata.convert import repeats
 from mmdata.convert.group import image_key
 from mmdata.convert.repeats import KEY_BYTES, Repeats
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.spill import Spill
 
 
@@ -76,5 +76,10 @@ def test_spill_gives_back_what_was_added_in_order(tmp_path: Path, monkeypatch: p
 
 
 def test_rows_without_a_known_image_have_keys_of_their_own() -> None:
-    rows = [Row(0, "", image=None), Row(1, "", image=None), Row(2, "", image="a"), Row(3, "", image=b"a")]
+    rows = [
+        InputRow(0, "", image=None),
+        InputRow(1, "", image=None),
+        InputRow(2, "", image="a"),
+        InputRow(3, "", image=b"a"),
+    ]
     assert len({image_key(row) for row in rows}) == 4

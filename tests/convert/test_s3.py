@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import mmdata.storage.bucket as bucket_module
-import mmdata.storage.s3_client as s3_client
+import mmdata.storage.s3 as s3_module
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.engines import threads
@@ -31,7 +30,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from mmdata.index.verify import verify
 from mmdata.shipped import shipped
-from mmdata.storage.bucket import Bucket
+from mmdata.storage.s3 import S3Folder
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.storage.servers import Server, serve_s3
@@ -53,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def s3(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     """A server with an empty bucket; who asks again does so at once."""
     monkeypatch.setattr(botocore.retries.standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
-    monkeypatch.setattr(bucket_module, "WAIT_S", 0.0)
+    monkeypatch.setattr(s3_module, "WAIT_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of programs, some of which are killed
     server.answers.clear()
@@ -342,7 +341,7 @@ def test_s3_damaged_conversion_is_an_error_until_overwrite(s3, table):
 
 @pytest.mark.parametrize("name", ["notes.txt", "other/000000.tar", "__mmdata__/notes.txt"])
 def test_s3_foreign_files_are_refused(s3, table, name):
-    Bucket.of_url(URL).put_new(name, b"mine")
+    S3Folder.of_url(URL).put_new(name, b"mine")
     shown = name.replace("other/000000.tar", "other")
     with pytest.raises(DataError, match=rf"'s3://bucket/a/photos': holds 1 file.* \({shown}\); nothing is deleted"):
         to_s3(table)
@@ -350,7 +349,7 @@ def test_s3_foreign_files_are_refused(s3, table, name):
 
 
 def test_s3_foreign_files_beside_train_and_val_are_refused(s3, table):
-    Bucket.of_url(URL).put_new("notes.txt", b"mine")
+    S3Folder.of_url(URL).put_new("notes.txt", b"mine")
     with pytest.raises(DataError, match=r"holds 1 file.* \(notes\.txt\); nothing is deleted"):
         to_s3(table, SETTINGS.model_copy(update={"val_share": 0.5}))
 
@@ -372,7 +371,7 @@ def test_s3_no_such_bucket_denied_and_no_server_are_one_line(s3, table, monkeypa
     s3.answers["/bucket/a/photos/.mmdata-convert/run.json"] = lambda handler: handler.send_error(403)
     with pytest.raises(ConfigError, match=r"'s3://bucket/a/photos/.mmdata-convert/run.json': access denied \(Client"):
         to_s3(table)
-    monkeypatch.setattr(s3_client, "ATTEMPTS", 1)
+    monkeypatch.setattr(s3_module, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(DataError, match=r"s3://bucket/a/photos.*': failed, the last attempt: Endpoint.*; run this aga"):
         to_s3(table)
@@ -398,7 +397,7 @@ def test_s3_file_is_put_under_a_condition_also_after_a_conflict(s3):
         del s3.answers["/bucket/a/photos/one"]
         handler.send_error(409)
 
-    bucket = Bucket.of_url(URL)
+    bucket = S3Folder.of_url(URL)
     s3.answers["/bucket/a/photos/one"] = conflict
     assert bucket.put_new("one", b"1")
     assert refused == ["*"]

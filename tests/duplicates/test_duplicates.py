@@ -23,6 +23,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
 from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
+from tests.joins import join_first, load
 from tests.programs import run_program
 
 ORIENTATION = 0x0112
@@ -220,12 +221,12 @@ def test_the_loader_takes_the_columns(tmp_path: Path):
         "image_size": 32,
         "tokenizer": "clip",
         "join": [{"table": str(tmp_path / "copies.parquet")}],
-        "meaning": "group",
+        "caption_hash": "group",
         "loading": {"num_workers": 1, "worker_type": "thread"},
     }
 
     def keys(**settings: Any) -> set[str]:
-        with Loader.from_config({**data, **settings}, rank=0, world_size=1) as loader:
+        with load({**data, **settings}, rank=0, world_size=1) as loader:
             return {key for batch in loader for key, valid in zip(batch["keys"], batch["valid"], strict=True) if valid}
 
     assert keys(select="first and leak is None") == {f"{i:02d}-90" for i in range(12) if i != 5}
@@ -233,6 +234,7 @@ def test_the_loader_takes_the_columns(tmp_path: Path):
     assert train | val == set(images)
     assert {key[:2] for key in train}.isdisjoint(key[:2] for key in val)
     config = Config.model_validate({"data": {**data, "val": {"shards": str(shards), "select": "split == 'val'"}}})
+    join_first(config.data)
     with Loader.from_config(evaluation_data(config.data), rank=0, world_size=1) as loader:
         found = {key for batch in loader for key, valid in zip(batch["keys"], batch["valid"], strict=True) if valid}
     assert found == val
@@ -259,7 +261,8 @@ def test_program_prints_accounts_and_strict_fails_on_a_leak(tmp_path: Path):
         "3 rows: 2 first + 0 exact copies + 1 near copies",
         "1 group of more than one row; the largest has 2",
         f"1 row also in {val}: 1 exact, 0 near",
-        f"{out}; to use it: data.join: [{{table: {out}}}], data.select: first and leak is None",
+        f"{out}; to use it: data.join: [{{table: {out}}}], data.select: first and leak is None; then `mmdata "
+        "join CONFIG`",
     ]
     assert program(shards, "--out", out, "--against", val, "--strict").returncode == 1
     assert program(shards, "--out", out, "--strict").returncode == 0

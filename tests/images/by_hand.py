@@ -62,17 +62,3 @@ def bmp(size: tuple[int, int], bits: int, lines: list[bytes], *, palette: bytes 
     colours = len(palette) // 4
     header = struct.pack("<IiiHHIIiiII", 40, size[1], height, 1, bits, 0, len(pixels), 2835, 2835, colours, 0)
     return b"BM" + struct.pack("<IHHI", offset + len(pixels), 0, 0, offset) + header + palette + pixels
-
-
-def gif(
-    size: tuple[int, int], frame: tuple[int, int, int, int], indices: list[int], *, transparent: int | None
-) -> bytes:
-    """A GIF of (height, width) in red (0) and green (1), with one frame (top, left, height, width)."""
-    screen = struct.pack("<HHBBB", size[1], size[0], 0x80, 0, 0) + bytes([255, 0, 0, 0, 255, 0])
-    control = b"" if transparent is None else b"!\xf9\x04" + bytes([1, 0, 0, transparent, 0])
-    codes = [code for i, index in enumerate(indices) for code in ([4, index] if i % 2 == 0 else [index])] + [5]
-    bits = sum(code << 3 * i for i, code in enumerate(codes))  # of 3 bits: it is cleared before they grow
-    data = bits.to_bytes((3 * len(codes) + 7) // 8, "little")
-    top, left, height, width = frame
-    image = b"," + struct.pack("<HHHHB", left, top, width, height, 0) + b"\2" + bytes([len(data)]) + data + b"\0"
-    return b"GIF89a" + screen + control + image + b";"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from mmdata.config.data import AugmentConfig
-from mmdata.images.augment import NUM_DRAWS, Changes, apply_changes, draw_changes
+from mmdata.images.augment import NUM_DRAWS, Augmentation, apply_changes, draw_changes
 from mmdata.images.pixels import PixelTransform
 from tests.images.placed import patches, pixels, png
 
@@ -20,7 +20,7 @@ def noise(height: int, width: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (3, height, width), dtype=np.uint8))
 
 
-def torchvisions(image: Tensor, changes: Changes) -> Tensor:
+def torchvisions(image: Tensor, changes: Augmentation) -> Tensor:
     if changes.flip:
         image = functional.horizontal_flip(image)
     for name, factor in changes.adjustments:
@@ -28,7 +28,7 @@ def torchvisions(image: Tensor, changes: Changes) -> Tensor:
     return functional.rgb_to_grayscale(image, 3) if changes.grayscale else image
 
 
-def applied(changes: Changes, image: Tensor) -> Tensor:
+def applied(changes: Augmentation, image: Tensor) -> Tensor:
     out = image.clone()
     apply_changes(changes, out)
     return out
@@ -43,7 +43,7 @@ ADJUSTMENTS = st.lists(st.tuples(st.sampled_from(["brightness", "contrast", "sat
 def test_augment_equals_torchvision(
     flip: bool, adjustments: list[tuple[str, float]], grayscale: bool, seed: int, shape: tuple[int, int]
 ):
-    image, changes = noise(*shape, seed), Changes(flip, adjustments, grayscale)
+    image, changes = noise(*shape, seed), Augmentation(flip, adjustments, grayscale)
     assert torch.equal(applied(changes, image), torchvisions(image, changes))
 
 
@@ -52,7 +52,7 @@ def test_augment_hue_equals_torchvision_up_to_one_level():
     image = torch.cartesian_prod(levels, levels, levels).T.reshape(3, 27, 27)  # greys and equal channels among them
     for source in (image, noise(120, 120)):
         for factor in [-0.5, -1 / 3, -0.11, 0.0, 0.02, 1 / 6, 0.25, 0.5]:
-            changes = Changes(False, [("hue", factor)], False)
+            changes = Augmentation(False, [("hue", factor)], False)
             difference = (applied(changes, source).int() - torchvisions(source, changes).int()).abs()
             assert difference.max() <= 1
             assert (difference > 0).float().mean() < 0.01
@@ -60,7 +60,7 @@ def test_augment_hue_equals_torchvision_up_to_one_level():
 
 def test_augment_hue_of_a_third_of_a_turn_exchanges_the_channels():
     image = torch.tensor([200, 100, 0], dtype=torch.uint8).view(3, 1, 1)
-    assert applied(Changes(False, [("hue", 1 / 3)], False), image).flatten().tolist() == [0, 200, 100]
+    assert applied(Augmentation(False, [("hue", 1 / 3)], False), image).flatten().tolist() == [0, 200, 100]
 
 
 def test_augment_draws_as_told():
@@ -74,7 +74,7 @@ def test_augment_draws_as_told():
     assert [name for name, _ in adjustments] == ["brightness", "saturation", "hue"]
     # 0.6 … 1.4, 0 … 3 (never below 0), -0.1 … 0.1
     assert [factor for _, factor in adjustments] == pytest.approx([0.8, 1.5, 0.05])
-    assert draw_changes(augment, [0.5, 0.8, 0.0, 0.25, 0.9, 0.5, 0.75, 0.19]) == Changes(False, [], True)
+    assert draw_changes(augment, [0.5, 0.8, 0.0, 0.25, 0.9, 0.5, 0.75, 0.19]) == Augmentation(False, [], True)
 
 
 def test_augment_adjustments_come_in_every_order():
@@ -87,7 +87,7 @@ def test_augment_adjustments_come_in_every_order():
 
 
 def test_augment_of_nothing_changes_nothing():
-    assert draw_changes(AugmentConfig(), [0.0] * NUM_DRAWS) == Changes(False, [], False)
+    assert draw_changes(AugmentConfig(), [0.0] * NUM_DRAWS) == Augmentation(False, [], False)
 
 
 JITTER = AugmentConfig(horizontal_flip_prob=0.5, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)

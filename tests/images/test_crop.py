@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2.functional import center_crop, resize
 
-from mmdata.images.image import Box, eval_crop, resize_crop, train_crop
+from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop
 from mmdata.images.pixels import PixelTransform
 from mmdata.seeding import Purpose, uniforms
 from tests.images.placed import png
@@ -26,7 +26,7 @@ sizes = st.tuples(sides, sides)
 shapes = st.tuples(st.integers(1, 512), st.integers(1, 512))
 
 
-def inside(box: Box, size: tuple[int, int]) -> bool:
+def inside(box: Crop, size: tuple[int, int]) -> bool:
     return (
         min(box.top, box.left) >= 0
         and min(box.height, box.width) > 0
@@ -57,14 +57,14 @@ def test_eval_crop_is_what_torchvision_resizes_and_cuts(size: tuple[int, int], s
 @pytest.mark.parametrize(
     ("size", "shape", "box"),
     [
-        ((480, 640), (224, 224), Box(0, 37 * 640 / 298, 480, 224 * 640 / 298)),
-        ((640, 480), (224, 224), Box(37 * 640 / 298, 0, 224 * 640 / 298, 480)),
-        ((300, 400), (192, 256), Box(0, 0, 300, 400)),
-        ((448, 640), (224, 224), Box(0, 96, 448, 448)),
-        ((10, 10), (224, 224), Box(0, 0, 10, 10)),
+        ((480, 640), (224, 224), Crop(0, 37 * 640 / 298, 480, 224 * 640 / 298)),
+        ((640, 480), (224, 224), Crop(37 * 640 / 298, 0, 224 * 640 / 298, 480)),
+        ((300, 400), (192, 256), Crop(0, 0, 300, 400)),
+        ((448, 640), (224, 224), Crop(0, 96, 448, 448)),
+        ((10, 10), (224, 224), Crop(0, 0, 10, 10)),
     ],
 )
-def test_eval_crop_examples(size: tuple[int, int], shape: tuple[int, int], box: Box):
+def test_eval_crop_examples(size: tuple[int, int], shape: tuple[int, int], box: Crop):
     assert eval_crop(size, shape) == pytest.approx(box)
 
 
@@ -219,7 +219,7 @@ def psnr(a: Tensor, b: Tensor) -> float:
     return float(10 * torch.log10(255**2 / (a.double() - b.double()).square().mean()))
 
 
-def resized(image: Tensor, box: Box, shape: tuple[int, int]) -> Tensor:
+def resized(image: Tensor, box: Crop, shape: tuple[int, int]) -> Tensor:
     out = torch.full((3, *shape), 77, dtype=torch.uint8)
     resize_crop(image, box, out)
     return out
@@ -237,8 +237,8 @@ def test_eval_crop_and_resize_is_that_of_torchvision(size: tuple[int, int]):
     assert psnr(ours.roll(1, 2), theirs) < 30  # the measure sees a shift by one pixel
 
 
-@pytest.mark.parametrize("box", [Box(10, 20, 300, 310), Box(0, 0, 100, 90), Box(100, 7, 224, 300)])
-def test_resize_crop_is_that_of_pillow(box: Box):
+@pytest.mark.parametrize("box", [Crop(10, 20, 300, 310), Crop(0, 0, 100, 90), Crop(100, 7, 224, 300)])
+def test_resize_crop_is_that_of_pillow(box: Crop):
     image = photo_like(420, 400)
     ours = resized(image, box, (224, 224))
     area = (box.left, box.top, box.left + box.width, box.top + box.height)
@@ -250,11 +250,11 @@ def test_resize_crop_is_that_of_pillow(box: Box):
 
 def test_resize_crop_of_the_same_size_copies():
     image = photo_like(60, 80)
-    assert torch.equal(resized(image, Box(5, 7, 30, 40), (30, 40)), image[:, 5:35, 7:47])
+    assert torch.equal(resized(image, Crop(5, 7, 30, 40), (30, 40)), image[:, 5:35, 7:47])
 
 
 def test_resize_crop_does_not_care_how_the_image_lies_in_memory():
-    image, box = photo_like(90, 70), Box(3, 4, 60, 61)
+    image, box = photo_like(90, 70), Crop(3, 4, 60, 61)
     channels_last = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # as decoders give it
     turned = image.transpose(1, 2).contiguous().transpose(1, 2)  # as orient() does
     for view in (channels_last, turned):
@@ -264,4 +264,4 @@ def test_resize_crop_does_not_care_how_the_image_lies_in_memory():
 def test_resize_crop_keeps_flat_colour():
     image = torch.tensor([255, 0, 128], dtype=torch.uint8)[:, None, None].expand(3, 40, 50)
     for shape in [(224, 224), (7, 9)]:
-        assert resized(image, Box(0, 0, 40, 50), shape).flatten(1).unique(dim=1).tolist() == [[255], [0], [128]]
+        assert resized(image, Crop(0, 0, 40, 50), shape).flatten(1).unique(dim=1).tolist() == [[255], [0], [128]]

@@ -17,8 +17,8 @@ from mmdata.convert.convert import convert
 from mmdata.convert.engines import threads
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.images import decoder_warnings, probe
+from mmdata.images.decode import decode
 from mmdata.images.decoder_warnings import name_warnings
-from mmdata.images.image import decode
 from mmdata.index import build_index
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mmdata.errors import BadSample
-from mmdata.images.image import decode
+from mmdata.images.decode import decode
 from mmdata.images.pillow import pixels_of
 
 

@@ -13,7 +13,7 @@ from transformers.models.siglip2.image_processing_siglip2 import (
 )
 
 from mmdata.errors import BadSample
-from mmdata.images.image import Box, resize_crop
+from mmdata.images.crop import Crop, resize_crop
 from mmdata.images.patches import native_size, write_patches
 from mmdata.images.pixels import PixelTransform
 from tests.images.placed import patches, png
@@ -71,7 +71,7 @@ def test_eval_patches_are_those_of_transformers_up_to_resampling(height: int, wi
 
 def test_eval_patches_are_the_whole_image_resized():
     image, resized = noise(60, 80), torch.empty(3, 48, 64, dtype=torch.uint8)
-    resize_crop(image, Box(0, 0, 60, 80), resized)
+    resize_crop(image, Crop(0, 0, 60, 80), resized)
     expected = torch.empty(50, 8 * 8 * 3, dtype=torch.uint8)
     write_patches(resized, expected, patch_size=8)
     shape, out = patches(PixelTransform("eval", patch_size=8), png(image), 50)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdata.errors import BadSample, ConfigError, Reason
-from mmdata.images.image import eval_crop, resize_crop
+from mmdata.images.crop import eval_crop, resize_crop
 from mmdata.images.pixels import PixelTransform
 from tests.images.placed import pixels, png
 

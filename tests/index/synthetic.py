@@ -70,6 +70,7 @@ def write_synthetic_manifest(
                 rows=rows_per_shard,
                 index=f"{shard:06d}.index.arrow",
                 index_sha256=hashlib.sha256(b"index %d %d" % (seed, shard)).hexdigest(),
+                index_xxh3=shard,
                 captions=rows_per_shard,
                 labels=0,
                 cells=counted[template][0],

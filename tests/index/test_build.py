@@ -130,7 +130,7 @@ def test_labels_are_class_numbers(index_of, jpeg, members, label):
         ([("b.jpg", None), ("b.txt", b"x" * 2**21)], "caption_too_long", "'b.txt': 2097152 bytes; at most 1048576"),
         ([("b.jpg", b""), ("b.txt", b"t")], "empty_file", "image of 0 bytes"),
         ([("b.jpg", b"<html>"), ("b.txt", b"t")], "not_an_image", "starts with b'<html>'"),
-        ([("b.heic", b"\0\0\0\x18ftypheic"), ("b.txt", b"t")], "corrupt_image", "HEIF header does not parse"),
+        ([("b.heic", b"\0\0\0\x18ftypheic"), ("b.txt", b"t")], "corrupt_image", "HEIF does not decode"),
         ([("../b.jpg", None), ("../b.txt", b"t")], "outside_root", "climbs out of its folder"),
         ([("/b.jpg", None), ("/b.txt", b"t")], "outside_root", "the key is absolute"),
     ],

@@ -19,7 +19,6 @@ from mmdata.index import Index, Manifest, build_index, verify
 from mmdata.index import manifest as manifest_module
 from mmdata.index.columns import FIXED, LISTS
 from mmdata.index.manifest_writer import write_manifest
-from tests.index.earlier import version_2
 from tests.programs import run_program
 
 
@@ -87,7 +86,7 @@ def test_files_cut_while_they_are_open_are_an_error_and_not_the_end_of_the_proce
     done = run_program([sys.executable, "-c", CUT, str(shards)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     index, page, again = done.stdout.splitlines()
-    assert re.search(r"00000\d\.index\.arrow': changed since it was opened; fetch the folder again", index)
+    assert re.search(r"00000\d\.index\.arrow': XXH3 differs from the manifest's; fetch the folder again", index)
     assert page == again
     assert "manifest-00000.arrow': changed since it was opened; remove manifest.json" in page
 
@@ -168,34 +167,6 @@ def test_a_forged_value_names_file_column_and_row(shards, name, value, expected)
 def test_the_largest_label_is_no_forgery(shards):
     forge(shards, "label", 0, 2**63 - 1)
     assert Index.open(shards).column("label")[4] == 2**63 - 1
-
-
-# Folders of the version before
-
-
-def test_an_index_of_the_version_before_is_read_and_left_alone(shards, tmp_path, count):
-    settings = {"out": tmp_path / "old", "count_tokens": count, "tokenizer": "characters"}
-    build_index(shards, **settings)
-    new = told(tmp_path / "old")
-    old = version_2(tmp_path / "old")
-    was = told(old)
-    assert was[2] == {**new[2], "image_xxh3": [0] * 10}
-    assert was[3:] == new[3:]
-    assert verify(old) == []
-    build_index(shards, **settings)
-    assert told(old) == was
-    assert Manifest.read(old).schema == 2
-    assert [entry.index_xxh3 for entry in Manifest.read(old)] == [0] * 3
-    assert b"checksum" not in (old / "__mmdata__/manifest.json").read_bytes()
-
-
-def test_a_changed_index_file_of_the_version_before_is_refused(shards):
-    path = version_2(shards) / "__mmdata__/000001.index.arrow"
-    path.write_bytes(path.read_bytes().replace(b"0005", b"0009"))
-    with pytest.raises(
-        DataError, match=r"000001\.index\.arrow': SHA-256 differs from the manifest's; fetch the folder"
-    ):
-        Index.open(shards).column("height")
 
 
 # What verify finds

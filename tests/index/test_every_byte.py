@@ -62,7 +62,7 @@ def from_loader(folder: Path) -> dict[int, object]:
             "tokenizer": str(folder / "tokenizer"),
             "global_batch_size": 2,
             "image_buckets": [[8, 8]],
-            "loading": {"num_workers": 0, "check_images": "always", "max_bad_share": 1.0},
+            "loading": {"num_workers": 0, "max_bad_share": 1.0},
         }
     )
     found: dict[int, object] = {}

@@ -16,9 +16,10 @@ import pytest
 
 from mmdata.errors import DataError
 from mmdata.images import decoder_warnings
+from mmdata.images.decoder_warnings import name_warnings
 from mmdata.index import Index, ShardStore
-from mmdata.loader.buffer_pool import BufferPool
-from mmdata.loader.shard_prefetch import ShardPrefetcher
+from mmdata.loader.prefetch import ShardPrefetcher
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import LOCK_NAME, Remote
 from mmdata.storage.fetch import RemoteFolder
@@ -72,9 +73,9 @@ USES: dict[str, Callable[[Index], tuple[Any, Callable[[], object]]]] = {
     "file system": lambda index: (index.manifests[0].folder._lock, index.manifests[0].folder.file_system),
     "index": lambda index: (index._lock, lambda: index.shard(0)),
     "manifest": lambda index: (index.manifests[0]._locks[0], lambda: index.manifests[0].listed(0)),
-    "store": lambda index: ((store := ShardStore(index))._lock, lambda: store.read(0, 0, 512)),
+    "store": lambda index: ((store := ShardStore(index)).open_shards._lock, lambda: store.read(0, 0, 512)),
     "buffers": lambda index: ((pool := BufferPool())._lock, lambda: pool.lend((4,))),
-    "warnings": lambda index: (decoder_warnings._lock, lambda: decoder_warnings._tell("x", ("f", 1), lambda: "name")),
+    "warnings": lambda index: (decoder_warnings._lock, name_warnings(lambda: "name").__enter__),
     "prefetcher": lambda index: ((made := prefetcher(index))._lock, made.close),
 }
 
@@ -106,7 +107,7 @@ def test_a_child_forked_while_a_thread_begins_to_fetch_fetches_itself(
         thread.start()
         assert begun.wait(HANGS_S)
         try:
-            assert forked(lambda: folder.read_first(["__mmdata__/"], "manifest.json")) == 0
+            assert forked(lambda: folder.read_manifest()) == 0
         finally:
             go_on.set()
             thread.join()

@@ -39,6 +39,7 @@ def entry(number: int = 0, **changes) -> ShardEntry:
         rows=3,
         index=f"{number}.index.arrow",
         index_sha256="11",
+        index_xxh3=1,
         captions=3,
         labels=0,
         cells=pack_cells([5, 7], 128),
@@ -323,11 +324,10 @@ def test_what_is_no_folder_of_shards_is_said_to_be_that(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 4}, "schema 4, and this mmdata reads up to 3; upgrade with `pip install -U mmdata`"),
-        ({"schema": 1}, "schema 1, of an earlier mmdata, and this one reads 2 to 3; remove it and run `mmdata index"),
+        ({"schema": 4}, "schema 4, and this mmdata reads 3; upgrade with `pip install -U mmdata`"),
+        ({"schema": 2}, "schema 2, and this mmdata reads 3; remove manifest.json and run `mmdata index`"),
         ({"tokenizer": "other"}, "content does not match its root hash: edited or damaged; remove manifest.json and"),
         ({"rows": 4}, "content does not match its root hash"),
-        ({"schema": 2}, "content does not match its root hash"),
         ({"accounts": {"classes": ["cat"]}}, "content does not match its checksum: edited or damaged; remove manifest"),
         ({"location": ".."}, "content does not match its checksum"),
         ({"checksum": None}, "content does not match its checksum"),

@@ -91,13 +91,6 @@ def test_index_of_one_folder_is_a_plain_one(folders):
     assert plain.shard_name(1) == "1.tar"
 
 
-def test_manifest_of_an_index_still_says_its_totals_and_warns(union, folders):
-    with pytest.warns(DeprecationWarning, match=r"^Index\.manifest goes with the next release: take what it said from"):
-        assert Index.open(folders[2]).manifest == Manifest.read(folders[2])
-    with pytest.warns(DeprecationWarning, match=r"^Index\.manifest goes with the next release"):
-        assert union.manifest.num_shards == 7
-
-
 def test_union_has_the_rows_of_its_folders_one_after_the_other(union, parts):
     for name, dtype in FIXED.items():
         column = union.column(name)

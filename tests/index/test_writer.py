@@ -215,6 +215,8 @@ def test_a_second_writer_is_refused(samples, tmp_path):
 
 @pytest.mark.parametrize("name", ["000000.tar", "mine.tar", "manifest.json", "x.index.arrow", "manifest-00000.arrow"])
 def test_foreign_shards_are_refused_and_kept(tmp_path, name):
+    name = name if name.endswith(".tar") else f"__mmdata__/{name}"
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"mine")
     with pytest.raises(DataError, match=re.escape(f"already holds '{name}' (1 such files); choose an empty folder")):
         ShardWriter(tmp_path)

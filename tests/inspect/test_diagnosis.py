@@ -22,7 +22,7 @@ from mmdata.index import Sample, ShardWriter
 from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import Remedy, cores_in_words, remedies, storage_in_words
-from mmdata.loader import BatchMaker, Loader, Stats
+from mmdata.loader import BatchBuilder, BatchSpec, Loader, Stats
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
 from mmdata.plan.from_config import build_plan
@@ -151,8 +151,8 @@ def test_diagnosis_names_a_slow_tokenizer_though_its_lock_slows_all_else(make: C
     index = open_index(data)
     backend = tokenizers.Tokenizer.from_file(f"{data.tokenizer}/tokenizer.json")
     slow = PythonTokenizer(backend, max_length=77, pad_id=0)
-    maker = BatchMaker(index, slow, PixelTransform.from_config(data))
-    loader = Loader(build_plan(data, index, slow), maker, num_workers=2)
+    builder = BatchBuilder(index, BatchSpec(PixelTransform.from_config(data), slow))
+    loader = Loader(build_plan(data, index, slow), builder, num_workers=2)
     found = profile(loader, 6)
     assert found.bottleneck == "tokenize"
     best = remedies(loader, data, found)[0]

@@ -138,11 +138,6 @@ def test_command_prints_speed_and_where_the_time_goes(data: dict[str, Any], tmp_
     status, output, _ = command("bench", str(tmp_path / "c.yaml"), "--steps", "3", "--step-ms", "400")
     assert (status, "the loader keeps up, and there is nothing to do" in output, "Trying" in output) == (0, True, False)
     assert re.search(r"mmdata-worker_\d +\d+\.\d\d ms +a sample", output)
-    assert "data.decode is device" not in output
-    status, output, _ = command(
-        "bench", str(tmp_path / "c.yaml"), "--steps", "3", "--step-ms", "400", "data.decode=device"
-    )
-    assert (status, "Decoding, the device's part, is not in them" in output) == (0, not torch.cuda.is_available())
     status, _, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "0")
     assert status == 2
     assert errors == "error: --steps and --rounds must be 1 or more and --step-ms 0 or more: got 0, 3, 0.0\n"

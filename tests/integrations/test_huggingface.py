@@ -165,8 +165,3 @@ def test_predict_of_a_clip_gives_its_embeddings(data: dict[str, Any], clip: Any,
     texts, images = (torch.tensor(values) for values in found.predictions)
     torch.testing.assert_close(texts, torch.cat([output.text_embeds for output in outputs]))
     torch.testing.assert_close(images, torch.cat([output.image_embeds for output in outputs]))
-
-
-def test_trainer_refuses_files_that_the_device_would_decode(data: dict[str, Any], clip: Any, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"^accelerate moves a LoaderTrainer's batches, and decodes no files: set "):
-        LoaderTrainer(data | {"decode": "device"}, model=clip, args=arguments(tmp_path))

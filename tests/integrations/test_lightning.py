@@ -111,14 +111,6 @@ def test_fit_resumes_where_the_checkpoint_was_written(
     assert second.seen == whole.seen[stop:]
 
 
-def test_datamodule_decodes_files_on_the_device(data: dict[str, Any], clip: Any, tmp_path: Path):
-    model = Contrast(clip)
-    given = data | {"decode": "device", "val": {"shards": data["shards"]}}
-    trainer(tmp_path).fit(model, datamodule=LoaderDataModule(given))
-    assert sorted(model.rows(0)) == list(range(ROWS))
-    assert len(model.validated) == 2 * STEPS
-
-
 def test_datamodule_validates_on_the_same_batches_each_time(data: dict[str, Any], clip: Any, tmp_path: Path):
     model = Contrast(clip)
     trainer(tmp_path).fit(model, datamodule=LoaderDataModule(data | {"val": {"shards": data["shards"]}}))

@@ -22,6 +22,7 @@ from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
+from tests.joins import load
 
 WORDS = ["a", "red", "blue", "green", "small", "large", "dog", "cat", "tree", "on", "under", "near", "the", "street"]
 SHAPES = [(48, 48), (40, 64), (64, 40)]
@@ -55,8 +56,8 @@ class Corpus:
         return Index.open(self.folder / "shards")
 
     def loader(self, *, rank: int = 0, world_size: int = 1, **changes: Any) -> Loader:
-        """A loader with some settings changed."""
-        return Loader.from_config(grouped(**{**self.settings, **changes}), rank=rank, world_size=world_size)
+        """A loader with some settings changed; what they join is joined before."""
+        return load(grouped(**{**self.settings, **changes}), rank=rank, world_size=world_size)
 
     def copy(self, folder: Path) -> Corpus:
         """The same corpus in another folder, to be damaged."""

@@ -21,8 +21,7 @@ from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
-from mmdata.loader import BatchMaker
-from mmdata.loader.workers import choose
+from mmdata.loader import source
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
@@ -102,10 +101,9 @@ def test_transform_without_a_name_is_refused_in_a_worker_process(corpus: Corpus)
 def test_transform_without_a_name_takes_threads_where_there_is_a_gpu(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(choose, "has_gpu", lambda: True)
+    monkeypatch.setattr(source, "has_gpu", lambda: True)
     caplog.set_level(logging.WARNING, "mmdata")
-    chosen = choose.resolve_workers(DataConfig.model_validate({**corpus.settings, "transform": v2.RandomCrop(8)}))
-    assert chosen.loading.worker_type == "thread"
+    assert not source.is_process(DataConfig.model_validate({**corpus.settings, "transform": v2.RandomCrop(8)}))
     assert "another process cannot import transform 'torchvision.transforms.v2._geometry:RandomCrop', so" in caplog.text
 
 
@@ -128,7 +126,7 @@ def test_captions_are_text_in_the_batch_on_request(corpus: Corpus):
     loader = corpus.loader(add_captions=True, num_workers=2)
     for batch in loader:
         texts, valid = captions(batch), batch["valid"].numpy()
-        ids, mask = loader.maker.tokenizer.encode(texts, batch["input_ids"].shape[1])
+        ids, mask = loader.builder.spec.tokenizer.encode(texts, batch["input_ids"].shape[1])
         assert np.array_equal(batch["input_ids"].numpy()[valid], ids[valid])
         assert np.array_equal(batch["attention_mask"].numpy()[valid], mask[valid])
         rows = zip(batch["rows"].tolist(), texts, strict=True)
@@ -169,7 +167,7 @@ def test_captions_are_text_without_a_tokenizer_too(corpus: Corpus):
 @pytest.mark.parametrize("given", ["cc", Path("cc"), {"shards": "cc"}], ids=["str", "path", "dict"])
 def test_loader_of_a_path_or_settings_says_what_to_write(given: Any):
     message = (
-        r"^Loader takes a plan and a BatchMaker; got .*\. To make a loader of settings: Loader\.from_config\('CONF"
+        r"^Loader takes a plan and a BatchBuilder; got .*\. To make a loader of settings: Loader\.from_config\('CONF"
     )
     with pytest.raises(TypeError, match=message):
         Loader(given)  # type: ignore[call-arg]
@@ -179,7 +177,7 @@ def test_loader_of_a_path_or_settings_says_what_to_write(given: Any):
 
 def test_loader_keeps_its_signature():
     names = list(inspect.signature(Loader).parameters)
-    assert names[:4] == ["plan", "maker", "rank", "world_size"]
+    assert names[:4] == ["plan", "builder", "rank", "world_size"]
     assert "prefetch_batches" in names
 
 
@@ -191,15 +189,3 @@ def test_loader_in_a_torch_dataloader_says_what_to_do(corpus: Corpus):
     wrapped: Any = DataLoader(cast(Any, corpus.loader(num_workers=0)))
     with pytest.raises(TypeError, match=message):
         next(iter(wrapped))
-
-
-def test_constructors_take_one_name_and_the_old_one_for_a_release(corpus: Corpus):
-    whole = corpus.loader(num_workers=0)
-    old: dict[str, Any] = {"prefetch": 3}
-    with pytest.warns(DeprecationWarning, match=r"^Loader's argument prefetch is now called prefetch_batches; the old"):
-        Loader(whole.plan, whole.maker, num_workers=1, **old)
-    old = {"hashes": True}
-    with pytest.warns(DeprecationWarning, match=r"^BatchMaker's argument hashes is now called add_hashes; the old"):
-        maker = BatchMaker(whole.index, whole.maker.tokenizer, whole.maker.transform, **old)
-    loader = Loader(whole.plan, maker, num_workers=0, prefetch_batches=1)
-    assert "image_hash" in next(iter(loader))

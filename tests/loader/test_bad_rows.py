@@ -16,16 +16,13 @@ from torchvision.transforms import v2
 from mmdata import Batch, Index
 from mmdata.batch import valid_inputs
 from mmdata.errors import ConfigError, DataError
-from mmdata.images.image import orient
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import ShardStore, verify
 from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
-from mmdata.loader import corpus as corpus_of_config
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.text.tokenizer import train_tokenizer
 from tests.images.placed import pixels, png
-from tests.index.earlier import version_2
 from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
@@ -307,30 +304,10 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
     assert list(unaware.ledger) == []
 
 
-def test_loader_compares_sha256_where_an_index_has_no_fast_hash(
-    damaged: Corpus, corpus: Corpus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(corpus_of_config, "_warned_of", set())
-    version_2(damaged.folder / "shards")
-    flip(damaged, JPEG_ROW, 1)
-    (entry,) = compare(damaged, corpus, {JPEG_ROW}, check_images="always")
-    assert (entry.row, entry.stage, entry.reason) == (JPEG_ROW, "read", "file_changed")
-    assert not [record for record in caplog.records if "no fast hashes" in record.message]
-    for _ in range(2):
-        list(loader := damaged.loader())
-        assert list(loader.ledger) == []
-    (record,) = [record for record in caplog.records if "no fast hashes" in record.message]
-    assert f"'{damaged.folder / 'shards'}': its index was made by an earlier mmdata and has no fast" in record.message
-    assert (
-        "data.loading.check_images=always compares the SHA-256, which takes about 5 % of a photo's time"
-        in record.message
-    )
-
-
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     flip(damaged, JPEG_ROW, 1)
     loader = damaged.loader(shuffle=False)
-    made = replay(loader.maker, find_step(loader.plan, JPEG_ROW, 0))
+    made = replay(loader.builder, find_step(loader.plan, JPEG_ROW, 0))
     assert made.decoded is None
     assert [(entry.row, entry.reason) for entry in made.made.masked] == [(JPEG_ROW, "file_changed")]
     assert _card(damaged.index, ShardStore(damaged.index), JPEG_ROW).problem.startswith(
@@ -359,6 +336,6 @@ def test_batch_of_the_loader_holds_the_image_that_webdataset_gives(corpus: Corpu
     batch: Batch = next(iter(loader))
     (image,) = [value for key, value in theirs.items() if key in ("jpg", "png", "webp")]
     # webdataset leaves the EXIF orientation alone, which is 6 here.
-    expected = pixels(PixelTransform("eval"), png(orient(image, 6)), (48, 48))
+    expected = pixels(PixelTransform("eval"), png(image.transpose(1, 2).flip(2)), (48, 48))
     assert batch["keys"][0] == theirs["__key__"]
     assert (batch["pixel_values"][0].int() - expected.int()).abs().max() <= 3  # two builds of libjpeg-turbo

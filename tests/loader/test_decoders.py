@@ -17,7 +17,6 @@ from PIL import Image
 from mmdata.images import decoder_warnings, probe
 from mmdata.index import Sample
 from tests.images.by_hand import png_chunk
-from tests.index.earlier import version_2
 from tests.loader.conftest import Corpus
 
 
@@ -55,15 +54,7 @@ def test_loader_turns_by_raw_profile_and_names_the_image_of_a_warning(
     assert "Pillow warns: Metadata Warning, tag 259 had too many entries: 2" in message
 
 
-@pytest.mark.parametrize(
-    ("setting", "new", "old"), [("auto", True, False), ("always", True, False), ("never", False, False)]
-)
-def test_loader_compares_checksums_only_where_the_fast_hash_was_not(
-    corpus: Corpus, tmp_path: Path, setting: str, new: bool, old: bool
-):
-    earlier = corpus.copy(tmp_path / "corpus")
-    version_2(earlier.folder / "shards")
-    for one, expected in ((corpus, new), (earlier, old)):
-        worker = one.loader(check_images=setting, num_workers=0).worker
-        samples = worker.samples(np.array([1]), np.array([0]))
-        assert (samples.image(0).checked, samples.stored_image(0).checked) == (expected, False)
+@pytest.mark.parametrize(("setting", "expected"), [("auto", True), ("never", False)])
+def test_loader_compares_checksums_only_where_the_fast_hash_was_not(corpus: Corpus, setting: str, expected: bool):
+    samples = corpus.loader(check_images=setting, num_workers=0).builder.read(np.array([1]), np.array([0]))
+    assert (samples.image(0).checked, samples.stored_image(0).checked) == (expected, False)

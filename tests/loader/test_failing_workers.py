@@ -51,14 +51,14 @@ def test_error_in_a_worker_names_the_row(
     corpus: Corpus, num_workers: int, error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ):
     loader = corpus.loader(num_workers=num_workers)
-    write = loader.maker.transform.write
+    write = loader.builder.spec.transform.write
 
     def fail_at_33(*arguments: object, number: int, epoch: int) -> None:
         if number == 33:
             raise error
         write(*arguments, number=number, epoch=epoch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loader.maker.transform, "write", fail_at_33)
+    monkeypatch.setattr(loader.builder.spec.transform, "write", fail_at_33)
     found = outcome(loader)
     assert isinstance(found, LoadError)
     step = step_of(corpus, 33)

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mmdata.index import ShardWriter, store
-from mmdata.loader import buffer_pool
+from mmdata.loader.workers import buffers
 from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S, run_program
@@ -86,12 +86,9 @@ TWENTY_EPOCHS = """
 import json, sys
 from mmdata import Loader
 from tests.loader.test_growth import held
-from tests.loader.worker_processes import wait_until_ready
 
 settings = json.loads(sys.argv[1])
 loader = Loader.from_config(settings)
-if settings["loading"]["worker_type"] == "process":
-    wait_until_ready(loader)  # of threads that make the first batches nothing is left then
 after = []
 for _ in range(20):
     assert sum(int(batch["valid"].sum()) for batch in loader) == len(loader.index)
@@ -107,8 +104,8 @@ def test_loader_allocates_no_buffer_after_the_first_epochs(corpus: Corpus, monke
         made.append(size)
         return np.empty(size, np.uint8)
 
-    ring = buffer_pool.BufferPool.__init__
-    monkeypatch.setattr(buffer_pool.BufferPool, "__init__", lambda self, _=None: ring(self, allocate))
+    ring = buffers.BufferPool.__init__
+    monkeypatch.setattr(buffers.BufferPool, "__init__", lambda self, _=None: ring(self, allocate))
     loader: Any = corpus.loader(image_buckets=[[32, 32]], global_batch_size=8, num_workers=5)
     for _ in range(20):
         for _batch in loader:

@@ -17,11 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata import Loader
 from mmdata.config import DataConfig
 from mmdata.config.data import JoinConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.tables.joined import Joined
+from tests.joins import load
 
 from .conftest import Corpus
 from .test_select import selected
@@ -131,7 +131,7 @@ def test_a_column_that_the_index_has_too_is_told(corpus: Corpus, tmp_path: Path,
     assert not caplog.messages
     selected(corpus, join=[{"table": table}], select="width > 0 and score > 0.5")
     said = f"data.select: 'width' is the index's; the column of this name in '{table}' is not used here: rename it"
-    assert caplog.messages == [said]
+    assert set(caplog.messages) == {said}  # by the join, and by the start
 
 
 def test_rows_that_a_table_lacks_have_no_value_or_are_left_out(
@@ -167,19 +167,12 @@ def test_columns_are_those_of_pandas_left_join(corpus: Corpus, tmp_path_factory:
     )
     file = tmp_path_factory.mktemp("join") / "table.parquet"
     pyarrow.parquet.write_table(table, file)
-    joined = Joined([JoinConfig(table=str(file))], corpus.index)
+    joined = Joined([JoinConfig(table=str(file))], corpus.index, writes=True)
     left = pd.DataFrame({"key": [sample.key for sample in corpus.samples]})
     expected = left.merge(table.to_pandas(), on="key", how="left")
     for name in ("whole", "text", "flag"):
-        found = np.ma.concatenate([joined.table_of(name).of_shard(shard, name) for shard in range(3)])
-        known = expected[name].notna().to_numpy()
-        missing = np.array([value is None or value != value for value in found.tolist()])
-        assert (missing == ~known).all()
-        assert [type_of(found)(value) for value in expected[name][known]] == found[known].tolist()
-
-
-def type_of(values: Any) -> Any:
-    return {"O": str, "f": float, "i": int}[values.dtype.kind]
+        found = [value for shard in range(3) for value in joined.table_of(name).of_shard(shard, name).to_pylist()]
+        assert found == [None if pd.isna(value) else value for value in expected[name]]
 
 
 @pytest.mark.parametrize(
@@ -245,13 +238,11 @@ def test_a_state_is_refused_when_the_table_selects_other_rows(corpus: Corpus, tm
         next(iter(loader))
         state = loader.state_dict()
     write_table(corpus, tmp_path / "scores.parquet", list(reversed(range(50))))  # in another order: the same
-    Joined([JoinConfig(table=table)], corpus.index, replaces=True)
     with corpus.loader(**settings) as loader:
         loader.load_state_dict(state)
     pyarrow.parquet.write_table(
         pa.table({"uid": [sample.key for sample in corpus.samples], "score": 1 - SCORES}), tmp_path / "scores.parquet"
     )
-    Joined([JoinConfig(table=table)], corpus.index, replaces=True)
     with (
         corpus.loader(**settings) as loader,
         pytest.raises(ConfigError, match="belongs to another plan: selection was"),
@@ -279,7 +270,7 @@ def test_values_of_a_table_come_with_their_rows(corpus: Corpus, tmp_path: Path, 
     loading = {"worker_type": worker_type, "num_workers": 1}
     data = with_fields(corpus, table, fields, loading=loading, select="age != 4")
     seen: list[int] = []
-    with Loader.from_config(data) as loader, Loader.from_config({**data, "fields": {}}) as plain:
+    with load(data) as loader, load({**data, "fields": {}}) as plain:
         for batch, other in zip(loader, plain, strict=True):
             entries: dict[str, Any] = dict(batch)
             assert entries.keys() - other.keys() == fields.keys()
@@ -311,7 +302,7 @@ def test_rows_without_a_value_have_nan_or_no_text(corpus: Corpus, tmp_path: Path
     columns = {"text": [None if row == 6 else "x" for row in rows], "vector": pa.array(vectors, pa.list_(pa.float32()))}
     table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
     fields = {"clip": "join:score", "text": "join:text", "vector": "join:vector"}
-    with Loader.from_config(with_fields(corpus, table, fields)) as loader:
+    with load(with_fields(corpus, table, fields)) as loader:
         for batch in loader:
             entries: dict[str, Any] = dict(batch)
             for place, row in enumerate(batch["rows"].tolist()):
@@ -332,7 +323,10 @@ def test_rows_without_a_value_have_nan_or_no_text(corpus: Corpus, tmp_path: Path
         ({"x": "score"}, "no source 'score'.*; joined are join:score"),
         ({"x": "join:whole"}, r"column 'whole': int64 and 11 rows without a value, .*missing: mask"),
         ({"x": "join:ragged"}, "vectors of different lengths, such as 1 and 2"),
-        ({"x": "join:words"}, r"lists of string; known are numbers, vectors of floats, .*: store the lists as texts"),
+        (
+            {"x": "join:words"},
+            r"lists of large_string; known are numbers, vectors of floats, .*: store the lists as texts",
+        ),
         ({"x": "join:time"}, r"values of type duration\[s\]; known are numbers, vectors of floats, texts and dates"),
     ],
 )
@@ -346,7 +340,7 @@ def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[s
     }
     table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
     with pytest.raises(ConfigError, match=message):
-        Loader.from_config(with_fields(corpus, table, fields))
+        load(with_fields(corpus, table, fields))
 
 
 def test_evaluations_load_no_fields_and_blank_batches_have_them(corpus: Corpus, tmp_path: Path):
@@ -356,7 +350,7 @@ def test_evaluations_load_no_fields_and_blank_batches_have_them(corpus: Corpus, 
         assert all("score" in make() for _, make in loader.blank_batches())
     for val in ({"shards": corpus.settings["shards"]}, {"share": 0.3}):
         data = evaluation_data(DataConfig.model_validate({**corpus.settings, **given, "val": val}))
-        with Loader.from_config(data) as loader:
+        with load(data) as loader:
             assert "score" not in next(iter(loader))
 
 
@@ -425,7 +419,7 @@ def test_times_are_compared_as_times_and_come_as_texts_of_iso_8601(corpus: Corpu
         48,
     ]
     with pytest.raises(
-        ConfigError, match=r"data.select: '2026-1-3' is compared with a timestamp with a zone: expected I"
+        ConfigError, match=r"data.select: '2026-1-3' is compared with a timestamp with a zone: expected a date"
     ):
         corpus.loader(**given, select="time >= '2026-1-3'")
     with corpus.loader(**given, fields={"time": "join:time", "local": "join:local"}) as loader:
@@ -490,7 +484,7 @@ def test_whole_numbers_come_where_the_rows_without_them_are_left_out(
 ):
     table = write_table(corpus, tmp_path / "table.parquet", list(range(40)), whole=list(range(40)))
     given = {"join": [{"table": table, "missing": missing}], "fields": {"whole": "join:whole"}, **changes}
-    with Loader.from_config({**corpus.settings, **given}) as loader:
+    with load({**corpus.settings, **given}) as loader:
         batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
     assert sorted(row for batch in batches for row in batch["rows"].tolist() if row >= 0) == expected
     assert all(torch.equal(batch["whole"][batch["valid"]], batch["rows"][batch["valid"]]) for batch in batches)

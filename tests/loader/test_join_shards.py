@@ -21,6 +21,7 @@ from mmdata.index import build_index
 from mmdata.index.joined_captions import parse_captions
 from mmdata.index.keys_index import build_keys_index
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from tests.joins import load
 from tests.loader.member_tars import json_of, npz, write_tar
 
 ROWS = 40
@@ -60,7 +61,7 @@ class Reinforced:
         return {"shards": str(self.folder / "dr"), "name": "dr", "key": "uid"}
 
     def loader(self, **changes: Any) -> Loader:
-        return Loader.from_config({**self.settings, **changes})
+        return load({**self.settings, **changes})
 
 
 def sample(row: int) -> dict[str, bytes]:
@@ -177,7 +178,7 @@ def test_rows_that_the_tars_lack_are_kept_left_out_or_an_error(
     assert rows == [row for row in range(ROWS) if row not in (4, 7, 31)]
     assert (entry.row, entry.reason) == (7, "missing_field")
     assert entry.detail == "data.fields.emb: no member .npz among .url.txt, .syn.json, .paug.json, .json"
-    with pytest.raises(ConfigError, match=f"^{said}, such as '{UIDS[4]}'; leave them out"):
+    with pytest.raises(ConfigError, match=f"^{said}, such as '000000004'; leave them out"):
         data.loader(fields=fields, join=[table, {**data.shards, "missing": "error"}])
 
 
@@ -280,7 +281,7 @@ def test_rows_without_a_key_are_told_from_a_key(reinforced: Reinforced):
     )
     pyarrow.parquet.write_table(table, reinforced.folder / "keys.parquet")
     for key, message in (
-        ("own", r"20 of 40 rows have no row in '.*', such as rows without a key \(null\); leave them out"),
+        ("own", r"20 of 40 rows have no row in '.*', such as '000000001'; leave them out"),
         ("none", r"40 of 40 rows have no row in '.*': keys are like 'x', and those of its samples like '0"),
     ):
         join = [
@@ -409,17 +410,19 @@ def test_captions_of_joined_tars_are_counted_once(
         return count(self, captions)
 
     monkeypatch.setattr(Tokenizer, "count", counting)
-    found: list[list[Any]] = []
-    for _ in range(2):
-        with reinforced.loader(**changes) as loader:
-            found.append([dict(batch)["captions"] for batch in loader])
-    assert found[0] == found[1]
+    with reinforced.loader(**changes) as loader:
+        found = [dict(batch)["captions"] for batch in loader]
+    assert sum(counted) == 5 * ROWS
+    with Loader.from_config({**reinforced.settings, **changes}) as loader:
+        assert [dict(batch)["captions"] for batch in loader] == found
     assert sum(counted) == 5 * ROWS
     samples = {uid: {"syn.json": json_of({"syn_text": [f"other {row}"]})} for row, uid in enumerate(UIDS)}
     for tar in (reinforced.folder / "dr").glob("*.tar"):
         tar.unlink()
     write_tar(reinforced.folder / "dr" / "00000000.tar", samples)
     reindex(reinforced, "syn.json:syn_text")  # other captions: what was kept does not fit
+    with pytest.raises(ConfigError, match=r"^data\.join\.1: .* is not joined with .*; run `mmdata join CONFIG`$"):
+        Loader.from_config({**reinforced.settings, **changes})
     with reinforced.loader(**changes) as loader:
         texts = {text for batch in loader for text in dict(batch)["captions"]}
     assert any(text.startswith("other") for text in texts)

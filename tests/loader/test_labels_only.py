@@ -30,6 +30,7 @@ from mmdata.text.tokenizer import Tokenizer, need_tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
 from mmdata.trained import TrainedRun
+from tests.joins import join_first
 from tests.made_shards import make_tar
 from tests.programs import run_program
 
@@ -174,7 +175,7 @@ def test_a_tokenizer_for_labels_only_is_an_error_that_says_both_ways(folder, tmp
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": "auto", "image_size": 32, "max_shapes": 3}],
+    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": "auto", "image_size": 32}],
 )
 @pytest.mark.parametrize("captions", [False, True])
 def test_without_a_tokenizer_no_batch_has_texts(folder, images, tmp_path, captions, changes):
@@ -273,6 +274,7 @@ def test_retrieval_of_captions_that_a_table_gives_shards_of_labels(folder, tmp_p
         "val": {"share": 0.5},
     }
     config = parse(Config, {"data": settings(folder, **tables), "model": {"name": "small"}}, origin="test")
+    join_first(config.data)
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
     scores = evaluate_shards(TrainedRun(model, config, tokenizer, Path("x.pt"), 0, 0), None, None)
     assert scores["texts"] == scores["rows"] == Loader.from_config(evaluation_data(config.data)).plan.num_rows

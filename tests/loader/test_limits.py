@@ -17,7 +17,7 @@ import pytest
 from mmdata.config import DataConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.index import ShardWriter
-from mmdata.loader.workers.open_files import files_needed, most_shards
+from mmdata.loader.corpus import files_needed, most_shards
 from mmdata.plan import LengthAspectPolicy, Plan
 from mmdata.tables.selection import Selection
 from mmdata.text.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ LIMITED = """
 import json, os, resource, sys
 from mmdata import Loader
 from mmdata.config import DataConfig
-from mmdata.loader.workers.open_files import files_needed
+from mmdata.loader.corpus import files_needed
 from mmdata.config.strict_yaml import parse
 
 settings = json.loads(sys.argv[1])
@@ -162,7 +162,7 @@ def test_loader_keeps_shards_open_with_half_of_the_files(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 5, hard))
     loader = Loader.from_config(settings)
     print([sum(int(batch["valid"].sum()) for batch in loader) for epoch in range(2)])
-    print(loader.maker.store.open_shards.most)
+    print(loader.builder.store.open_shards.most)
     """
     done = limited(tmp_path, more, grouped(**many_shards, num_workers=2), 70)
     assert done.stdout == f"[70, 70]\n{most}\n", done.stderr

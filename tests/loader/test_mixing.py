@@ -13,7 +13,7 @@ import pytest
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
 from mmdata.index import Sample
-from mmdata.plan.groups import read_groups, write_groups
+from mmdata.plan.mixture import read_groups, write_groups
 
 REMEDIES = {
     ".arrow": "make it anew with `mmdata neighbours`",

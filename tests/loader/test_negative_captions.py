@@ -118,15 +118,6 @@ def test_extra_captions_are_part_of_what_a_state_belongs_to(corpus, file: Path, 
         ):
             ours.load_state_dict(theirs.state_dict())
     corpus.loader(negative_captions=str(file)).load_state_dict(loader.state_dict())
-    state = loader.state_dict()
-    state["plan"]["extra_captions"] = state["plan"].pop("negative_captions")  # as earlier versions called them
-    corpus.loader(negative_captions=str(file)).load_state_dict(state)
-
-
-def test_state_from_before_there_were_extra_captions_is_one_without(corpus):
-    state = corpus.loader().state_dict()
-    state["plan"] = {name: value for name, value in state["plan"].items() if name != "negative_captions"}
-    corpus.loader().load_state_dict(state)
 
 
 def test_extra_captions_are_left_out_of_evaluations(corpus, file: Path):

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from mmdata import Batch, Loader
-from mmdata.loader.work import LoadedBatch, Work
+from mmdata.loader.unfinished import LoadedBatch
+from mmdata.loader.workers.work import Work
 from mmdata.plan import Step
 from tests.programs import PATIENCE_S, run_program
 
@@ -31,13 +32,13 @@ class Watched:
     def __init__(self, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loader = corpus.loader(prefetch_batches=3)
         self.begun: list[tuple[int, int]] = []
-        begun, begin = self.begun, self.loader.maker.begin  # the threads must not hold the loader
+        begun, begin = self.begun, self.loader.builder.begin  # the threads must not hold the loader
 
         def watched(step: Step, stop: threading.Event | None = None) -> Work[LoadedBatch]:
             begun.append((step.epoch, step.number))
             return begin(step, stop)
 
-        monkeypatch.setattr(self.loader.maker, "begin", watched)
+        monkeypatch.setattr(self.loader.builder, "begin", watched)
 
     def of_epoch(self, epoch: int) -> list[int]:
         """Its steps that were begun until all threads wait."""
@@ -135,7 +136,7 @@ def test_state_loaded_between_epochs_gives_them_up(corpus: Corpus, same: Same, c
 
 def test_dropped_loader_ends_its_threads(watched: Watched):
     list(watched.loader)
-    assert len(workers()) == 2
+    assert len(workers()) == 3  # two that do the work, and one that begins it
     del watched.loader
     assert workers() == []
 

@@ -19,7 +19,8 @@ import yaml
 from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
 from mmdata.index import ShardWriter
-from mmdata.plan.groups import write_groups
+from mmdata.plan.mixture import write_groups
+from tests.joins import join_first
 from tests.programs import run_program
 
 from .test_join import write_table
@@ -112,13 +113,14 @@ def test_plan_program_says_when_a_run_has_groups_of_its_own(corpus, tmp_path: Pa
     assert "stand in whole groups" not in said
 
 
-def test_plan_program_counts_duplicates_by_what_rows_mean(corpus, tmp_path: Path):
+def test_plan_program_counts_duplicates_by_the_column_of_the_hash(corpus, tmp_path: Path):
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[0] * 50)
-    settings = {**corpus.settings, "join": [{"table": table}], "meaning": "meant"}
+    settings = {**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"}
+    join_first(settings)
     said = plan(tmp_path, settings)
     batches = re.search(r"50 rows in (\d+) steps", said)
     assert batches is not None
-    told = f"duplicates: {50 - int(batches[1])} rows meet their own image, caption or meaning in a batch; "
+    told = f"duplicates: {50 - int(batches[1])} rows meet their own image or caption in a batch; "
     assert f"{told}train.mask_false_negatives=true makes them no negatives\n" in said
     said = plan(tmp_path, settings, "train.mask_false_negatives=true")
     assert f"{told}train.mask_false_negatives is set: they are no negatives\n" in said
@@ -169,6 +171,7 @@ def test_plan_program_takes_a_condition_in_backquotes_from_the_command_line(corp
     table = pa.table({"key": [sample.key for sample in corpus.samples], "clip score": [row / 50 for row in range(50)]})
     pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
     settings = {**corpus.settings, "join": [{"table": str(tmp_path / "scores.parquet")}]}
+    join_first({**settings, "select": "`clip score` > 0.39"})
     said = plan(tmp_path, settings, "data.select=`clip score` > 0.39")
     assert "data.select `clip score` > 0.39 (" in said
     assert ": 30 of 50 rows" in said

@@ -12,15 +12,16 @@ from mmdata.index.caption_lengths import caption_lengths
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin
 from mmdata.plan import (
     Bucket,
+    CaptionSources,
     IndexRows,
     NativePolicy,
+    ShardCaptions,
     TokenBudgetPolicy,
     choose_image_shapes,
     choose_lengths,
-    choose_lengths_by_shape,
 )
-from mmdata.plan.buckets import nearest_shapes
-from mmdata.plan.from_config import bucket_policy, build_plan, caption_histogram, text_lengths
+from mmdata.plan.choose import bucket_policy, caption_histogram, text_lengths
+from mmdata.plan.from_config import build_plan
 from mmdata.text.tokenizer import Tokenizer
 
 
@@ -29,16 +30,21 @@ def make_policy(corpus):
     """`make_policy(**changes)`: the policy of the corpus's settings, some of them changed."""
 
     def make(**changes: Any):
-        return bucket_policy(DataConfig.model_validate({**corpus.settings, **changes}), corpus.index, "index")
+        data = DataConfig.model_validate({**corpus.settings, **changes})
+        return bucket_policy(data, corpus.index, captions_of(corpus))
 
     return make
+
+
+def captions_of(corpus, tokens: Any = "index") -> CaptionSources:
+    return CaptionSources.in_turn(ShardCaptions(corpus.index, tokens))
 
 
 def histogram_of(corpus, max_length: int) -> np.ndarray:
     """Captions by length and aspect bin, one by one."""
     histogram = np.zeros((max_length + 1, ASPECT_BINS), np.int64)
     offsets, counts = corpus.index.lists("caption_tokens")
-    shapes = IndexRows(corpus.index, lengths=None).shapes(np.arange(len(corpus.index)), 0)
+    shapes = IndexRows(corpus.index).shapes(np.arange(len(corpus.index)), 0)
     for row, bin_ in enumerate(aspect_bin(shapes.height, shapes.width).tolist()):
         for tokens in counts[offsets[row] : offsets[row + 1]].tolist():
             histogram[min(tokens, max_length), bin_] += 1
@@ -61,26 +67,32 @@ def test_lengths_counted_for_another_tokenizer_are_those_an_index_would_hold(cor
     counted = caption_lengths(corpus.index, tokenizer)
     for found, stored in zip(counted, corpus.index.lists("caption_tokens"), strict=True):
         assert np.array_equal(found, stored)
-    assert text_lengths(data, corpus.index, counted) == text_lengths(data, corpus.index, "index")
+    assert text_lengths(data, corpus.index, captions_of(corpus, counted)) == text_lengths(
+        data, corpus.index, captions_of(corpus)
+    )
 
 
 def test_captions_longer_than_max_length_count_as_cut(corpus):
-    data = DataConfig.model_validate({**corpus.settings, "max_length": 5})
-    tokens = np.repeat(np.array([3, 5, 7], np.int32), [7, 1, 9])
-    assert text_lengths(data, corpus.index, (np.arange(18), tokens)) == [3, 5]
+    data = DataConfig.model_validate({**corpus.settings, "max_length": 10})
+    _, counts = corpus.index.lists("caption_tokens")
+    best = choose_lengths(np.bincount(np.minimum(counts, 10)), data.num_text_buckets)
+    assert text_lengths(data, corpus.index, captions_of(corpus)) == best
+    assert len(best) > 1
 
 
 @pytest.mark.parametrize("max_length", [500, 20])
 def test_caption_histogram_counts_every_caption_by_length_and_displayed_aspect(corpus, max_length: int):
     expected = histogram_of(corpus, max_length)
     assert expected.sum() == corpus.index.captions
-    assert np.array_equal(caption_histogram(corpus.index, "index", max_length=max_length), expected)
+    assert np.array_equal(caption_histogram(corpus.index, captions_of(corpus), max_length=max_length), expected)
 
 
 def test_caption_histogram_of_lengths_counted_anew_is_the_same(corpus, monkeypatch):
     monkeypatch.setattr("mmdata.index.caption_lengths.CHUNK_ROWS", 7)  # chunks that end within shards
     counted = corpus.index.lists("caption_tokens")
-    assert np.array_equal(caption_histogram(corpus.index, counted, max_length=30), histogram_of(corpus, 30))
+    assert np.array_equal(
+        caption_histogram(corpus.index, captions_of(corpus, counted), max_length=30), histogram_of(corpus, 30)
+    )
 
 
 def test_image_buckets_auto_are_those_that_crop_least(corpus, make_policy):
@@ -89,45 +101,6 @@ def test_image_buckets_auto_are_those_that_crop_least(corpus, make_policy):
     chosen = choose_image_shapes(aspects, 2, image_size=64, patch_size=8)
     assert len(chosen) == 2
     assert policy.buckets == tuple(Bucket(32, *shape) for shape in chosen)
-
-
-def test_max_shapes_shares_text_bounds_out_over_the_image_shapes(corpus, make_policy):
-    shapes = [(32, 32), (24, 40), (40, 24)]
-    histogram = histogram_of(corpus, 32)
-    nearest = nearest_shapes(shapes)
-    by_shape = np.array([histogram[:, nearest == shape].sum(axis=1) for shape in range(3)])
-    bounds = choose_lengths_by_shape(by_shape, 11)
-    assert sum(map(len, bounds)) == 11
-    expected = tuple(Bucket(b, *shape) for shape, rising in zip(shapes, bounds, strict=True) for b in rising)
-    assert make_policy(max_shapes=11).buckets == expected
-
-
-def test_max_shapes_leaves_out_image_shapes_that_no_image_is_near(make_policy):
-    policy = make_policy(image_buckets=[[32, 32], [24, 40], [40, 24], [8, 200]], max_shapes=11)
-    assert policy.buckets == make_policy(max_shapes=11).buckets
-
-
-@pytest.mark.parametrize("counted", [False, True])
-def test_max_shapes_never_cuts_a_caption_below_max_length(corpus, make_policy, counted: bool):
-    lengths = corpus.index.lists("caption_tokens") if counted else "index"
-    settings = {**corpus.settings, "image_buckets": "auto", "image_size": 48, "patch_size": 8, "max_shapes": 5}
-    policy = bucket_policy(DataConfig.model_validate(settings), corpus.index, lengths)
-    assert len(policy.buckets) == 5
-    rows = IndexRows(corpus.index, lengths=lengths)
-    bounds = np.array([bucket.length for bucket in policy.buckets])
-    for epoch in range(6):  # the captions of a row take turns
-        shapes = rows.shapes(np.arange(len(corpus.index)), epoch)
-        assert (bounds[policy.assign(shapes)] >= np.minimum(shapes.length, 32)).all()
-
-
-def test_max_shapes_makes_a_plan_of_all_rows(corpus):
-    settings = {**corpus.settings, "image_buckets": "auto", "image_size": 48, "patch_size": 8, "max_shapes": 5}
-    data = DataConfig.model_validate(settings)
-    plan = build_plan(data, corpus.index, Tokenizer.load(data.tokenizer, max_length=data.max_length))
-    steps = list(plan.steps(0))
-    assert len({step.bucket for step in steps}) <= 5
-    rows = np.concatenate([step.rows for step in steps])
-    assert sorted(rows[rows >= 0].tolist()) == list(range(50))
 
 
 def test_token_budget_wraps_the_policy(make_policy):

@@ -21,7 +21,7 @@ from mmdata.errors import DataError
 from mmdata.index import ShardWriter
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
-from mmdata.loader.shard_prefetch import ShardPrefetcher
+from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S, Program
@@ -147,7 +147,9 @@ def test_a_local_corpus_starts_no_thread(corpus):
     before = {thread.name for thread in threading.enumerate()}
     batches = iter(corpus.loader())
     next(batches)
-    assert {thread.name for thread in threading.enumerate()} - before <= {"mmdata-worker_0", "mmdata-worker_1"}
+    assert {thread.name for thread in threading.enumerate()} - before <= {
+        f"mmdata-worker_{one}" for one in ("steps", 0, 1)
+    }
 
 
 def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
@@ -163,7 +165,7 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
 
 
 def test_what_cannot_be_fetched_ends_the_loop(config, far: Path, monkeypatch):
-    monkeypatch.setattr("mmdata.storage.fetch.WAIT_S", 0.01)
+    monkeypatch.setattr("mmdata.storage.attempts.WAIT_S", 0.01)
     with serve(far) as server:
         server.answers["/000030.tar"] = 500
         with pytest.raises(DataError, match=rf"'{server.url}/000030\.tar': cannot be fetched, 8 attempts from byte 0"):
@@ -177,7 +179,7 @@ def test_what_the_plan_raises_ends_the_loop(config, far: Path):
         yield from ()
         raise DataError("the plan broke")
 
-    ahead = ShardPrefetcher(steps(), loader.index, loader.maker.store)
+    ahead = ShardPrefetcher(steps(), loader.index, loader.builder.store)
     with pytest.raises(DataError, match="the plan broke"):
         list(ahead)
     ahead.close()

@@ -25,6 +25,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64, in_share
+from tests.joins import load
 from tests.programs import run_program
 
 from .conftest import Corpus
@@ -41,7 +42,7 @@ def rows_of(loader: Loader) -> list[int]:
 
 def selected(corpus: Corpus, **changes: Any) -> list[int]:
     data = data_of(corpus, **changes)
-    with Loader.from_config(data) as loader:
+    with load(data) as loader:
         rows = rows_of(loader)
         assert loader.plan.num_rows == len(rows)
         assert len(loader) == -(-len(rows) // data.global_batch_size)

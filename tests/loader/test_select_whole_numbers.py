@@ -76,7 +76,7 @@ def selected(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Select
     pyarrow.parquet.write_table(pa.table({"key": [corpus.samples[row].key for row in ROWS], **columns}), file)
     settings = {**corpus.settings, "global_batch_size": 1, "join": [{"table": str(file), "missing": "mask"}]}
     data, index = DataConfig.model_validate(settings), corpus.index
-    return Selected(settings, index, Joined.from_config(data, index))
+    return Selected(settings, index, Joined.from_config(data, index, writes=True))
 
 
 @pytest.mark.parametrize(

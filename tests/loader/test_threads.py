@@ -11,15 +11,15 @@ from functools import partial
 
 import pytest
 
-from mmdata.loader.work import Work
 from mmdata.loader.workers.threads import WorkerThreads
+from mmdata.loader.workers.work import Work
 from tests.programs import PATIENCE_S, run_program
 
 SEEN_BY_ALL = """
 import threading, torch
 torch.set_num_threads(3)
-from mmdata.loader.work import Work
 from mmdata.loader.workers.threads import WorkerThreads
+from mmdata.loader.workers.work import Work
 
 workers, born_later = [], []
 def begin(step, stop):

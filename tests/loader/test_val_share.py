@@ -17,7 +17,8 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
 from mmdata.index import build_index
 from mmdata.integrations.adapt import SameEpoch
-from mmdata.plan.from_config import bucket_policy, caption_histogram
+from mmdata.plan import CaptionSources, ShardCaptions
+from mmdata.plan.choose import bucket_policy, caption_histogram
 from mmdata.tables.select import select_rows
 
 from .conftest import Corpus
@@ -95,17 +96,6 @@ def test_state_of_another_share_is_refused_by_name(corpus: Corpus, share: float 
         ConfigError, match=rf"selection was 'data\.split train of data\.val\.share 0\.3' and is .*{told}"
     ):
         corpus.loader(val={"share": share}, text_buckets=[32]).load_state_dict(state)
-    del state["plan"]["selection"]  # as an earlier version wrote it, which had no shares
-    with pytest.raises(ConfigError, match=r"selection was None and is .data\.split train of data\.val\.share 0\.3"):
-        corpus.loader(val={"share": SHARE}, text_buckets=[32]).load_state_dict(state)
-
-
-def test_states_of_earlier_versions_fit_a_loader_without_a_share(corpus: Corpus):
-    loader = corpus.loader()
-    state = {**loader.state_dict(), "step": 3}
-    state["plan"] = {name: value for name, value in state["plan"].items() if name != "selection"}
-    loader.load_state_dict(state)
-    assert len(list(loader)) == len(loader) - 3
 
 
 def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
@@ -116,13 +106,15 @@ def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
     rows = np.concatenate(list(selection.chunks(10)))
     offsets, tokens = index.lists("caption_tokens")
     own = np.concatenate([tokens[offsets[row] : offsets[row + 1]] for row in rows.tolist()])
-    histogram = caption_histogram(index, "index", max_length=32, selection=selection)
+    stored, counted, uncounted = (
+        CaptionSources.in_turn(ShardCaptions(index, given)) for given in ("index", (offsets, tokens), None)
+    )
+    histogram = caption_histogram(index, stored, max_length=32, selection=selection)
     assert histogram.sum(axis=1).tolist() == np.bincount(np.minimum(own, 32), minlength=33).tolist()
-    counted = caption_histogram(index, (offsets, tokens), max_length=32, selection=selection)
-    assert np.array_equal(counted, histogram)
-    captions = caption_histogram(index, None, max_length=32, selection=selection)
+    assert np.array_equal(caption_histogram(index, counted, max_length=32, selection=selection), histogram)
+    captions = caption_histogram(index, uncounted, max_length=32, selection=selection)
     assert captions.sum(axis=0).tolist() == histogram.sum(axis=0).tolist()
-    assert bucket_policy(data, index, "index", selection=selection).buckets
+    assert bucket_policy(data, index, stored, selection=selection).buckets
 
 
 def test_labels_alone_are_split_and_planned_too(corpus: Corpus, tmp_path: Path):

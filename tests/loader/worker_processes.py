@@ -17,15 +17,13 @@ from typing import Any
 
 import pytest
 
-from mmdata import Loader
-from mmdata.loader.workers import choose, parent
+from mmdata.loader.workers import process
 from tests.flat_settings import grouped
-from tests.programs import PATIENCE_S, Program
+from tests.programs import Program
 
 from .conftest import Corpus
 
 PROCESS: dict[str, Any] = {"worker_type": "process"}
-"""In a test file with `nothing_left` no threads make batches while processes start (see test_handover.py)."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,7 +33,10 @@ def worker_processes(of: int | None = None) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             ppid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(ppid) == (of or os.getpid()) and b"mmdata.loader.workers.child" in (folder / "cmdline").read_bytes():
+            if (
+                int(ppid) == (of or os.getpid())
+                and b"mmdata.loader.workers.process" in (folder / "cmdline").read_bytes()
+            ):
                 found.append(int(folder.name))
     return found
 
@@ -55,20 +56,10 @@ def gone(pid: int, *, within_s: float = 10.0) -> bool:
     return False
 
 
-def wait_until_ready(loader: Loader) -> None:
-    """Wait until the worker processes are ready for a handover."""
-    source: Any = loader._source
-    until = time.monotonic() + PATIENCE_S
-    while not source._processes.are_ready(0, 0):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Worker processes make all batches and end with their loaders. They are forked from a template."""
-    monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
-    monkeypatch.setattr(choose, "threads_may_start", lambda data: False)
+    """Worker processes end with their loaders. They are forked from a template."""
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(Popen=Program, DEVNULL=subprocess.DEVNULL))
     yield
     gc.collect()
     assert worker_processes() == []
@@ -77,8 +68,6 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 PROGRAM = """
     import json, os, sys, time
     import mmdata
-    from mmdata.loader.workers import choose
-    choose.threads_may_start = lambda data: False
     loader = mmdata.Loader.from_config(json.loads(sys.argv[1]))
     batches = iter(loader)
     next(batches)

@@ -47,35 +47,12 @@ def test_length_aspect_policy_assigns_nothing_to_no_rows():
     assert LengthAspectPolicy([77], [(1, 1), (1, 2)]).assign(shapes()).tolist() == []
 
 
-def test_length_aspect_policy_takes_bounds_of_its_own_for_each_image_shape():
-    policy = LengthAspectPolicy([[16, 32, 77], [20], [8, 40]], [(224, 224), (192, 256), (256, 192)])
-    assert policy.buckets == (
-        Bucket(16, 224, 224),
-        Bucket(32, 224, 224),
-        Bucket(77, 224, 224),
-        Bucket(20, 192, 256),
-        Bucket(8, 256, 192),
-        Bucket(40, 256, 192),
-    )
-    square = shapes((1, 9, 9), (16, 9, 9), (17, 9, 9), (32, 9, 9), (33, 9, 9), (77, 9, 9), (500, 9, 9))
-    assert policy.assign(square).tolist() == [0, 0, 1, 1, 2, 2, 2]
-    assert policy.assign(shapes((1, 3, 4), (20, 3, 4), (500, 3, 4))).tolist() == [3, 3, 3]
-    assert policy.assign(shapes((1, 4, 3), (8, 4, 3), (9, 4, 3), (40, 4, 3), (500, 4, 3))).tolist() == [4, 4, 5, 5, 5]
-
-
 @pytest.mark.parametrize(
     ("lengths", "image_shapes", "message"),
     [
         ([], [(1, 1)], r"lengths must rise: got \[\]"),
         ([3, 3], [(1, 1)], r"lengths must rise: got \[3, 3\]"),
         ([3, 2], [(1, 1)], r"lengths must rise: got \[3, 2\]"),
-        ([[3], [3, 2]], [(1, 1), (1, 2)], r"lengths must rise: got \[3, 2\]"),
-        ([[3], []], [(1, 1), (1, 2)], r"lengths must rise: got \[\]"),
-        (
-            [[3], [3], [3]],
-            [(1, 1), (1, 2)],
-            "lengths must be one list of bounds for all image shapes or one for each of the 2: got 3 lists",
-        ),
         ([3], [], r"image_shapes must be different \(height, width\) pairs: got \[\]"),
         ([3], [(1, 2), (1, 2)], r"image_shapes must be different \(height, width\) pairs: got \[\(1, 2\), \(1, 2\)\]"),
     ],
@@ -170,7 +147,8 @@ def test_merge_groups_join_the_longest_texts_then_each_image_shape():
 
 def test_merge_groups_of_unequal_bounds_go_on_with_the_shape_of_the_longest_text():
     # Positions: (8, a) 0, (77, a) 1, (20, b) 2, (8, c) 3, (40, c) 4.
-    buckets = LengthAspectPolicy([[8, 77], [20], [8, 40]], [(2, 2), (2, 3), (3, 2)]).buckets
+    pairs = [(8, (2, 2)), (77, (2, 2)), (20, (2, 3)), (8, (3, 2)), (40, (3, 2))]
+    buckets = [Bucket(length, *shape) for length, shape in pairs]
     assert merge_groups(buckets) == [([2], [4]), ([4, 3], [1, 0]), ([1, 0], [])]
 
 

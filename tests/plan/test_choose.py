@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin
-from mmdata.plan import choose_image_shapes, choose_lengths, choose_lengths_by_shape
+from mmdata.plan import choose_image_shapes, choose_lengths
 
 
 def padded_tokens(histogram: list[int], bounds: list[int]) -> int:
@@ -60,56 +60,6 @@ def test_choose_lengths_of_nothing_is_refused():
 
 
 # Bounds for several image shapes
-
-
-def test_choose_lengths_by_shape_example_of_the_docstring():
-    histograms = np.zeros((2, 21), np.int64)
-    histograms[0, [4, 5, 20]] = [100, 100, 10]
-    histograms[1, [4, 20]] = [3, 1]
-    assert choose_lengths_by_shape(histograms, 2) == [[20], [20]]
-    assert choose_lengths_by_shape(histograms, 4) == [[4, 5, 20], [20]]
-    assert choose_lengths_by_shape(histograms, 5) == choose_lengths_by_shape(histograms, 99) == [[4, 5, 20], [4, 20]]
-
-
-def test_choose_lengths_by_shape_of_one_shape_is_choose_lengths():
-    histogram = np.random.default_rng(0).integers(0, 100, 40)
-    for count in range(1, 12):
-        assert choose_lengths_by_shape(histogram[None], count) == [choose_lengths(histogram, count)]
-
-
-def test_choose_lengths_by_shape_leaves_out_shapes_without_captions():
-    assert choose_lengths_by_shape(np.array([[0, 0, 0], [0, 4, 1], [0, 0, 0], [0, 7, 0]]), 9) == [[], [1, 2], [], [1]]
-
-
-@settings(deadline=None)
-@given(st.data(), st.integers(1, 3), st.integers(1, 6))
-def test_choose_lengths_by_shape_pads_as_little_as_the_best_of_all_choices(data: st.DataObject, num: int, length: int):
-    counts = st.lists(st.integers(0, 30), min_size=length, max_size=length).filter(any)
-    histograms = data.draw(st.lists(counts, min_size=num, max_size=num))
-    max_shapes = data.draw(st.integers(num, 8))
-    bounds = choose_lengths_by_shape(np.array(histograms), max_shapes)
-    assert sum(map(len, bounds)) <= max_shapes
-    padded = [
-        {count: padded_tokens(counts, choose_lengths(np.array(counts), count)) for count in range(1, max_shapes + 1)}
-        for counts in histograms
-    ]
-    shares = (share for share in itertools.product(range(1, max_shapes + 1), repeat=num) if sum(share) <= max_shapes)
-    best = min(sum(of[count] for of, count in zip(padded, share, strict=True)) for share in shares)
-    assert sum(padded_tokens(*pair) for pair in zip(histograms, bounds, strict=True)) == best
-
-
-def test_choose_lengths_by_shape_needs_a_bound_for_each_shape():
-    message = (
-        r"max_shapes is 1, but 2 image shapes have images and each needs a shape of its own; "
-        r"set max_shapes to 2 or more, or have fewer image shapes \(num_image_buckets\)"
-    )
-    with pytest.raises(ValueError, match=message):
-        choose_lengths_by_shape(np.array([[0, 1], [0, 0], [0, 1]]), 1)
-
-
-def test_choose_lengths_by_shape_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="choose_lengths_by_shape: the histograms are empty"):
-        choose_lengths_by_shape(np.zeros((2, 5), np.int64), 3)
 
 
 # Image shapes

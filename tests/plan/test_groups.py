@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import BatchShare, Bucket, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan
-from mmdata.plan.groups import cover_table, form_units
+from mmdata.plan.mixture import cover_table, form_units
 
 SHAPES = [(64, 64), (48, 80)]
 POLICY = LengthAspectPolicy([8, 16, 77], SHAPES)

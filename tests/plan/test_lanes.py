@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.row_ranges import assign_to_lanes, cut_windows, mix_evenly
+from mmdata.plan.ranges import assign_to_lanes, cut_windows, mix_evenly
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 

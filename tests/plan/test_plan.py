@@ -22,7 +22,7 @@ from mmdata.plan import (
     TokenBudgetPolicy,
     rank_slice,
 )
-from mmdata.plan.bucket_queues import fill_up
+from mmdata.plan.schedule import fill_up
 
 # Literal examples
 

@@ -12,8 +12,21 @@ from PIL import Image
 
 from mmdata.images import probe
 from mmdata.index import Index, Sample, ShardWriter
-from mmdata.plan import IndexRows, LengthAspectPolicy, choose_captions
+from mmdata.plan import CaptionSources, IndexRows, LengthAspectPolicy, ShardCaptions, choose_captions
 from mmdata.plan.rows import count_buckets
+
+
+class Letters:
+    """The tokenizer that counted the fixtures' captions."""
+
+    name, fingerprint = "", "letters"
+
+    def count(self, captions: Any) -> list[int]:
+        return list(map(len, captions))
+
+
+def captions_of(index: Index, tokens: Any) -> CaptionSources:
+    return CaptionSources.in_turn(ShardCaptions(index, tokens))
 
 
 def test_choose_captions_goes_through_all_of_them():
@@ -57,10 +70,10 @@ def index(tmp_path: Path) -> Index:
 
 
 def test_index_rows_have_the_size_displayed_and_the_length_of_the_chosen_caption(index: Index):
-    rows = IndexRows(index, lengths="index")
+    rows = IndexRows(index, captions_of(index, "index"))
     asked = np.array([7, 0, 4, 3])
     assert rows.starts.tolist() == [0, 3, 6, 8]
-    counted = IndexRows(index, lengths=index.lists("caption_tokens"))
+    counted = IndexRows(index, captions_of(index, index.lists("caption_tokens")))
     for epoch in range(3):
         shapes = rows.shapes(asked, epoch)
         assert counted.shapes(asked, epoch).length.tolist() == shapes.length.tolist()
@@ -71,23 +84,24 @@ def test_index_rows_have_the_size_displayed_and_the_length_of_the_chosen_caption
 
 
 def test_index_rows_without_lengths_are_all_one_token_long(index: Index):
-    rows = IndexRows(index, lengths=None)
+    rows = IndexRows(index)
     assert rows.shapes(np.array([2, 1]), 0).length.tolist() == [1, 1]
 
 
 def test_index_rows_limit_keeps_the_first_rows(index: Index):
-    rows = IndexRows(index, lengths=None, limit=4)
+    rows = IndexRows(index, limit=4)
     assert rows.starts.tolist() == [0, 3, 4, 4]
-    assert IndexRows(index, lengths=None, limit=99).starts.tolist() == [0, 3, 6, 8]
+    assert IndexRows(index, limit=99).starts.tolist() == [0, 3, 6, 8]
 
 
 def test_index_rows_fingerprint_tells_apart_what_decides_a_plan(index: Index):
-    offsets, counts = index.lists("caption_tokens")
+    by_letters = captions_of(index, None)
+    by_letters.count(Letters())
     fingerprints = [
-        IndexRows(index, lengths="index").fingerprint,
-        IndexRows(index, lengths=(offsets, counts + 1)).fingerprint,
-        IndexRows(index, lengths="index", limit=4).fingerprint,
-        IndexRows(index, lengths=None).fingerprint,
+        IndexRows(index, captions_of(index, "index")).fingerprint,
+        IndexRows(index, by_letters).fingerprint,
+        IndexRows(index, captions_of(index, "index"), limit=4).fingerprint,
+        IndexRows(index).fingerprint,
     ]
     assert len(set(fingerprints)) == 4
 
@@ -110,7 +124,7 @@ def one_caption(tmp_path: Path) -> Index:
 
 @pytest.mark.parametrize("lengths", ["index", None])
 def test_index_rows_count_from_the_manifest_what_the_shapes_say(one_caption: Index, lengths: Any, monkeypatch):
-    rows = IndexRows(one_caption, lengths=lengths)
+    rows = IndexRows(one_caption, captions_of(one_caption, lengths))
     policy = LengthAspectPolicy([3, 7, 12], [(32, 32), (24, 32), (32, 24), (16, 48)])
     long_way = count_buckets(rows, policy, 0, np.arange(len(rows.starts) - 1))
     assert long_way.sum(axis=1).tolist() == [70, 70, 70, 70, 20]
@@ -119,7 +133,7 @@ def test_index_rows_count_from_the_manifest_what_the_shapes_say(one_caption: Ind
 
 
 def test_index_rows_of_several_captions_are_counted_by_their_shapes(index: Index):
-    rows, policy = IndexRows(index, lengths="index"), LengthAspectPolicy([4, 80], [(20, 30), (30, 20)])
+    rows, policy = IndexRows(index, captions_of(index, "index")), LengthAspectPolicy([4, 80], [(20, 30), (30, 20)])
     for epoch in (0, 1):
         counts = rows.bucket_counts(policy, epoch, np.arange(len(rows.starts) - 1))
         assert counts.sum(axis=1).tolist() == [3, 3, 2]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.weighted_plan import WeightedPlan
-from mmdata.plan.weights import RowWeights
+from mmdata.plan.weights import RowWeights, WeightedPlan
 from mmdata.tables.selection import Selection
 
 POLICY = LengthAspectPolicy([4, 12, 77], [(64, 64), (32, 96)])

@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import HfFileSystem
 
 import mmdata.push.hub
-import mmdata.storage.fetch
+import mmdata.storage.attempts
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, Manifest
 from mmdata.push import PushConfig, open_store, plan_push, push
@@ -45,7 +45,7 @@ def hub(tmp_path, monkeypatch) -> Iterator[Hub]:
         monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(mmdata.storage.fetch, "WAIT_S", 0.01)
+        monkeypatch.setattr(mmdata.storage.attempts, "WAIT_S", 0.01)
         HfFileSystem.clear_instance_cache()
         yield server
         HfFileSystem.clear_instance_cache()

@@ -208,16 +208,6 @@ def test_a_fetch_that_ended_before_its_first_byte_leaves_nothing(tmp_path):
     assert names(tmp_path) == set()
 
 
-def test_what_has_come_of_a_file_without_a_hash_is_not_kept(tmp_path):
-    def chunks(offset: int) -> Iterator[bytes]:
-        yield b"a" * 10
-        raise DataError("the server is gone")
-
-    with pytest.raises(DataError, match="the server is gone"):
-        ShardCache(tmp_path).open(File(b"a" * 20).remote._replace(chunks=chunks, is_hash=False))
-    assert names(tmp_path) == set()
-
-
 @pytest.mark.parametrize("when", ["stat", "unlink", "open"])
 def test_room_is_made_although_a_cleaner_removes_the_files_meanwhile(tmp_path, monkeypatch, when):
     """The cleaner is there just before a file is looked at, and before it or a part of it is removed."""

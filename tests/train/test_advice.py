@@ -51,8 +51,8 @@ def advice(line: Settings, settings: Settings) -> str:
         (EASY, FILE, r".*: the batches are grouped, and told apart all"),
         (HARD | FALSE, {}, r".* and 30% of .* try train\.mask_false_negatives=true"),
         (EASY | FALSE, {}, r".* and 30% of .* try train\.mask_false_negatives=true"),
-        (EASY | FALSE, MASKED, r".* try train\.teacher, or data\.meaning where"),
-        (EASY | FALSE, MASKED | {"data": {"meaning": "same"}}, r".* try train\.teacher before"),
+        (EASY | FALSE, MASKED, r".* try train\.teacher, or data\.caption_hash where"),
+        (EASY | FALSE, MASKED | {"data": {"caption_hash": "same"}}, r".* try train\.teacher before"),
         (EASY | FALSE, {"train": {"teacher": {"decay": 0.9}}}, r".*: the batches are easy"),
     ],
 )

@@ -19,7 +19,7 @@ from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.models.limits import Limits, limits_of, shape_problems
+from mmdata.train.models.limits import ModelLimits, limits_of, shape_problems
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 CLIP = {
@@ -145,54 +145,54 @@ def test_limits_refuse_what_the_built_in_tower_refuses(changes: dict[str, Any], 
     ("limits", "changes", "message"),
     [
         (
-            Limits(patch_size=32),
+            ModelLimits(patch_size=32),
             {"image_buckets": "auto"},
             "data.patch_size 16: the shapes that image_buckets chooses are multiples of it, and the model's patches "
             "are 32 pixels wide; set data.patch_size=32",
         ),
         (
-            Limits(patch_size=8),
+            ModelLimits(patch_size=8),
             {"image_buckets": [[16, 24], [24, 20]]},
             "data.image_buckets [[24, 20]]: sides must be multiples of the model's patch size 8",
         ),
         (limits_of(ModelConfig(name="vit_b_16")), {"image_size": 100}, "data.image_size 100: not a multiple of the "
          "model's patch size 16; set data.image_size=96"),
-        (Limits(patch_size=32), {"image_size": 10}, "data.image_size 10: not a multiple of the model's patch size 32; "
-         "set data.image_size=32"),
+        (ModelLimits(patch_size=32), {"image_size": 10}, "data.image_size 10: not a multiple of the model's patch "
+         "size 32; set data.image_size=32"),
         (
-            Limits(takes_patches=False),
+            ModelLimits(takes_patches=False),
             {"image_patches": [64]},
             "data.image_patches: the image tower takes whole images: set data.image_size or data.image_buckets in its "
             "place, or choose a SigLIP 2 NaFlex model (model_type siglip2)",
         ),
         (
-            Limits(takes_patches=True, native_patch_size=14),
+            ModelLimits(takes_patches=True, native_patch_size=14),
             {"image_patches": [64]},
             "data.patch_size 16: the model's patches are 14 pixels wide; set data.patch_size=14",
         ),
         (
-            Limits(positions=64),
+            ModelLimits(positions=64),
             {"text_buckets": [77]},
             "data.max_length: texts of up to 77 tokens are longer than the 64 positions of the text tower; set "
             "data.max_length=64",
         ),
     ],
 )  # fmt: skip
-def test_shapes_that_the_model_does_not_take_are_told(limits: Limits, changes: dict[str, Any], message: str):
+def test_shapes_that_the_model_does_not_take_are_told(limits: ModelLimits, changes: dict[str, Any], message: str):
     assert shape_problems(limits, DataConfig(shards="s", tokenizer="t", global_batch_size=2, **changes)) == [message]
 
 
 def test_limits_of_transformers_models_come_from_their_settings():
     clip = limits_of(ModelConfig(name="pretrained", clip=CLIP))
-    assert clip == Limits(takes_patches=False, positions=12, vocab_size=500, has_bias=False)
+    assert clip == ModelLimits(takes_patches=False, positions=12, vocab_size=500, has_bias=False)
     siglip = limits_of(ModelConfig(name="pretrained", clip=SIGLIP2))
-    assert siglip == Limits(
+    assert siglip == ModelLimits(
         patch_size=14, takes_patches=True, native_patch_size=14, positions=64, vocab_size=500, has_bias=True
     )
-    assert limits_of(ModelConfig(name="vit_l_14")) == Limits(
+    assert limits_of(ModelConfig(name="vit_l_14")) == ModelLimits(
         patch_size=14, takes_patches=False, positions=77, has_bias=False
     )
-    assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == Limits()
+    assert limits_of(ModelConfig(name="pretrained", clip="google/unknown-on-this-disk")) == ModelLimits()
 
 
 @pytest.mark.parametrize(
@@ -254,36 +254,13 @@ def test_settings_without_an_effect_are_told(
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
 
 
-@pytest.mark.parametrize(
-    ("data", "train", "told"),
-    [
-        ({}, {}, True),
-        ({}, {"mask_false_negatives": True}, False),
-        ({}, {"loss": "multi_positive"}, False),
-        ({}, {"loss": "multi_positive", "positives": "labels"}, True),
-        ({"groups": {"source": "run", "size": 2}}, {}, False),
-    ],
-)
-def test_a_meaning_that_nothing_goes_by_is_told(
-    sections: dict[str, Any], data: Any, train: Any, told: bool, caplog: pytest.LogCaptureFixture
-):
-    config = config_of(sections, data={"meaning": "key", **data}, train=train)
-    warn_of_no_effect(config, torch.device("cpu"), world_size=1)
-    said = (
-        "data.meaning is 'key', and nothing of the run goes by it: rows that mean the same are negatives of each other"
-    )
-    assert any(message.startswith(said) for message in caplog.messages) == told
-
-
-def test_false_negatives_are_counted_by_what_rows_mean(
+def test_false_negatives_are_counted_by_the_column_of_the_hash(
     sections: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    config = config_of(sections, data={"meaning": "height"})  # both images have one
+    config = config_of(sections, data={"caption_hash": "height"})  # both images have one
     with Loader.from_config(config.data) as loader:
-        warn_of_false_negatives(config.train, loader.plan, loader.meaning)
-    said = (
-        "false negatives: in the first 1 batches, of 2 rows, 1 rows meet their own image, caption or meaning in a batch"
-    )
+        warn_of_false_negatives(config.train, loader.plan)
+    said = "false negatives: in the first 1 batches, of 2 rows, 1 rows meet their own image or caption in a batch"
     assert any(message.startswith(said) for message in caplog.messages)
 
 
@@ -300,15 +277,6 @@ def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
         "train.micro_batch_size is 24, and a rank has 64 rows of a batch: each shape is compiled twice, the second "
         "time for the 16 rows that are left; a divisor of 64 is compiled once"
     )
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_decoding_for_gpus_is_told_on_a_cpu(sections: dict[str, Any], device: str, caplog: pytest.LogCaptureFixture):
-    warn_of_no_effect(config_of(sections, data={"decode": "device"}), torch.device(device), world_size=1)
-    assert caplog.messages == [
-        "data.decode is device, and the run is on a CPU: files are decoded in the training loop, which waits for it "
-        "(exact decodes in the loader's workers); this setting is for GPUs"
-    ] * (device == "cpu")
 
 
 @pytest.mark.parametrize(

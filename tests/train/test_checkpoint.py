@@ -279,54 +279,6 @@ def test_settings_that_change_numbers_are_named():
         check_same_settings(saved, {"data": {"seed": 1}, "train": {"lr": 0.2, "betas": [0.9, 0.98]}}, origin="x")
 
 
-def test_settings_saved_under_old_names_are_compared_under_the_new_ones():
-    groups = {"size": 2, "candidates": None}
-    loading = {"num_workers": 2, "workers": "auto", "prefetch": 2, "cache_gb": 100.0, "max_bad_share": 0.05}
-    saved = {
-        "data": {**loading, "hashes": True, "limit": None, "window_rows": 99, "groups": {"by": "g.npy", **groups}},
-        "train": {"miner": {"name": "user", "of": "m:f"}, "feature_cache": {"every_steps": 1, "of": "pair"}},
-    }
-    current: dict[str, Any] = {
-        "data": {
-            "loading": {"num_workers": 8, "worker_type": "process", "prefetch_batches": 3, "cache_dir": "c"},
-            "add_hashes": True,
-            "max_rows": None,
-            "shuffle_window_rows": 99,
-            "groups": {"source": "g.npy", **groups},
-        },
-        "train": {"miner": {"name": "user", "target": "m:f"}, "feature_cache": {"every_steps": 1, "side": "pair"}},
-    }
-    check_same_settings(saved, current, origin="x")
-    current["data"]["shuffle_window_rows"] = 100
-    with pytest.raises(ConfigError, match=r"resume from x: data.shuffle_window_rows was 99, is 100. Rest"):
-        check_same_settings(saved, current, origin="x")
-
-
-def test_settings_that_came_after_a_checkpoint_had_their_defaults():
-    """A run of an earlier version goes on, unless a setting that it did not have is given another value."""
-    from mmdata.config import Config
-    from mmdata.config.settings import with_defaults
-
-    of_source = with_defaults(Config, {"data": {"shards": [{"shards": "a"}]}})["data"]["shards"]
-    assert of_source == [{"shards": "a", "weight": None, "repeat": None, "select": None}]
-    miner = {"name": "top_k", "k": 2}
-    data = {"shards": [{"shards": "a"}], "tokenizer": "t", "global_batch_size": 8}
-    config = Config.model_validate({"data": data, "train": {"miner": miner}})
-    current = config.model_dump(mode="json")
-    saved = config.model_dump(mode="json")
-    for name in ("split", "skip_damaged", "add_captions"):
-        del saved["data"][name]
-    saved["data"]["val_shards"] = saved["data"].pop("val")["shards"]
-    saved["train"]["miner"] = miner
-    check_same_settings(saved, current, origin="x")
-    current["data"]["skip_damaged"] = True
-    current["train"]["miner"]["after_steps"] = 7
-    with pytest.raises(
-        ConfigError, match=r"from x: data.skip_damaged was False, is True; train.miner.after_steps was 0, is 7. Rest"
-    ):
-        check_same_settings(saved, current, origin="x")
-
-
 def test_files_of_a_selection_and_of_a_table_may_have_moved():
     def saved_as(folder: str, **select: str) -> dict[str, object]:
         file = {"file": f"{folder}/good.parquet", "column": "key", **select}
@@ -384,15 +336,3 @@ def test_ranks_draw_different_numbers():
         seed_rank(0, rank)
         drawn.add((random.random(), np.random.rand(), torch.rand(()).item()))
     assert len({x for triple in drawn for x in triple}) == 12
-
-
-def test_checkpoint_of_an_earlier_vit_b_16_names_its_towers_base(tmp_path: Path):
-    weights = {"image_tower.patches.0.weight": torch.zeros(2)}
-    old = {"step": 1, "model": weights, "settings": {"model": {"name": "vit_b_16", "embed_dim": None}}}
-    state = load_checkpoint(save_checkpoint(tmp_path, old, keep=1))
-    assert state["settings"]["model"] == {"name": "base", "embed_dim": None}
-    said = (
-        r"model.name was 'base', is 'vit_b_16' \(the towers that an earlier version called vit_b_16 are now base\)\. R"
-    )
-    with pytest.raises(ConfigError, match=said):
-        check_same_settings(state["settings"], {"model": {"name": "vit_b_16", "embed_dim": None}}, origin="a.pt")

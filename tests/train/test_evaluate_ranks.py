@@ -22,9 +22,9 @@ import yaml
 from PIL import Image
 
 from mmdata import Index, cli
-from mmdata.compositional import load_pairs
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
+from mmdata.trained.pairs import load_pairs
 from tests.programs import PATIENCE_S, run_program
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +196,7 @@ def one_ranks_batches():
 changes = {"transform": "eval", "global_batch_size": 2}
 data = load_config(sys.argv[1]).data.model_copy(update=changes).with_loading(max_bad_share=0.03)
 loader = Loader.from_config(data, rank=rank, world_size=2)
-model = DualEncoder.from_config(Config(data=data).model, vocab_size=loader.maker.tokenizer.vocab_size).eval()
+model = DualEncoder.from_config(Config(data=data).model, vocab_size=loader.builder.spec.tokenizer.vocab_size).eval()
 lines = [
     said(lambda: losses.clip_loss(features, features, scale, miner=one_ranks_fault)),
     said(lambda: torch.autograd.grad(losses.clip_loss(features, features, scale), features, create_graph=True)),

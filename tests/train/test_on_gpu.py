@@ -13,12 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.io import encode_jpeg
 
-from mmdata.batch import Batch, BatchDict, to_device
+from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
-from mmdata.encoded_images import Place
 from mmdata.train import DualEncoder, losses, miners, train_step
 from mmdata.train.losses import tiles
 from mmdata.train.memory.ema import EMA
@@ -290,65 +288,6 @@ def test_a_run_on_a_gpu_learns_and_says_its_number_format(precision: str, tmp_pa
     assert trainer.precision == {"auto": "bf16", "fp16": "fp16"}[precision]
     logged = [line["loss"] for line in read_metrics(tmp_path) if line.get("loss") is not None]
     assert sum(logged[-4:]) < sum(logged[:4])
-
-
-def test_files_become_on_the_gpu_about_what_the_cpu_makes_of_them():
-    generator = torch.Generator().manual_seed(0)
-    rough = torch.rand(3, 3, 9, 12, generator=generator)
-    photos = (F.interpolate(rough, (288, 384), mode="bicubic") * 255).clamp(0, 255).to(torch.uint8)
-    encoded: list[Any] = [encode_jpeg(photo, quality=95) for photo in photos]
-    places: list[Place] = []
-    for i, file in enumerate(encoded):
-        begin = places[-1].end if places else 0
-        size = (384, 288) if i == 2 else (288, 384)  # the last is displayed turned
-        places.append(Place(begin, begin + len(file), 6 if i == 2 else 1, *size, 10, 250, 20, 270, 224, 224))
-    batch = {"encoded_images": torch.cat(encoded), "image_layout": torch.tensor(places), "valid": torch.ones(3) > 0}
-    expected = to_device(dict(batch), "cpu")["pixel_values"].int()  # type: ignore[arg-type]
-    for given in ([0, 1, 2], [1]):
-        chosen = {**batch, "image_layout": batch["image_layout"][given], "valid": batch["valid"][given]}
-        found = to_device(chosen, GPU)["pixel_values"]  # type: ignore[arg-type]
-        assert found.is_cuda
-        difference = (found.cpu().int() - expected[given]).abs()
-        assert difference.float().mean() < 2
-        assert (difference > 16).float().mean() < 0.001
-
-
-def test_an_image_that_is_shrunk_much_is_decoded_and_named_by_nothing():
-    file: Any = encode_jpeg(torch.full((3, 3200, 3200), 200, dtype=torch.uint8))
-    place = Place(0, len(file), 1, 3200, 3200, 0, 3200, 0, 3200, 32, 32)  # 100 times: more than the kernel takes
-    batch: Any = {"encoded_images": file, "image_layout": torch.tensor([place]), "valid": torch.ones(1) > 0}
-    assert ((to_device(batch, GPU)["pixel_values"].int() - 200).abs() <= 2).all()
-
-
-def test_prefetcher_decodes_ahead_on_the_gpu_and_masks_what_does_not_decode():
-    file: Any = encode_jpeg(torch.full((3, 32, 32), 200, dtype=torch.uint8))
-    broken = file.clone()
-    broken[broken.numpy().tobytes().index(b"\xff\xdb") + 4] = 3  # a quantization table that no component uses
-
-    class Three:
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def __len__(self) -> int:
-            return 3
-
-        def __iter__(self) -> Iterator[Any]:
-            for number in range(3):
-                files = [file, broken if number == 1 else file]
-                ends = torch.tensor([len(one) for one in files]).cumsum(0).tolist()
-                places = [
-                    Place(e - len(f), e, 1, 32, 32, 0, 32, 0, 32, 16, 16) for f, e in zip(files, ends, strict=True)
-                ]
-                batch = {"encoded_images": torch.cat(files), "image_layout": torch.tensor(places)}
-                yield BatchDict(batch, valid=torch.ones(2) > 0, keys=["a", "b"])
-
-    batches: Any = Three()
-    found = list(DevicePrefetcher(batches, GPU))
-    assert [batch["valid"].tolist() for batch in found] == [[True, True], [True, False], [True, True]]
-    for batch in found:
-        assert batch["pixel_values"].is_cuda
-        assert ((batch["pixel_values"][batch["valid"]].int() - 200).abs() <= 2).all()
-        assert not batch["pixel_values"][~batch["valid"]].any()
 
 
 def test_prefetcher_gpu_memory_is_not_used_again_under_a_slow_reader():

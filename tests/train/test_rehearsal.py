@@ -100,8 +100,8 @@ def trainer(config: Path, output: Path, **changes: Any) -> Trainer:
     settings = load_config(config)
     loader = Loader.from_config(settings.data.model_copy(update={"add_hashes": True}))
     torch.manual_seed(0)
-    assert loader.maker.tokenizer is not None
-    model = DualEncoder.from_config(settings.model, vocab_size=loader.maker.tokenizer.vocab_size)
+    assert loader.builder.spec.tokenizer is not None
+    model = DualEncoder.from_config(settings.model, vocab_size=loader.builder.spec.tokenizer.vocab_size)
     return Trainer(model, loader, settings.train.model_copy(update={"rehearse": True, **changes}), output=output)
 
 

@@ -18,7 +18,14 @@ from mmdata import Batch, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.text.tokenizer import Tokenizer
-from mmdata.train.evaluation.evaluate import Features, Texts, embed, evaluate_retrieval, retrieval, score_retrieval
+from mmdata.train.evaluation.evaluate import (
+    EvaluatedTexts,
+    Features,
+    embed,
+    evaluate_retrieval,
+    retrieval,
+    score_retrieval,
+)
 
 IMAGES, CAPTIONS = 24, 4
 
@@ -86,7 +93,7 @@ def test_rows_of_equal_images_are_captions_of_one_image():
 def test_equal_captions_of_two_images_are_true_of_both():
     images = torch.eye(4)
     texts = torch.eye(4)[[1, 0, 2, 2, 3]]  # texts 0 and 1 lie at each other's image; 2 and 3 are of images 2 and 3
-    captions = Texts(texts, torch.tensor([0, 1, 2, 3, 3]), torch.tensor([7, 7, 8, 9, 5]))
+    captions = EvaluatedTexts(texts, torch.tensor([0, 1, 2, 3, 3]), torch.tensor([7, 7, 8, 9, 5]))
     ids = torch.tensor([[1, 7], [2, 7], [3, 8], [4, 9]])
     scores = score_retrieval(Features(images, images, torch.arange(4), None, ids, captions))
     assert (scores["images"], scores["texts"]) == (4, 5)
@@ -202,7 +209,7 @@ class Known(nn.Module):
 @pytest.mark.parametrize("shape", ["lists", "rows"])
 def test_evaluation_counts_all_captions_of_both_shapes_of_data(corpora: dict[str, Path], shape: str):
     loader = loader_over(corpora[shape])
-    model = Known(loader.maker.tokenizer)
+    model = Known(loader.builder.spec.tokenizer)
     expected = clip_benchmark(model.images, model.texts, model.image_of_text)
     assert 0 < expected["text_to_image_r1"] < expected["text_to_image_r5"] < 1
     scores = evaluate_retrieval(model, loader)
@@ -214,7 +221,7 @@ def test_evaluation_counts_all_captions_of_both_shapes_of_data(corpora: dict[str
 
 def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora: dict[str, Path]):
     loader = loader_over(corpora["lists"], add_hashes=False)
-    model = Known(loader.maker.tokenizer)
+    model = Known(loader.builder.spec.tokenizer)
     expected = clip_benchmark(model.images, model.texts, model.image_of_text)
     for epoch in (0, 3):
         loader.set_epoch(epoch)
@@ -224,7 +231,7 @@ def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora:
 
 
 def test_evaluation_needs_a_model_that_embeds_further_captions(corpora: dict[str, Path]):
-    model = Known(loader_over(corpora["lists"]).maker.tokenizer, takes_extra=False)
+    model = Known(loader_over(corpora["lists"]).builder.spec.tokenizer, takes_extra=False)
     with pytest.raises(
         ValueError, match="rows have several captions, and Known gives no features of negative_input_ids"
     ):
@@ -238,7 +245,7 @@ def test_evaluation_refuses_a_caption_that_changed(corpora: dict[str, Path], tmp
         tar.write_bytes(tar.read_bytes().replace(b"number 2 of picture 3", b"number 2 of picture 4"))
     loader = loader_over(shards)
     with pytest.raises(DataError, match=r"sample '.*': file_changed: .*; an evaluation needs all captions of the rows"):
-        evaluate_retrieval(Known(loader.maker.tokenizer), loader)
+        evaluate_retrieval(Known(loader.builder.spec.tokenizer), loader)
 
 
 def test_evaluation_of_no_valid_row_says_so():

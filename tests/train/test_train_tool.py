@@ -168,18 +168,6 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
         assert word in shown
 
 
-def test_train_with_images_that_travel_as_files_is_that_of_exact_decoding(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for decode in ("device", "exact"):  # the images are PNGs, whose crops the workers make
-        words = [config, f"data.decode={decode}", f"train.output={tmp_path / decode}", "train.rehearse=true"]
-        assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
-    assert read_metrics(tmp_path / "device") == read_metrics(tmp_path / "exact")
-    assert kind_of(read_metrics(tmp_path / "device"), "evaluation")
-    scores = [evaluate_shards(mmdata.load_run(tmp_path / decode)) for decode in ("device", "exact")]
-    assert scores[0] == scores[1]
-
-
 def test_train_killed_before_its_first_checkpoint_says_that_it_starts_again(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -484,7 +472,7 @@ def test_evaluate_says_in_one_line_what_is_wrong(
 def test_evaluate_takes_another_decoder_and_other_workers(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    words = ["train.steps=1", "train.epochs=null", "data.decode=device"]
+    words = ["train.steps=1", "train.epochs=null"]
     assert run_tool("train", config, *words, monkeypatch=monkeypatch) == 0
     run = tmp_path / "run"
     given = ["data.decode=exact", "--out", tmp_path / "out.json", "data.loading.num_workers=2"]

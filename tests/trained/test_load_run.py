@@ -5,7 +5,6 @@ import pickle
 import re
 import runpy
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -276,15 +275,6 @@ def test_load_run_never_repeats_torchs_advice(tmp_path: Path):
         with pytest.raises(DataError, match=said) as caught:
             mmdata.load_run(tmp_path / name)
         assert "weights_only" not in str(caught.value)
-
-
-def test_load_run_has_its_old_name_for_one_release(make_run: MakeRun):
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        from mmdata.commands.trained import TrainedModel  # pyright: ignore[reportAttributeAccessIssue]
-    assert TrainedModel is TrainedRun
-    assert "mmdata.commands.trained.TrainedModel is now called mmdata.trained.run.TrainedRun" in str(told[0].message)
-    assert TrainedModel.load(make_run()).step == 3
 
 
 def test_evaluate_takes_a_set_with_one_image_a_pair(

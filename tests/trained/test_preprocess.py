@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from mmdata.errors import DataError
-from mmdata.images.opened import file_of, turned
+from mmdata.images.pillow import file_of, turned
 from mmdata.plan import LengthAspectPolicy
 from mmdata.trained.preprocess import Preprocess
 from tests.pictures import FILES, needs_heif, needs_jxl, picture, stored
@@ -31,12 +31,12 @@ def encoded(image: Image.Image, format: str, **settings: Any) -> bytes:
     return file.getvalue()
 
 
-def with_xmp(png: bytes, *, behind_pixels: bool, compressed: bool = False) -> bytes:
-    """A PNG with XMP data that say orientation 6, before or behind its pixels."""
+def with_xmp(png: bytes, *, compressed: bool = False) -> bytes:
+    """A PNG with XMP data that say orientation 6."""
     text = zlib.compress(XMP.encode()) if compressed else XMP.encode()
     data = b"iTXtXML:com.adobe.xmp\0" + bytes([compressed, 0]) + b"\0\0" + text
     chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
-    place = png.index(b"IEND") - 4 if behind_pixels else png.index(b"IDAT") - 4
+    place = png.index(b"IDAT") - 4
     return png[:place] + chunk + png[place:]
 
 
@@ -46,17 +46,9 @@ def turned_by_exif(format: str) -> bytes:
     return encoded(picture(), format, exif=exif)
 
 
-def bmp_with_alpha() -> bytes:
-    image = picture()
-    image.putalpha(Image.linear_gradient("L").resize(image.size))
-    return encoded(image, "BMP")
-
-
 MADE = {
-    "xmp.png": lambda: with_xmp(encoded(picture(), "PNG"), behind_pixels=False),
-    "xmp_behind.png": lambda: with_xmp(encoded(picture(), "PNG"), behind_pixels=True),
-    "xmp_compressed.png": lambda: with_xmp(encoded(picture(), "PNG"), behind_pixels=True, compressed=True),
-    "alpha.bmp": bmp_with_alpha,
+    "xmp.png": lambda: with_xmp(encoded(picture(), "PNG")),
+    "xmp_compressed.png": lambda: with_xmp(encoded(picture(), "PNG"), compressed=True),
     "large.jpg": lambda: encoded(picture().resize((310, 210)), "JPEG"),
     **{
         f"turned.{format.lower()}": (lambda format=format: turned_by_exif(format)) for format in ("JPEG", "PNG", "WEBP")
@@ -89,7 +81,7 @@ def test_an_opened_image_gives_the_pixels_of_its_file(name: str, tmp_path: Path)
     image = opened(path)
     assert torch.equal(PREPROCESS(image), expected)
     assert torch.equal(PREPROCESS(image), expected)  # it is as it was
-    if name not in ("alpha.bmp", "large.jpg"):  # Pillow has dropped the alpha, and decodes at full size
+    if name != "large.jpg":  # which Pillow decodes at full size
         image.load()
         assert file_of(image) is None
         assert torch.equal(PREPROCESS(image), expected)

@@ -22,7 +22,7 @@ from mmdata.convert.images_folder import find_images
 from mmdata.convert.json_tables import hashable
 from mmdata.convert.open_table import fingerprint
 from mmdata.convert.recipe import ConvertConfig, Grouping
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.errors import ConfigError, Reason, counted, excerpt
 
 KEYS_SEEN = 100
@@ -63,7 +63,7 @@ class CocoSource:
         names = [name for image in seen[:IMAGES_SEEN] if isinstance(name := path_of(image), str) and name]
         self.root, self._found_in = find_images(paths[0].parent, config.images, names)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All images, then the annotations of images that are not listed. See `Source.rows`."""
         for number, group in enumerate(self._content.groups):
             yield self._row(number, group)
@@ -71,7 +71,7 @@ class CocoSource:
             found = counted(len(self._content.annotations.of(group)), "annotation")
             detail = f"{found} of image {excerpt(image_id)}, which is not among the file's images"
             number = len(self._content.groups) + place
-            yield Row(number, self._place(image_id), fault=(Reason.MISSING_IMAGE, detail))
+            yield InputRow(number, self._place(image_id), fault=(Reason.MISSING_IMAGE, detail))
 
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the files. See `Source.describe`."""
@@ -89,11 +89,11 @@ class CocoSource:
     def _place(self, image_id: Any) -> str:
         return f"{self._files[0].name}, image {excerpt(image_id)}"
 
-    def _row(self, number: int, group: int) -> Row:
+    def _row(self, number: int, group: int) -> InputRow:
         (image,) = self._image(number)
         path, place = path_of(image), self._place(image.get("id"))
         if group == NO_GROUP:
-            return Row(number, place, image=path, fault=self._content.faults[number])
+            return InputRow(number, place, image=path, fault=self._content.faults[number])
         annotations = self._joined(self._content.annotations.of(group))
         captions = tuple(one["caption"] for one in annotations if "caption" in one)
         boxes = self._boxes(one for one in annotations if "caption" not in one)
@@ -102,7 +102,7 @@ class CocoSource:
             captions = tuple(fill_templates(self._templates, ", ".join(names)))
         fault = None if captions else missing_caption(self._templates)
         extra = {KEY: boxes.entries, **self._kept.of(image, path)}
-        return Row(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
+        return InputRow(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
 
     def _boxes(self, annotations: Iterator[dict[str, Any]]) -> Boxes:
         boxes = Boxes()

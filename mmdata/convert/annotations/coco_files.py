@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mmdata.convert.annotations.json_stream import Entry, stream_entries
-from mmdata.convert.annotations.records import Records
+from mmdata.convert.annotations.json_stream import JsonEntry, stream_entries
+from mmdata.convert.annotations.records import GroupedRecords
 from mmdata.convert.json_tables import hashable
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.tars.captions import clean_caption
@@ -47,7 +47,7 @@ class CocoFiles:
     """
 
     def __init__(self, paths: Sequence[Path], *, needs_segmentation: bool) -> None:
-        self.images, self.annotations = Records(), Records()
+        self.images, self.annotations = GroupedRecords(), GroupedRecords()
         self.groups = array("q")
         self.faults: dict[int, tuple[Reason, str]] = {}
         self.categories: dict[Any, str] = {}
@@ -78,7 +78,7 @@ class CocoFiles:
         if has_boxes and not self.categories:
             raise DataError(f"annotations '{path}': boxes, and no \"categories\" that name what is in them")
 
-    def _add_image(self, number: int, path: Path, entry: Entry) -> None:
+    def _add_image(self, number: int, path: Path, entry: JsonEntry) -> None:
         image = cast("dict[str, Any]", entry.value if isinstance(entry.value, dict) else {})
         row = len(self.groups)
         if "id" not in image:
@@ -106,7 +106,7 @@ class CocoFiles:
         self.images.add(row, image)
         self.groups.append(group)
 
-    def _add_annotation(self, number: int, path: Path, entry: Entry) -> bool:
+    def _add_annotation(self, number: int, path: Path, entry: JsonEntry) -> bool:
         """Add an annotation; returns whether it is a box."""
         found = cast("dict[str, Any]", entry.value if isinstance(entry.value, dict) else {})
         if "image_id" not in found:
@@ -124,7 +124,7 @@ class CocoFiles:
         self.annotations.add(group, {"file": number, **box, **kept})
         return True
 
-    def _add_category(self, path: Path, entry: Entry) -> None:
+    def _add_category(self, path: Path, entry: JsonEntry) -> None:
         found = cast("dict[str, Any]", entry.value if isinstance(entry.value, dict) else {})
         place = f"annotations '{path}', entry {entry.number} of categories"
         try:

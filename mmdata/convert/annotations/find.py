@@ -11,7 +11,7 @@ from mmdata.convert.annotations.coco import CocoSource
 from mmdata.convert.annotations.json_stream import stream_entries
 from mmdata.convert.annotations.visual_genome import REGIONS, VisualGenomeSource, is_regions
 from mmdata.convert.annotations.voc import VocSource, find_voc, voc_parts
-from mmdata.convert.belonging import Kind, refuse_strangers
+from mmdata.convert.belonging import SourceKind, refuse_strangers
 from mmdata.convert.files import folders_in, is_file, is_folder, names_in
 from mmdata.convert.open_table import find_tables
 from mmdata.convert.recipe import ConvertConfig
@@ -47,7 +47,7 @@ def open_annotated(path: Path, config: ConvertConfig) -> Source | None:
     if config.table is not None:
         return _open_files(find_tables(path, config.table), config)
     if (voc := find_voc(path)) is not None:
-        refuse_strangers(path, config, Kind.BOXES)
+        refuse_strangers(path, config, SourceKind.BOXES)
         return VocSource(voc, config)
     for regions in (path / REGIONS, path / "annotations" / REGIONS):
         if regions.is_file():
@@ -67,7 +67,7 @@ def _open_files(paths: Sequence[Path], config: ConvertConfig) -> Source | None:
     """Open files that hold boxes, several of COCO's form as one; None if none of them does, and they are tables."""
     forms = [_form_of(path) for path in paths]
     if forms == ["regions"]:
-        refuse_strangers(paths[0], config, Kind.BOXES)
+        refuse_strangers(paths[0], config, SourceKind.BOXES)
         return VisualGenomeSource(paths[0], config)
     if "boxes" not in forms:
         return None
@@ -76,7 +76,7 @@ def _open_files(paths: Sequence[Path], config: ConvertConfig) -> Source | None:
             f"table '{config.table}': '{others[0]}' has neither boxes nor captions of COCO's form, as others "
             "have; name those of one kind and one part, such as --table 'annotations/*_val2017.json'"
         )
-    refuse_strangers(paths[0], config, Kind.BOXES)
+    refuse_strangers(paths[0], config, SourceKind.BOXES)
     if config.split is not None:
         raise ConfigError(
             f"split '{config.split}': '{paths[0]}' is of one part; give the folder above annotations/ to choose a part"

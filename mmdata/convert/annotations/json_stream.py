@@ -24,7 +24,7 @@ _NUMBER_ENDS = 64
 _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
-class Entry(NamedTuple):
+class JsonEntry(NamedTuple):
     """One entry of a document.
 
     Attributes:
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     value: Any
 
 
-def stream_entries(path: Path) -> Iterator[Entry]:
+def stream_entries(path: Path) -> Iterator[JsonEntry]:
     """The entries of the outermost array, or of all arrays of the outermost object, in the order of the file.
 
     Raises:
@@ -50,24 +50,24 @@ def stream_entries(path: Path) -> Iterator[Entry]:
     """
     check_file(path, "annotations")
     with open_text(path, "utf-8") as file:
-        reader = _Reader(path, file)
+        reader = _JsonReader(path, file)
         if reader.peek() == "[":
             for number, value in reader.array():
-                yield Entry("", number, value)
+                yield JsonEntry("", number, value)
         elif reader.peek() == "{":
             for key in reader.names():
                 if reader.peek() == "[":
                     for number, value in reader.array():
-                        yield Entry(key, number, value)
+                        yield JsonEntry(key, number, value)
                 else:
-                    yield Entry(key, 0, reader.value())
+                    yield JsonEntry(key, 0, reader.value())
         else:
             raise reader.fault("it begins with neither [ nor {")
         if reader.peek():
             raise reader.fault("there is more after its end")
 
 
-class _Reader:
+class _JsonReader:
     """A place in a JSON file that moves on value by value."""
 
     def __init__(self, path: Path, file: TextIO) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-class Records:
+class GroupedRecords:
     """Records in groups, read back group by group in the order in which they were added."""
 
     def __init__(self) -> None:

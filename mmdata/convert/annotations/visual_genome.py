@@ -14,12 +14,12 @@ from typing import Any, cast
 
 from mmdata.convert.annotations.boxes import KEY, Boxes
 from mmdata.convert.annotations.coco_files import IMAGES_SEEN, hashable
-from mmdata.convert.annotations.json_stream import Entry, stream_entries
+from mmdata.convert.annotations.json_stream import JsonEntry, stream_entries
 from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.open_table import fingerprint
 from mmdata.convert.recipe import ConvertConfig, Grouping
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.tars.captions import clean_caption
 
@@ -70,25 +70,25 @@ class VisualGenomeSource:
         paths = [place for image_id in seen for place in self._places(image_id)]
         self.root, self._found_in = find_images(path.parent, config.images, paths)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """All images. See `Source.rows`."""
         rows: dict[Any, int] = {}
         for number, entry in enumerate(self._entries()):
             image_id = _id_of(entry.value)
             if image_id is None:
                 fault = (Reason.BROKEN_ROW, 'no "id" of an image, or no list of "regions"')
-                yield Row(number, f"{self._path.name}, entry {entry.number}", fault=fault)
+                yield InputRow(number, f"{self._path.name}, entry {entry.number}", fault=fault)
                 continue
             first = rows.setdefault(image_id, number)
             if first == number:
                 yield self._row(number, image_id, entry.value["regions"])
                 continue
             fault = (Reason.DUPLICATE_IMAGE, f"the regions of image {excerpt(image_id)} again: row {first} has it")
-            yield Row(number, self._place(image_id), image=self._find(image_id), fault=fault)
+            yield InputRow(number, self._place(image_id), image=self._find(image_id), fault=fault)
         begin = self.rows_at_most - len(self._without)
         for number, image_id in enumerate(self._without, begin):
             fault = (Reason.MISSING_CAPTION, f"the image is in {IMAGE_DATA}, and has no regions")
-            yield Row(number, self._place(image_id), image=self._find(image_id), fault=fault)
+            yield InputRow(number, self._place(image_id), image=self._find(image_id), fault=fault)
 
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the files. See `Source.describe`."""
@@ -99,13 +99,13 @@ class VisualGenomeSource:
             **({"images": self._found_in} if self._found_in else {}),
         }
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[JsonEntry]:
         return stream_entries(self._path)
 
     def _place(self, image_id: Any) -> str:
         return f"{self._path.name}, image {excerpt(image_id)}"
 
-    def _row(self, number: int, image_id: Any, regions: list[Any]) -> Row:
+    def _row(self, number: int, image_id: Any, regions: list[Any]) -> InputRow:
         boxes, phrases = Boxes(), dict[str, None]()
         for order, found in enumerate(regions, 1):
             region = cast("dict[str, Any]", found if isinstance(found, dict) else {})
@@ -124,7 +124,7 @@ class VisualGenomeSource:
         facts = {**dict(zip(FACTS, self._images.get(image_id, ()), strict=False)), "image_id": image_id}
         extra = {KEY: boxes.entries, **self._kept.of(facts, path)}
         place, captions = self._place(image_id), tuple(phrases)
-        return Row(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
+        return InputRow(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
 
     def _places(self, image_id: Any) -> list[str]:
         """Where the image of an id may lie below the root, the likeliest first."""

@@ -16,7 +16,7 @@ from mmdata.convert.fields import fill_templates
 from mmdata.convert.folder import IMAGE_SUFFIXES
 from mmdata.convert.images_folder import find_images
 from mmdata.convert.recipe import ConvertConfig, Grouping
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.convert.tables import choose_part, shown
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.safe_read import read_inside, read_regular
@@ -103,7 +103,7 @@ class VocSource:
         self.rows_at_most = len(self._stems)
         self._listing = _digest([self._stems, sorted(self._said.items()), sorted(images.items())])
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         """The images of the part. See `Source.rows`."""
         rows: dict[str, int] = {}
         for number, stem in enumerate(self._stems):
@@ -113,7 +113,7 @@ class VocSource:
                 yield self._row(number, stem, path)
             else:
                 fault = (Reason.DUPLICATE_IMAGE, f"'{stem}' is in the list twice: row {first} has it")
-                yield Row(number, self._place(stem), image=path, fault=fault)
+                yield InputRow(number, self._place(stem), image=path, fault=fault)
 
     def describe(self) -> dict[str, Any]:
         """A hash of the names and sizes of all files. See `Source.describe`."""
@@ -123,18 +123,18 @@ class VocSource:
     def _place(self, stem: str) -> str:
         return f"{ANNOTATIONS}/{stem}.xml"
 
-    def _row(self, number: int, stem: str, path: str) -> Row:
+    def _row(self, number: int, stem: str, path: str) -> InputRow:
         place = self._place(stem)
         try:
             root = parse_xml(self._read(stem))
         except BadSample as bad:
-            return Row(number, place, image=path, fault=(bad.reason, bad.detail))
+            return InputRow(number, place, image=path, fault=(bad.reason, bad.detail))
         boxes = boxes_of(root)
         names = boxes.names()
         captions = tuple(fill_templates(self._templates, ", ".join(names))) if names else ()
         fault = None if captions else missing_caption(self._templates)
         extra = {KEY: boxes.entries, **self._kept.of(facts_of(root), path)}
-        return Row(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
+        return InputRow(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
 
     def _read(self, stem: str) -> bytes:
         """The XML of an image.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mmdata.convert.fetch.settings import FetchSettings, user_agent
 from mmdata.convert.fetch.tally import Tally
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.errors import BadSample, ConfigError, Reason
 
 if TYPE_CHECKING:  # conversions without URLs do without aiohttp
@@ -43,7 +43,7 @@ _OF_THE_TABLE = frozenset(
 """Reasons that lie in a row itself, whatever its URL answers."""
 
 
-def has_url(row: Row) -> bool:
+def has_url(row: InputRow) -> bool:
     """Whether the row's image is behind a URL, of whatever scheme."""
     return isinstance(row.image, str) and row.fault is None and row.merged_into is None and bool(_URL.match(row.image))
 
@@ -62,7 +62,7 @@ def without_user(url: str) -> str:
     return _USER.sub(r"\1", url)
 
 
-def refuse_urls(rows: Iterable[Row], why: str) -> Iterator[Row]:
+def refuse_urls(rows: Iterable[InputRow], why: str) -> Iterator[InputRow]:
     """Pass rows through that are read twice; an image behind a URL would be fetched twice.
 
     Raises:
@@ -124,13 +124,13 @@ class FetchStage:
             _end(self._loop, self._thread)
             self._loop = None
 
-    def __call__(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def __call__(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
         """The rows, with images in place of URLs.
 
         Raises:
             OSError: this machine cannot open connections.
         """
-        window: deque[tuple[Row, Future[Row] | None]] = deque()
+        window: deque[tuple[InputRow, Future[InputRow] | None]] = deque()
         ours = 0  # bytes of images in the window that were not fetched
         for row in rows:
             if has_url(row):
@@ -149,13 +149,13 @@ class FetchStage:
         while window:
             yield self._take(*window.popleft())
 
-    def _submit(self, row: Row) -> Future[Row]:
+    def _submit(self, row: InputRow) -> Future[InputRow]:
         if self._loop is None:
             self._start()
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._fetch(row), self._loop)
 
-    def _take(self, row: Row, fetched: Future[Row] | None) -> Row:
+    def _take(self, row: InputRow, fetched: Future[InputRow] | None) -> InputRow:
         """A row of the window, when it is ready; its bytes are not counted any more."""
         if fetched is None:
             return row
@@ -167,7 +167,7 @@ class FetchStage:
             self._loop.call_soon_threadsafe(self._fetcher.room.give_back, size)
         return row
 
-    async def _fetch(self, row: Row) -> Row:
+    async def _fetch(self, row: InputRow) -> InputRow:
         url = str(row.image)
         try:
             image = await self._fetcher.fetch(url, row.number)
@@ -226,6 +226,6 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.close()
 
 
-def _size(row: Row) -> int:
+def _size(row: InputRow) -> int:
     """Bytes of a row's image, if the row holds it."""
     return len(row.image) if isinstance(row.image, bytes) else 0

@@ -1,9 +1,7 @@
-"""Who makes the batches.
+"""Who makes the batches ahead. It imports nothing of the loader.
 
-- `steps`: the steps of one rank, in order. They depend on the plan alone.
-- `threads`: worker threads share each batch in units of rows. The default.
-- `parent` and `child`: worker processes, each with threads of its own; batches come back in `shared_memory`, messages
-  over a `channel`.
-- `handover`: threads make the first batches while the worker processes start.
-- `choose`: which of these a loader gets. All of them make the same batches.
+- `work`: what workers are given, a pipeline of steps whose work comes in units, and what a loader asks of them.
+- `threads` share each batch in units of rows. The default. `interrupt_safe` is what they share where Ctrl-C may come.
+- `process`: worker processes, each with threads of its own; batches come back in `shared` memory.
+- `buffers`: memory of batches, used again when a batch is gone.
 """

@@ -1,7 +1,9 @@
 """Worker threads: all threads share the units of one batch, then of the next; results come in the order of the steps.
 
-So the latency of a batch falls with the number of threads, and its memory does not grow with it. Threads are daemons:
-a program that ends does not wait for a server that does not answer. They are ended before the interpreter is.
+So the latency of a batch falls with the number of threads, and its memory does not grow with it. One more thread takes
+the steps and begins them. What passes between threads goes through `SimpleQueue`, whose calls are C: an interrupt can
+leave no lock held. Threads are daemons: a program that ends does not wait for a server that does not answer. They are
+ended before the interpreter is.
 """
 
 from __future__ import annotations
@@ -10,21 +12,18 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from mmdata.loader.batch_maker import BatchMaker
-from mmdata.loader.work import LoadedBatch, Work
-from mmdata.loader.workers.interrupt_safe import Promise, SharedGenerator, Stop
-from mmdata.loader.workers.steps import RankSteps
-from mmdata.plan import Step
+from mmdata.loader.workers.interrupt_safe import Promise, Stop
+from mmdata.loader.workers.work import Pipeline, Work
 
 T = TypeVar("T")
 StepT = TypeVar("StepT")
@@ -33,49 +32,48 @@ END_S = 5.0
 
 
 class WorkerThreads(Generic[StepT, T]):
-    """Threads that begin one step after the other, and share the units of each. They end with this object.
+    """Threads that share the units of one step after the other. They end with this object.
 
     Args:
-        steps: iterated by the threads, one thread at a time.
+        steps: iterated, and closed, by the thread that begins them.
         begin: called with a step, and with an event that is set when the results are not wanted any more.
-        count: number of threads. Each uses one thread of torch, since more would compete for the other workers' cores;
-            the caller's own `torch.get_num_threads` does not change.
+        count: number of threads that do the units. Each uses one thread of torch, since more would compete for the
+            other workers' cores; the caller's own `torch.get_num_threads` does not change.
         name: prefix of the threads' names. `Stats.workers` keeps its sums by these names, so the threads of several
             processes of one loader need prefixes of their own.
     """
 
     def __init__(
         self,
-        steps: Generator[StepT, None, None],
+        steps: Iterator[StepT],
         begin: Callable[[StepT, threading.Event], Work[T]],
         count: int,
         *,
         name: str = "mmdata-worker",
     ) -> None:
-        self._name = name
         self._requested: deque[Promise[T]] = deque()  # oldest first
-        self._queue = _WorkQueue(steps, begin)
+        self._queues: _Queues[T] = _Queues(count)
         self._threads: list[threading.Thread] = []
         self._owner = os.getpid()
         # `_close` runs when `close` is called, when this object is collected, or when the program ends. It gets the
-        # queue and the threads, not this object: a finalizer that refers to its object would keep it alive.
-        self._finalize = weakref.finalize(self, _close, self._queue, self._threads, self._owner)
-        self._start(count)
+        # queues and the threads, not this object: a finalizer that refers to its object would keep it alive.
+        self._finalize = weakref.finalize(self, _close, self._queues, self._threads, self._owner)
+        work = {f"{name}_steps": partial(_begin_steps, steps, begin, self._queues)}
+        self._start({**work, **{f"{name}_{number}": partial(_do_units, self._queues) for number in range(count)}})
 
     def __len__(self) -> int:
         """Results that were requested and not taken yet."""
         return len(self._requested)
 
-    def _start(self, count: int) -> None:
+    def _start(self, work: dict[str, Callable[[], None]]) -> None:
         callers = torch.get_num_threads()
         limited: SimpleQueue[None] = SimpleQueue()  # one item for each thread that has set its number of torch threads
         try:
-            for number in range(count):
-                thread = threading.Thread(target=_work, args=(self._queue, limited), daemon=True)
-                thread.name = f"{self._name}_{number}"
+            for name, do in work.items():
+                thread = threading.Thread(target=_work, args=(do, limited), name=name, daemon=True)
                 self._threads.append(thread)  # first: after an interrupt within `start`, `_close` must find it
                 thread.start()
-            for _ in range(count):
+            for _ in work:
                 limited.get()
         finally:
             # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
@@ -88,7 +86,7 @@ class WorkerThreads(Generic[StepT, T]):
             # A finalizer runs once. If an interrupt cut it short, the threads would never be told to end: so they are
             # told before it.
             if self._finalize.alive and self._owner == os.getpid():  # a forked child has none of the threads
-                self._queue.end()
+                self._queues.end()
         finally:
             self._finalize()
 
@@ -96,7 +94,9 @@ class WorkerThreads(Generic[StepT, T]):
         """Queue the next batch."""
         promise: Promise[T] = Promise()
         self._requested.append(promise)
-        self._queue.ask(promise)
+        self._queues.asked.put(promise)
+        if self._queues.stop.is_set():  # the thread that begins steps may have ended already
+            promise.cancel()
 
     def take(self) -> T:
         """Wait for the next result.
@@ -109,78 +109,59 @@ class WorkerThreads(Generic[StepT, T]):
         return self._requested.popleft().take()
 
 
-class _WorkQueue(Generic[StepT, T]):
-    """Where the threads find work.
+class _Queues(Generic[T]):
+    """Where the threads find work. It has no reference to `WorkerThreads`, which can so be collected while they wait.
 
-    It has no reference to `WorkerThreads`, which can so be collected while the threads wait here.
+    Attributes:
+        asked: the n-th promise gets the result of the n-th step. None: there will be no more.
+        units: of the batches in progress, the oldest batch first: the caller waits for it. None: a thread is to end.
+        stop: set when the results are not wanted any more.
     """
 
-    def __init__(self, steps: Generator[StepT, None, None], begin: Callable[[StepT, threading.Event], Work[T]]) -> None:
-        self.steps = SharedGenerator(steps)
+    def __init__(self, count: int) -> None:
+        self.asked: SimpleQueue[Promise[T] | None] = SimpleQueue()
+        self.units: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.stop = Stop()
-        # Reentrant: the garbage collector may run `_close` in a thread that holds the lock. Entered itself, not through
-        # `_changed`: an interrupt within `Condition.__enter__`, which is Python, could leave the lock held.
-        self._lock = threading.RLock()
-        # Only the worker threads wait for it: interrupts reach the main thread alone.
-        self._changed = threading.Condition(self._lock)
-        self._begin = begin
-        # One thread at a time takes a step and begins it, so that the n-th promise gets the result of the n-th step.
-        self._beginning = False
-        self._requested: deque[Promise[T]] = deque()  # of steps that no thread has begun
-        self._units: deque[Callable[[], None]] = deque()  # of the batches in progress, the oldest batch first
-
-    def ask(self, promise: Promise[T]) -> None:
-        """Queue the next batch; the promise gets it."""
-        with self._lock:
-            self._requested.append(promise)
-            if self.stop.is_set():
-                promise.cancel()
-            self._changed.notify()
+        self._count = count
 
     def end(self) -> None:
-        """Have the threads end; promises of steps that were not begun get a CancelledError."""
+        """Have the threads end. Promises of steps that were not begun get a CancelledError."""
         self.stop.set()
-        with self._lock:
-            for promise in self._requested:
-                promise.cancel()
-            self._changed.notify_all()
+        self.asked.put(None)
+        for _ in range(self._count):
+            self.units.put(None)
 
-    def next_work(self) -> Callable[[], None] | None:
-        """Wait for work: a unit, or else a step to begin; None: the thread is to end."""
-        with self._lock:
-            while True:
-                # Units before new steps: the oldest batch, for which the caller waits, is finished first.
-                if self._units:
-                    return self._units.popleft()
-                if self.stop.is_set():
-                    return None
-                if self._requested and not self._beginning:
-                    self._beginning = True
-                    return partial(self._begin_next, self._requested.popleft())
-                self._changed.wait()
 
-    def _begin_next(self, promise: Promise[T]) -> None:
-        units: list[Callable[[], None]] = []
-        try:
-            batch = _SharedWork(self._begin(self._next_step(), self.stop), promise, self.stop)
-            units = [partial(batch.do, unit) for unit in batch.work.units]
-        except BaseException as error:
-            promise.fail(error)
-            # The promise holds the error, whose traceback holds this frame: without `del` they would keep each other.
+def _begin_steps(
+    steps: Iterator[StepT], begin: Callable[[StepT, threading.Event], Work[T]], queues: _Queues[T]
+) -> None:
+    try:
+        while (promise := queues.asked.get()) is not None:
+            _begin_next(steps, begin, queues, promise)
             del promise
-        with self._lock:
-            self._beginning = False
-            self._units += units
-            self._changed.notify_all()
+    finally:
+        if (close := getattr(steps, "close", None)) is not None:
+            close()
 
-    def _next_step(self) -> StepT:
-        try:
-            return next(self.steps)
-        except StopIteration:
-            # A closed generator ends as one that has no more steps does: the caller must be able to tell them apart.
-            if self.stop.is_set():
-                raise CancelledError from None
-            raise
+
+def _begin_next(
+    steps: Iterator[StepT],
+    begin: Callable[[StepT, threading.Event], Work[T]],
+    queues: _Queues[T],
+    promise: Promise[T],
+) -> None:
+    try:
+        if queues.stop.is_set():
+            raise CancelledError
+        batch = _SharedWork(begin(next(steps), queues.stop), promise, queues.stop)
+        for unit in batch.work.units:
+            queues.units.put(partial(batch.do, unit))
+        if queues.stop.is_set():  # the threads may have ended before these units came
+            promise.cancel()
+    except BaseException as error:
+        promise.fail(error)
+        # The promise holds the error, whose traceback holds this frame: without `del` they would keep each other.
+        del promise
 
 
 class _SharedWork(Generic[T]):
@@ -213,20 +194,24 @@ class _SharedWork(Generic[T]):
             del self
 
 
-def _work(queue: _WorkQueue[StepT, T], limited: SimpleQueue[None]) -> None:
+def _do_units(queues: _Queues[T]) -> None:
+    while unit := queues.units.get():
+        unit()
+        del unit  # it holds its batch, whose memory must not wait until this thread has the next work
+
+
+def _work(work: Callable[[], None], limited: SimpleQueue[None]) -> None:
     # The first use of torch in a thread sets its number of threads to the default: so it comes before set_num_threads.
     torch.get_num_threads()
     torch.set_num_threads(1)
     limited.put(None)
-    while work := queue.next_work():
-        work()
-        del work  # it holds its batch, whose memory must not wait until this thread has the next work
+    work()
 
 
-def _close(queue: _WorkQueue[StepT, T], threads: list[threading.Thread], owner: int) -> None:
+def _close(queues: _Queues[T], threads: list[threading.Thread], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has none of the threads
-    queue.end()
+    queues.end()
     # The garbage collector runs in any thread, also in a worker: it cannot join itself, and the other workers may wait
     # for a lock that it holds.
     if threading.current_thread() in threads:
@@ -235,41 +220,36 @@ def _close(queue: _WorkQueue[StepT, T], threads: list[threading.Thread], owner: 
     for thread in threads:
         with suppress(RuntimeError):  # never started, because of an interrupt; if it does start, it ends immediately
             thread.join(max(0.0, until - monotonic()))
-    queue.steps.close()
 
 
-class ThreadedBatches:
+class ThreadedBatches(Generic[T]):
     """Makes the batches of one rank in threads of this process; with 0 threads, `take` makes each in the caller's.
 
     Args:
-        steps: of the rank.
-        maker: makes the batches.
+        pipeline: the steps of the rank, and the work on each.
         num_threads: worker threads.
         prefetch: batches that may be ready or in progress while the caller uses another.
     """
 
-    def __init__(self, steps: RankSteps, maker: BatchMaker, *, num_threads: int, prefetch: int) -> None:
-        self._steps, self._maker = steps, maker
+    def __init__(self, pipeline: Pipeline[T], *, num_threads: int, prefetch: int) -> None:
+        self._pipeline = pipeline
         self._num_threads, self._prefetch = num_threads, prefetch
-        self._threads: WorkerThreads[Step, LoadedBatch] | None = None
-        self._unthreaded: Iterator[LoadedBatch] = iter(())
+        self._threads: WorkerThreads[Any, T] | None = None
+        self._unthreaded: Iterator[T] = iter(())
 
     def begin(self, epoch: int, start: int) -> None:
         """Make the batches from step `start` of an epoch on."""
         self.stop()
-        steps = self._steps.begin(epoch, start)
+        steps = self._pipeline.steps(epoch, start)
         if self._num_threads:
-            self._threads = WorkerThreads(steps, self._maker.begin, self._num_threads)
+            self._threads = WorkerThreads(steps, self._pipeline.begin, self._num_threads)
         else:
-            self._unthreaded = map(self._maker.make, steps)
+            begin = self._pipeline.begin  # the generator must not hold this object, which holds it
+            self._unthreaded = (begin(step).run() for step in steps)
 
-    def take(self, epoch: int, step: int) -> LoadedBatch:
-        """Wait for the next batch, which is that of the given step.
-
-        Raises:
-            LoadError, DataError, ConfigError: see `BatchBuilder`.
-        """
-        self._steps.current_epoch = epoch
+    def take(self, epoch: int, step: int) -> T:
+        """Wait for the next batch, which is that of the given step; raises what its worker raised."""
+        self._pipeline.current_epoch = epoch
         if self._threads is None:
             return next(self._unthreaded)
         self._fill(self._threads)
@@ -289,6 +269,6 @@ class ThreadedBatches:
         """End the threads; `begin` starts others."""
         self.stop()
 
-    def _fill(self, threads: WorkerThreads[Step, LoadedBatch]) -> None:
+    def _fill(self, threads: WorkerThreads[Any, T]) -> None:
         while len(threads) < self._prefetch:
             threads.ask()

@@ -21,7 +21,7 @@ from mmdata.train.ranks.lockstep import gather, in_lockstep
 
 
 @dataclass(frozen=True)
-class Texts:
+class EvaluatedTexts:
     """The captions of rows that have several.
 
     Attributes:
@@ -54,7 +54,7 @@ class Features:
     rows: Tensor
     labels: Tensor | None
     ids: Tensor | None
-    captions: Texts | None = None
+    captions: EvaluatedTexts | None = None
 
 
 @torch.compiler.set_stance("force_eager")
@@ -111,7 +111,9 @@ def embed(
     valid = torch.cat(columns.pop("valid")).bool()  # (N,), of all rows
     joined = {name: torch.cat(columns.pop(name))[valid] for name in list(columns)}
     found = {name: torch.cat(parts) for name, parts in texts.items()}
-    captions = Texts(found["features"], _positions(joined["rows"], found["rows"]), found["hashes"]) if found else None
+    captions = (
+        EvaluatedTexts(found["features"], _positions(joined["rows"], found["rows"]), found["hashes"]) if found else None
+    )
     return Features(
         joined["image"], joined.get("text"), joined["rows"], joined.get("labels"), joined.get("ids"), captions=captions
     )

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.renamed import renamed_arguments
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch, Pairs, weighted_log_sum_exp, weighted_sum
 from mmdata.train.losses.tiles import log_sum_exp, log_sum_exps
@@ -190,7 +189,6 @@ def triplet_loss(
         return batch.global_mean(total)
 
 
-@renamed_arguments(positive_share="prior")
 def hard_negative_loss(
     image_features: Tensor,
     text_features: Tensor,

@@ -220,7 +220,6 @@ class _Files:
     def create(cls, folder: Path, rows: int, width: int) -> _Files:
         """Files without a written row. They replace those of a run that ended before its first checkpoint."""
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_undo(folder)
         features = np.lib.format.open_memmap(folder / FEATURES, mode="w+", dtype="<f2", shape=(rows, width))
         steps = np.lib.format.open_memmap(folder / STEPS, mode="w+", dtype="<i4", shape=(rows,))
         for name in (FEATURES, STEPS):
@@ -230,7 +229,6 @@ class _Files:
 
     @classmethod
     def open(cls, folder: Path, rows: int, width: int) -> _Files:
-        _remove_undo(folder)
         try:
             features = np.lib.format.open_memmap(folder / FEATURES, mode="r+")
             steps = np.lib.format.open_memmap(folder / STEPS, mode="r+")
@@ -258,11 +256,6 @@ class _Files:
     def sync(self) -> None:
         self.features.flush()
         self.steps.flush()
-
-
-def _remove_undo(folder: Path) -> None:
-    """Remove the file from which earlier versions took back rows on resume: nothing reads it, and it may be large."""
-    (folder / "features.undo").unlink(missing_ok=True)
 
 
 def _allocate(path: Path) -> None:

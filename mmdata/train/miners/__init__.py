@@ -7,7 +7,6 @@
 - `configured`: the miner that settings name.
 """
 
-from mmdata.renamed import renamed_names
 from mmdata.train.miners.hardness import All, DropHardest, Ratio, SemiHard, TopK
 from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup, SameLabel, TeacherMask
 from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
@@ -32,5 +31,3 @@ __all__ = [
     "TopK",
     "for_block",
 ]
-
-__getattr__ = renamed_names(__name__, {"SkipHottest": "DropHardest", "Teacher": "TeacherMask"})

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from mmdata.batch import Batch, check_decoded, standardized
+from mmdata.batch import Batch, standardized
 from mmdata.config import ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.renamed import renamed_attribute
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 from mmdata.train.models.init_from import init_from
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
@@ -57,8 +56,6 @@ class DualEncoderOutput(NamedTuple):
     logit_scale: Tensor | None = None
     logit_bias: Tensor | None = None
     negative_text_features: Tensor | None = None
-
-    extra_text_features = renamed_attribute("extra_text_features", "negative_text_features")
 
 
 class DualEncoder(nn.Module):
@@ -220,7 +217,6 @@ class DualEncoder(nn.Module):
         Raises:
             ValueError: the batch has no texts, or its images are not decoded yet.
         """
-        check_decoded(batch)
         if "input_ids" not in batch or "attention_mask" not in batch:
             raise ValueError(
                 "the batch has no texts, and a dual encoder compares images with texts: set data.tokenizer"

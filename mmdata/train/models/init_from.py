@@ -32,7 +32,7 @@ SAME = ("hidden_act", "num_attention_heads", "layer_norm_eps")
 """Settings of a tower that decide what its weights mean, and that no shape tells."""
 
 
-class Source(NamedTuple):
+class InitialWeights(NamedTuple):
     """Weights by the names of DualEncoder, and what is known of the model that they are of.
 
     Attributes:
@@ -87,7 +87,7 @@ def init_from(model: DualEncoder, config: ModelConfig) -> None:
     logger.info("the weights are those of '%s'", config.init_from)
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path) -> InitialWeights:
     if not (path / "config.json").is_file():
         return _of_run(path)
     try:
@@ -98,7 +98,7 @@ def _read(path: Path) -> Source:
         if not (path / "model.safetensors").is_file():
             raise ConfigError(f"model.init_from '{path}': no model.safetensors in it; export the run again")
         remedy = "Set model to the settings in its README.md, and data.tokenizer to this folder"
-        return Source(load_file(path / "model.safetensors"), "an exported run", remedy)
+        return InitialWeights(load_file(path / "model.safetensors"), "an exported run", remedy)
     # Imported here: the model imports this module, and transformers takes seconds to import.
     from mmdata.train.models.dual_encoder import DualEncoder
     from mmdata.train.models.pretrained import CLIP_TYPES
@@ -113,7 +113,7 @@ def _read(path: Path) -> Source:
     remedy = f"To train it as it is, set model.name=pretrained model.clip={path}, without model.init_from"
     if name is not None:
         remedy = f"Set model.name={name}, and data.tokenizer to the one that it was trained with"
-    return Source(loaded.state_dict(), what, remedy, loaded)
+    return InitialWeights(loaded.state_dict(), what, remedy, loaded)
 
 
 def _of_transformers(path: Path) -> tuple[str, str | None]:
@@ -145,7 +145,7 @@ def _in_words(config: ModelConfig) -> str:
     return f"{config.name} ({named})" if named else config.name
 
 
-def _of_run(path: Path) -> Source:
+def _of_run(path: Path) -> InitialWeights:
     # Imported here: checkpoints know settings, and the model is built without them.
     from mmdata.train.run.checkpoint import load_checkpoint
     from mmdata.train.run.find import find_checkpoint
@@ -157,7 +157,7 @@ def _of_run(path: Path) -> Source:
     model.pop("init_from", None)
     tokenizer = settings.get("data", {}).get("tokenizer")
     what = f"a run with model: {json.dumps({'name': defaults['name'], **model})} and data.tokenizer: {tokenizer}"
-    return Source(state["model"], what, "Set model and data.tokenizer to the same")
+    return InitialWeights(state["model"], what, "Set model and data.tokenizer to the same")
 
 
 def _differences(weights: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:

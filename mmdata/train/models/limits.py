@@ -12,7 +12,7 @@ from mmdata.train.models.towers import PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ModelLimits:
     """Shapes that the towers take, and what losses ask for; None: any, or not known from the settings.
 
     Attributes:
@@ -32,10 +32,10 @@ class Limits:
     has_bias: bool | None = None
 
 
-def limits_of(config: ModelConfig) -> Limits:
+def limits_of(config: ModelConfig) -> ModelLimits:
     """The limits of the towers that settings name; of a model on the Hugging Face hub nothing is known."""
     bias_is_set = config.logit_bias_init is not None
-    own = Limits(takes_patches=False, vocab_size=config.vocab_size or None, has_bias=bias_is_set)
+    own = ModelLimits(takes_patches=False, vocab_size=config.vocab_size or None, has_bias=bias_is_set)
     if config.name in PRESETS:
         return replace(own, patch_size=PRESETS[config.name].patch_size)
     if config.name in CLIP_SIZES:
@@ -43,10 +43,10 @@ def limits_of(config: ModelConfig) -> Limits:
     image, text = config_of(config.clip or config.vision), config_of(config.clip or config.text)
     if image is None or text is None:
         # Two towers have no bias of their own. Which kind of model `clip` names is not known.
-        return Limits(has_bias=True if bias_is_set else None if config.clip else False)
+        return ModelLimits(has_bias=True if bias_is_set else None if config.clip else False)
     words = getattr(text, "text_config", text)
     native = image.vision_config.patch_size if image.model_type == "siglip2" else None
-    return Limits(
+    return ModelLimits(
         patch_size=native,
         takes_patches=native is not None,
         native_patch_size=native,
@@ -56,7 +56,7 @@ def limits_of(config: ModelConfig) -> Limits:
     )
 
 
-def shape_problems(limits: Limits, data: DataConfig) -> list[str]:
+def shape_problems(limits: ModelLimits, data: DataConfig) -> list[str]:
     """What a section `data` asks for and the towers do not take, one message each."""
     problems: list[str] = []
     if data.image_patches is not None:

@@ -145,8 +145,8 @@ class Lockstep:
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, each of which has been announced with `took`; all ranks iterate in step.
 
-        What goes wrong on the device after that, in the copy of a batch or in decoding its files, is not announced: as
-        for an error in a step, the watchdog ends the other ranks.
+        What goes wrong on the device after that, in the copy of a batch, is not announced: as for an error in a step,
+        the watchdog ends the other ranks.
 
         Raises:
             TrainingError: another rank got an error, no more batches, or a batch of another number of rows; the message

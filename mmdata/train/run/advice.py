@@ -124,7 +124,9 @@ def _means(
     assert found.accuracy is not None
     masks = train.get("mask_false_negatives")
     if found.false_share is not None and found.false_share > MANY_FALSE and not train.get("teacher"):
-        known = "" if data.get("meaning") else ", or data.meaning where the corpus knows which rows mean the same,"
+        known = (
+            "" if data.get("caption_hash") else ", or data.caption_hash where a column says which rows are the same,"
+        )
         remedy = f"train.teacher{known}" if masks else "train.mask_false_negatives=true"
         return (
             f", and {found.false_share:.0%} of the negatives are as near as their positives: unless the model has "

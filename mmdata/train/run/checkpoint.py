@@ -192,7 +192,6 @@ def load_checkpoint(
         raise DataError(f"checkpoint '{path}': a part of a sharded checkpoint; give its folder, '{path.parent}'")
     if content["format"] > FORMAT:
         raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
-    _name_towers(content)
     return content
 
 
@@ -203,13 +202,6 @@ def _load(path: Path, *, mapped: bool) -> Any:
         if not mapped or "unable to mmap" not in str(error):
             raise
         return _load(path, mapped=False)  # there are file systems that map no file
-
-
-def _name_towers(state: dict[str, Any]) -> None:
-    """Name the towers `base` that an earlier version called vit_b_16, a name that is now CLIP's."""
-    model = state.get("settings", {}).get("model", {})
-    if model.get("name") == "vit_b_16" and any(name.startswith("image_tower.patches.") for name in state["model"]):
-        model["name"] = "base"
 
 
 def find_damage(path: Path, group: dist.ProcessGroup | None = None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.config import Config, TrainConfig
-from mmdata.config.settings import changeable_settings, current_names, with_defaults
+from mmdata.config.settings import changeable_settings
 from mmdata.errors import ConfigError
 from mmdata.train.run.optimizer import scheduled_rate
 
@@ -116,21 +116,10 @@ def _changed_settings(
     saved: dict[str, Any], current: dict[str, Any], *, origin: str, except_for: frozenset[str] = frozenset()
 ) -> list[str]:
     """The settings that differ and may not, each with both values; arguments as for `check_same_settings`."""
-    # An earlier version may have saved settings under their old names, and has not saved those that came later.
-    try:
-        named = [current_names(Config, settings) for settings in (saved, current)]
-    except ValueError as error:  # a removed setting that was on
-        raise ConfigError(f"cannot resume from {origin}: {error}") from None
-    before, now = (_flat(settings) for settings in named)
-    before_in_full, now_in_full = (_flat(with_defaults(Config, settings)) for settings in named)
-    before |= {key: before_in_full.get(key) for key in now.keys() - before.keys()}
-    now |= {key: now_in_full.get(key) for key in before.keys() - now.keys()}
+    before, now = _flat(saved), _flat(current)
     differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE | except_for)
-    listed = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
-    if "model.name" in changed and (before["model.name"], now["model.name"]) == ("base", "vit_b_16"):
-        listed[-1] += " (the towers that an earlier version called vit_b_16 are now base)"
-    return listed
+    return [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -146,7 +146,7 @@ def read_shards(
         ValueError, LookupError, TypeError: they are not DCP's, or not those of this state.
         RuntimeError: there is too little memory.
     """
-    reader = _Reader(folder)
+    reader = _MetadataReader(folder)
     metadata = reader.read_metadata()
     listed = _listed(folder)
     if strangers := {info.relative_path for info in metadata.storage_data.values()} - set(listed):
@@ -246,7 +246,7 @@ class _Writer(FileSystemWriter):
         return StorageMeta(save_id=self.save_id)
 
 
-class _Reader(FileSystemReader):
+class _MetadataReader(FileSystemReader):
     """Reads DCP's metadata without running what a pickle may hold."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -17,7 +17,7 @@ from mmdata.convert import ConvertConfig
 from mmdata.convert.annotations import open_annotated
 from mmdata.convert.annotations.voc_xml import boxes_of, facts_of, parse_xml
 from mmdata.convert.examine import Examiner
-from mmdata.convert.fields import Fields
+from mmdata.convert.fields import RowFields
 from mmdata.convert.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.tars.texts import Loss
@@ -64,7 +64,7 @@ def check_rows(source: Source, config: ConvertConfig) -> None:
         assert set(row.losses) <= {Loss.BOX_UNUSABLE}
         with suppress(BadSample):
             fields = examiner.fields(row)
-            assert isinstance(fields, Fields)
+            assert isinstance(fields, RowFields)
             json.dumps(fields.extra, allow_nan=False, ensure_ascii=False).encode()
             assert all(len(box["bbox"]) == 4 for box in fields.extra["boxes"])
         with suppress(BadSample):

@@ -12,7 +12,7 @@ from mmdata.convert.fetch.faults import NoRoom
 from mmdata.convert.fetch.fetcher import Fetcher
 from mmdata.convert.fetch.room import Room, Space
 from mmdata.convert.fetch.stage import FetchStage
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from tests.convert.fetch.conftest import quick
 from tests.convert.fetch.sites import Answer, Site, dribble
 
@@ -113,7 +113,7 @@ def test_bytes_ahead_are_bounded_whatever_servers_say_of_their_size(site: Site, 
     site.answers["/a.jpg"] = Answer(200, b"x" * size) if declared else dribble(b"x" * 30_000, 0.0, times=10)
     settings = quick(bytes_ahead=ahead, ignore_opt_outs=True, per_host=8)
     fetcher = Watched(settings, fault_of=lambda _: "")
-    rows = [Row(number, "", site.url(f"/a.jpg?{number}", f"127.0.0.{1 + number % 5}")) for number in range(60)]
+    rows = [InputRow(number, "", site.url(f"/a.jpg?{number}", f"127.0.0.{1 + number % 5}")) for number in range(60)]
     with FetchStage(settings, fetcher) as stage:
         found = list(stage(rows))
     assert [(row.number, len(row.image or b"")) for row in found] == [(number, size) for number in range(60)]

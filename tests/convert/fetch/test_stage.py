@@ -19,7 +19,7 @@ from mmdata.convert.fetch import FetchStage, has_url, refuse_urls
 from mmdata.convert.fetch.fetcher import Fetcher
 from mmdata.convert.fetch.settings import user_agent
 from mmdata.convert.fetch.tally import HOSTS_KEPT, Tally
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 from mmdata.errors import ConfigError, Reason
 from tests.convert.fetch.conftest import fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, faulty
@@ -38,7 +38,7 @@ async def late(request: web.Request, before: int) -> web.StreamResponse:
 def test_rows_come_in_their_order_whenever_servers_answer(site: Site) -> None:
     site.answers["/a.jpg"] = late
     urls = [site.url(f"/a.jpg?{number}", f"127.0.0.{1 + number % 9}") for number in range(200)]
-    rows = [Row(number, f"line {number}", url, extra={"n": number}) for number, url in enumerate(urls)]
+    rows = [InputRow(number, f"line {number}", url, extra={"n": number}) for number, url in enumerate(urls)]
     with stage_of(rows_ahead=30) as stage:
         found = list(stage(rows))
     assert [(row.number, row.image, row.url) for row in found] == [
@@ -51,12 +51,12 @@ def test_rows_come_in_their_order_whenever_servers_answer(site: Site) -> None:
 def test_rows_without_a_url_pass_as_they_are_and_start_nothing() -> None:
     fault = (Reason.BROKEN_ROW, "x")
     rows = [
-        Row(0, "", "a.jpg"),
-        Row(1, "", b"bytes"),
-        Row(2, "", None),
-        Row(3, "", "http://127.0.0.1:9/a", fault=fault),
-        Row(4, "", "http://127.0.0.1:9/a", merged_into=0),
-        Row(5, "", "a/b:c.jpg"),
+        InputRow(0, "", "a.jpg"),
+        InputRow(1, "", b"bytes"),
+        InputRow(2, "", None),
+        InputRow(3, "", "http://127.0.0.1:9/a", fault=fault),
+        InputRow(4, "", "http://127.0.0.1:9/a", merged_into=0),
+        InputRow(5, "", "a/b:c.jpg"),
     ]
     threads = threading.active_count()
     with stage_of() as stage:
@@ -70,7 +70,7 @@ def test_rows_of_a_mixture_keep_their_order(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(200, b"an image")
     images = ["a.jpg", site.url("/a.jpg"), b"x" * 10, site.url("/none.jpg"), "FILE:///b.jpg", "c.jpg"]
     with stage_of() as stage:
-        found = list(stage(Row(number, "", image) for number, image in enumerate(images)))
+        found = list(stage(InputRow(number, "", image) for number, image in enumerate(images)))
     assert [row.image for row in found] == ["a.jpg", b"an image", b"x" * 10, images[3], "FILE:///b.jpg", "c.jpg"]
     assert [row.fault and str(row.fault[0]) for row in found] == [
         *(None, None, None, "http_status", "refused_address", None)
@@ -82,7 +82,7 @@ def test_password_of_a_url_is_sent_and_not_stored(site: Site) -> None:
     secret = [f"http://me:se@cret@127.0.0.1:{site.port}/{name}" for name in ("a.jpg", "none.jpg", "x.jpg")]
     secret += ["ftp://me:secret@a.example/b.jpg", "http://me:secret@:99999/", "http://me:secret@[::1/"]
     rows = [
-        Row(number, "", url, merged_into=0 if number == 2 else None, extra={"link": url} if number == 0 else {})
+        InputRow(number, "", url, merged_into=0 if number == 2 else None, extra={"link": url} if number == 0 else {})
         for number, url in enumerate(secret)
     ]
     with stage_of(ignore_opt_outs=True) as stage:
@@ -98,10 +98,10 @@ def test_rows_are_read_no_further_ahead_than_asked(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(200, b"x")
     read = 0
 
-    def rows(images: Any) -> Iterator[Row]:
+    def rows(images: Any) -> Iterator[InputRow]:
         nonlocal read
         for read in range(100):
-            yield Row(read, "", images(read))
+            yield InputRow(read, "", images(read))
 
     with stage_of(rows_ahead=10) as stage:
         for done, _ in enumerate(stage(rows(lambda number: site.url(f"/a.jpg?{number}")))):
@@ -121,7 +121,7 @@ def test_stage_that_is_left_early_ends_its_requests(site: Site, caplog: pytest.L
     urls = [site.url("/a.jpg"), *(site.url(f"/never.jpg?{number}", f"127.0.0.{number % 9}") for number in range(50))]
     threads = threading.active_count()
     with stage_of() as stage:
-        next(stage(Row(number, "", url) for number, url in enumerate(urls)))
+        next(stage(InputRow(number, "", url) for number, url in enumerate(urls)))
     assert threading.active_count() <= threads + 1  # a thread that looks names up may linger
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
@@ -130,7 +130,7 @@ BREAKS = """
 import asyncio, sys, threading, warnings
 from mmdata.convert.fetch import FetchStage, fetcher
 from mmdata.convert.fetch.settings import FetchSettings
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 
 def broken(*_, **__):
     raise RuntimeError("no more of them")
@@ -144,7 +144,7 @@ loops, new = [], asyncio.new_event_loop
 asyncio.new_event_loop = lambda: loops.append(new()) or loops[-1]
 try:
     with FetchStage(FetchSettings(user_agent="x")) as stage:
-        list(stage([Row(0, "", "http://127.0.0.1:9/")]))
+        list(stage([InputRow(0, "", "http://127.0.0.1:9/")]))
 except RuntimeError as error:
     print(error, loops[0].is_closed(), threading.active_count())
 """
@@ -165,7 +165,7 @@ def test_fault_of_this_machine_ends_the_stage() -> None:
         pytest.raises(OSError, match="Too many open files"),
         FetchStage(settings, Fetcher(settings, fault_of=full)) as stage,
     ):
-        list(stage([Row(0, "", "http://127.0.0.1:9/")]))
+        list(stage([InputRow(0, "", "http://127.0.0.1:9/")]))
 
 
 def test_nearly_all_that_can_be_had_is_had_of_servers_that_fail_now_and_then() -> None:
@@ -187,9 +187,9 @@ import re, sys
 from pathlib import Path
 from mmdata.convert.fetch import FetchStage
 from mmdata.convert.fetch.settings import FetchSettings
-from mmdata.convert.rows import Row
+from mmdata.convert.rows import InputRow
 
-urls = (Row(n, "", f"http://127.0.0.{1 + n % 20}:{sys.argv[1]}/a.jpg?{n}") for n in range(3000))
+urls = (InputRow(n, "", f"http://127.0.0.{1 + n % 20}:{sys.argv[1]}/a.jpg?{n}") for n in range(3000))
 settings = FetchSettings(user_agent="x", allow_private_addresses=True, bytes_ahead=8 * 2**20, rows_ahead=100)
 kept = []
 with FetchStage(settings) as stage:
@@ -218,9 +218,9 @@ def test_log_says_how_it_goes_and_closes_with_a_table(site: Site, caplog: pytest
     caplog.set_level(logging.INFO, "mmdata.fetch")
     site.answers["/a.jpg"] = late
     paths = ["/a.jpg?1", "/none.jpg", "/gone.jpg", "/a.jpg?22"]
-    rows = [Row(number, "", site.url(path)) for number, path in enumerate(paths)]
+    rows = [InputRow(number, "", site.url(path)) for number, path in enumerate(paths)]
     with stage_of(report_s=0.01) as stage:
-        list(stage([*rows, Row(4, "", "ftp://files.example/a"), Row(5, "", "http://[::1")]))
+        list(stage([*rows, InputRow(4, "", "ftp://files.example/a"), InputRow(5, "", "http://[::1")]))
     *lines, table = caplog.messages
     assert lines
     assert lines[0].startswith("fetched ")
@@ -244,12 +244,12 @@ def test_tally_keeps_the_commonest_hosts_of_many() -> None:
 def test_url_is_told_from_a_path() -> None:
     urls = ["http://a/b.jpg", "HTTPS://a/b", " https://a", "ftp://a", "file:a.jpg", "File:///a", "s3://a/b", "data://x"]
     paths = ["a.jpg", "/a.jpg", "a/b://c"[2:5], "//host/a.jpg", "C:/a.jpg", "http:", "filed/a.jpg", ""]
-    assert [has_url(Row(0, "", one)) for one in urls] == [True] * len(urls)
-    assert [has_url(Row(0, "", one)) for one in paths] == [False] * len(paths)
+    assert [has_url(InputRow(0, "", one)) for one in urls] == [True] * len(urls)
+    assert [has_url(InputRow(0, "", one)) for one in paths] == [False] * len(paths)
 
 
 def test_rows_that_are_read_twice_may_have_no_url() -> None:
-    rows = [Row(0, "t.csv, line 2", "a.jpg"), Row(1, "t.csv, line 3", "https://a.example/b.jpg")]
+    rows = [InputRow(0, "t.csv, line 2", "a.jpg"), InputRow(1, "t.csv, line 3", "https://a.example/b.jpg")]
     with pytest.raises(
         ConfigError, match=r"^t\.csv, line 3: its image is behind a URL, and 'x' reads every image twice; "
     ):

@@ -13,7 +13,7 @@ import pytest
 
 from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
-from mmdata.storage import fetch
+from mmdata.storage import attempts
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
 
@@ -23,7 +23,7 @@ NUM_SAMPLES = 38
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed requests are repeated without a minute of waiting."""
-    monkeypatch.setattr(fetch, "WAIT_S", 0.001)
+    monkeypatch.setattr(attempts, "WAIT_S", 0.001)
 
 
 @pytest.fixture(autouse=True)

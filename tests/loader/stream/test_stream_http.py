@@ -9,7 +9,7 @@ import pytest
 
 import mmdata
 from mmdata.errors import DataError
-from mmdata.storage import fetch
+from mmdata.storage import attempts
 from tests.storage.servers import serve as serve_with_faults
 
 
@@ -35,7 +35,7 @@ def test_a_stream_survives_a_server_that_fails_every_second_time(shards, config,
 
 
 def test_a_server_that_stays_down_is_an_error_after_the_attempts(shards, config, monkeypatch):
-    monkeypatch.setattr(fetch, "ATTEMPTS", 3)
+    monkeypatch.setattr(attempts, "ATTEMPTS", 3)
     with serve_with_faults(shards) as server:
         server.answers["/000000.tar"] = 500
         with pytest.raises(DataError, match=r"cannot be fetched, 3 attempts .* status 500"):

@@ -26,7 +26,7 @@ def server(shards: Path) -> Generator[Server, None, None]:
 def one_attempt(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection of an earlier test, and no waiting for a second attempt."""
     server.answers.clear()
-    monkeypatch.setattr("mmdata.storage.fetch.ATTEMPTS", 1)
+    monkeypatch.setattr("mmdata.storage.attempts.ATTEMPTS", 1)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()

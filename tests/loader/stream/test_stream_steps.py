@@ -13,7 +13,6 @@ import pytest
 import mmdata
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
-from mmdata.loader.state import SINCE
 from mmdata.loader.stream import Stream
 
 
@@ -323,12 +322,3 @@ def test_state_of_a_stream_of_other_pixels_is_refused(uneven, config, changes, m
     (other,) = open_ranks(folder, config(**changes), 1, 4)
     with pytest.raises(ConfigError, match=rf"belongs to another stream: {message}; resume"):
         other.load_state_dict(stream.state_dict())
-
-
-def test_state_of_a_stream_of_an_earlier_version_is_taken_and_said(uneven, config, caplog):
-    (stream,) = open_ranks(uneven(9, 14), config(), 1, 4)
-    state = stream.state_dict()
-    state["stream"] = {name: value for name, value in state["stream"].items() if name not in SINCE}
-    caplog.clear()
-    stream.load_state_dict(state)
-    assert "this stream state was written by an earlier version, which did not say transform, " in caplog.text

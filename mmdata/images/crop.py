@@ -1,0 +1,115 @@
+"""Crops of decoded images, resized in uint8."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+_EDGE = 1e-6
+"""Tolerance in pixels for edges that lie half-way between two pixels: products of sizes are rounded."""
+
+
+class Crop(NamedTuple):
+    """A rectangle in an image, in pixels from the top left corner; its edges may lie between pixels."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+    def scaled(self, y: float, x: float) -> Crop:
+        """The same part of the image after it was resized to y times its height and x times its width."""
+        return Crop(self.top * y, self.left * x, self.height * y, self.width * x)
+
+
+def eval_crop(size: tuple[int, int], shape: tuple[int, int]) -> Crop:
+    """The box that CLIP's preprocessing keeps: the image is resized to cover the target, then cropped at its centre.
+
+    Args:
+        size: (height, width) of the image.
+        shape: (height, width) of the target.
+
+    Example:
+        480 × 640 pixels to 224 × 224: the image becomes 224 × 298, of which columns 37 to 261 are kept. In the image
+        itself these are columns 79.5 to 560.5: eval_crop((480, 640), (224, 224)) is about Crop(0, 79.5, 480, 481).
+
+    Source: torchvision's Resize, which rounds the longer side down, and CenterCrop, which rounds the offset.
+    """
+    (height, width), (rows, columns) = size, shape
+    if height * columns <= width * rows:  # the height decides
+        covering = (rows, max(columns, rows * width // height))
+    else:
+        covering = (max(rows, columns * height // width), columns)
+    top, left = round((covering[0] - rows) / 2), round((covering[1] - columns) / 2)
+    return Crop(top, left, rows, columns).scaled(height / covering[0], width / covering[1])
+
+
+def train_crop(
+    size: tuple[int, int], shape: tuple[int, int], uniforms: list[float], *, scale: tuple[float, float]
+) -> Crop:
+    """A random box, of random area and of about the target's aspect ratio.
+
+    The area is uniform over the part of `scale` in which a box of an allowed ratio fits into the image; if none fits,
+    it is the largest that does. The logarithm of the ratio is uniform over the allowed ratios with which a box of that
+    area fits. The position is uniform over the image.
+
+    Args:
+        size: (height, width) of the image.
+        shape: (height, width) of the target.
+        uniforms: four numbers in [0, 1): for area, ratio, top and left.
+        scale: share of the image's area that the box covers (min, max).
+
+    Example:
+        480 × 720 pixels to 224 × 224, scale (0.9, 1): the ratios 3/4 to 4/3 are allowed, so the largest box has
+        480 × 640 pixels, a share of 0.89. All boxes have this size; they differ in `left`, 0 to 80. With scale
+        (0.5, 1), shares are uniform from 0.5 to 0.89; with a share of 0.8 the ratios 1.2 to 4/3 fit.
+
+    Source: torchvision's RandomResizedCrop, with two differences. The ratio varies by 3/4 to 4/3 around the target's
+    ratio, not around 1. And torchvision draws up to ten times until a box fits, which makes large areas rarer, and then
+    takes the largest box at the centre; for images of 3:2 and scale (0.9, 1) it always does.
+    """
+    height, width = size
+    u_area, u_ratio, u_top, u_left = uniforms
+    own, target = width / height, shape[1] / shape[0]
+    low, high = target * 3 / 4, target * 4 / 3
+    # A box with a share s of the area and a ratio r fits if s · own <= r <= own / s. For an s to exist with low <= r <=
+    # high, s may be at most high / own and own / low.
+    largest = min(1.0, high / own, own / low)
+    least, most = min(scale[0], largest), min(scale[1], largest)
+    share = least + u_area * (most - least)
+    low, high = max(low, share * own), min(high, own / share)
+    ratio = low * (high / low) ** u_ratio
+    area = share * height * width
+    box_height = min(height, max(1, round(math.sqrt(area / ratio))))
+    box_width = min(width, max(1, round(math.sqrt(area * ratio))))
+    top, left = int(u_top * (height - box_height + 1)), int(u_left * (width - box_width + 1))
+    return Crop(top, left, box_height, box_width)
+
+
+def resize_crop(image: Tensor, box: Crop, out: Tensor) -> None:
+    """Resize a box of an image, in whole pixels, into `out`: bicubic with antialias, in uint8.
+
+    Args:
+        image: uint8 (3, H, W).
+        box: inside the image.
+        out: uint8 (3, h, w), overwritten.
+    """
+    top, bottom = _whole_pixels(box.top, box.height, image.shape[1])
+    left, right = _whole_pixels(box.left, box.width, image.shape[2])
+    region = image[None, :, top:bottom, left:right]
+    if region.shape[2:] == out.shape[1:]:
+        out.copy_(region[0])
+    else:
+        out.copy_(interpolate(region, (out.shape[1], out.shape[2]), mode="bicubic", antialias=True)[0])
+
+
+def _whole_pixels(begin: float, length: float, side: int) -> tuple[int, int]:
+    """The first pixel of a stretch and the one after its last, of which there is one at least.
+
+    Halves are rounded outwards, so a centred box stays centred.
+    """
+    first = min(max(0, math.ceil(begin - 0.5 - _EDGE)), side - 1)
+    return first, max(first + 1, min(side, math.floor(begin + length + 0.5 + _EDGE)))

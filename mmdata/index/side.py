@@ -1,0 +1,136 @@
+"""Side files: columns aligned to the rows of an index, written once by a command and bound to what they were made of.
+
+A side file is a line of JSON, which says what the columns were made of and the XXH3 of all that follows, and an Arrow
+IPC stream. It lies beside the index, or in the loader's cache where the index's folder cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from mmdata.atomic import write_whole
+from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import hash64
+from mmdata.index.index import Index
+from mmdata.index.read_together import read_together
+from mmdata.storage.cache import default_folder
+from mmdata.storage.folder import JOINS_NAME
+
+COMMAND = "mmdata join CONFIG"
+"""Writes the side files that a config needs."""
+_ALIGNMENT = 64  # of Arrow's buffers, which are used where they lie in the file
+
+
+class SideFile(NamedTuple):
+    """Columns that were read.
+
+    Attributes:
+        columns: a pyarrow.Table.
+        fingerprint: equal for equal columns, whatever files they were made of.
+        path: of the file.
+    """
+
+    columns: Any
+    fingerprint: str
+    path: Path
+
+    def array(self, name: str) -> Any:
+        """A column as one Arrow array."""
+        column = self.columns.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+class SideFiles:
+    """The side files of an index; those of an index of several folders lie beside the first.
+
+    Args:
+        index: whose rows the columns are aligned to.
+        cache_dir: of the loader; None: the user's.
+        writes: whether files are made anew; else they are only read.
+    """
+
+    def __init__(self, index: Index, cache_dir: str | Path | None = None, *, writes: bool = False) -> None:
+        first = index.sources[0].folder
+        # The cache is one for many indexes, and a folder keeps its side files when it is moved: only there it is named.
+        cache = (default_folder() if cache_dir is None else Path(cache_dir)) / JOINS_NAME / digest_of(first.identity)
+        self._folders = [cache] if first.joins is None else [first.joins, cache]
+        self._index, self._writes = index.fingerprint, writes
+        self._done: set[str] = set()
+
+    def get(self, name: str, made_of: Mapping[str, Any], make: Callable[[], Any], *, what: str) -> SideFile:
+        """The columns of a name: those that are made now, or those of the file.
+
+        Args:
+            name: of the file, without its end.
+            made_of: what the columns are made of beside the index, JSON.
+            make: gives them, a pyarrow.Table with a row for each row of the index.
+            what: they are, for messages.
+
+        Raises:
+            ConfigError: there is no such file, it is damaged, or it was made of something else; or, when it is made, no
+                folder can be written.
+        """
+        made_of = json.loads(json.dumps({**made_of, "index": self._index}))
+        if self._writes and name not in self._done:
+            self._write(f"{name}.arrow", made_of, make(), what)
+            self._done.add(name)
+        why = "it does not exist"
+        for path in (folder / f"{name}.arrow" for folder in self._folders):
+            try:
+                return _read(path, made_of)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (DataError, OSError, ValueError, KeyError, pa.ArrowException) as error:
+                why = str(error)
+        path = self._folders[0] / f"{name}.arrow"
+        raise ConfigError(f"{what} is not joined with the index ('{path}': {why}); run `{COMMAND}`")
+
+    def _write(self, name: str, made_of: Mapping[str, Any], columns: Any, what: str) -> None:
+        body = pa.BufferOutputStream()
+        with pa.ipc.new_stream(body, columns.schema) as stream:
+            stream.write_table(columns.combine_chunks())
+        data: Any = body.getvalue()
+        head = json.dumps({"made_of": made_of, "xxh3": xxhash.xxh3_128_hexdigest(data)}).encode()
+        head = head.ljust(-(-(len(head) + 1) // _ALIGNMENT) * _ALIGNMENT - 1) + b"\n"
+        failed: OSError | None = None
+        for folder in self._folders:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / name, lambda file: (file.write(head), file.write(data)))
+                return
+            except OSError as error:
+                failed = error
+        raise ConfigError(
+            f"{what}: neither the folder of the index nor the loader's cache can be written ({failed}): set "
+            "data.loading.cache_dir to a folder that can be"
+        )
+
+
+def _read(path: Path, made_of: Mapping[str, Any]) -> SideFile:
+    data = read_together(path, "side file")
+    begin = bytes(data[: 2**20]).index(b"\n") + 1
+    head, body = json.loads(bytes(data[:begin])), data[begin:]
+    if head["made_of"] != made_of:
+        raise ValueError("it was made of another table or index, or of one that changed since")
+    if head["xxh3"] != xxhash.xxh3_128_hexdigest(body):
+        raise ValueError("it is damaged")
+    columns = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
+    return SideFile(columns, head["xxh3"], path)
+
+
+def digest_of(*values: object) -> str:
+    """16 hexadecimal digits that differ for other values, JSON."""
+    return f"{hash64(json.dumps(values).encode()) % 2**64:016x}"
+
+
+def side_name(path: str, *made_of: object) -> str:
+    """A file name that begins as a path ends, and differs for each value of `made_of`, JSON."""
+    stem = re.sub(r"[^\w-]+", "_", Path(path).stem)[:40].strip("_") or "table"
+    return f"{stem}-{digest_of(*made_of)}"

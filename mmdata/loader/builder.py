@@ -1,0 +1,170 @@
+"""Makes one rank's part of each step, of what a `BatchSpec` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Event
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmdata.batch import CaptionBatch
+from mmdata.config import DataConfig
+from mmdata.errors import BadSample, DataError
+from mmdata.images.pixels import PixelTransform
+from mmdata.index import Index, ShardStore
+from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
+from mmdata.loader.member_fields import MemberFields
+from mmdata.loader.negatives import NegativeCaptions
+from mmdata.loader.reader import CheckImages, RowReader
+from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
+from mmdata.loader.workers.buffers import BufferPool
+from mmdata.loader.workers.work import Work
+from mmdata.plan import CaptionSources, Plan, Step
+from mmdata.tars.captions import filled
+from mmdata.text.tokenizer import Tokenizer
+from mmdata.text.transform import TextTransform
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What batches are made of.
+
+    Attributes:
+        transform: for the pixels.
+        tokenizer: for the captions; None: batches have no tokens.
+        text_transform: for the captions.
+        captions: sources from which the rows draw their captions; None: those of the shards in turn.
+        negatives: negative captions of the rows; None: batches have none.
+        fields: entries that lie in members of the samples; None: there are none.
+        add_hashes: add image_hash and caption_hash to the batches.
+        add_captions: add the text of the captions to the batches.
+        check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
+    """
+
+    transform: PixelTransform
+    tokenizer: Tokenizer | None = None
+    text_transform: TextTransform = field(default_factory=TextTransform)
+    captions: CaptionSources | None = None
+    negatives: NegativeCaptions | None = None
+    fields: MemberFields | None = None
+    add_hashes: bool = False
+    add_captions: bool = False
+    check_images: CheckImages = "auto"
+
+    @classmethod
+    def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchSpec:
+        """The spec of a section `data`, its corpus and its plan, whose first rows say what `data.fields` are."""
+        return cls(
+            PixelTransform.from_config(data),
+            corpus.tokenizer,
+            TextTransform.from_config(data),
+            captions=corpus.captions,
+            negatives=corpus.negatives,
+            fields=MemberFields.from_config(data, corpus.index, corpus.joined, plan),
+            add_hashes=needs_hashes(data),
+            add_captions=data.add_captions,
+            check_images=data.loading.check_images,
+        )
+
+    @property
+    def reads_captions(self) -> bool:
+        """Whether batches have anything of the captions: tokens or text."""
+        return self.tokenizer is not None or self.add_captions
+
+
+class BatchBuilder:
+    """Makes batches of an index's rows. One builder serves many threads at the same time.
+
+    Args:
+        index: of the shards.
+        spec: what batches are made of.
+        buffers: lends the memory of pixels; default: memory of this process.
+
+    Attributes:
+        store: reads the shards.
+    """
+
+    def __init__(self, index: Index, spec: BatchSpec, *, buffers: BufferPool | None = None) -> None:
+        self.index, self.spec = index, spec
+        self.store = ShardStore(index)
+        self._buffers = buffers or BufferPool()
+        self._has_labels = index.has_labels
+
+    @classmethod
+    def from_config(
+        cls, data: DataConfig, corpus: Corpus, plan: Plan, *, buffers: BufferPool | None = None
+    ) -> BatchBuilder:
+        """Build a builder from a section `data`, its corpus and its plan."""
+        builder = cls(corpus.index, BatchSpec.from_config(data, corpus, plan), buffers=buffers)
+        for tars in (builder.store, *corpus.joined.shards.values()):
+            tars.open_shards.most = most_shards(data, plan)
+        return builder
+
+    def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
+        """Begin a batch. Its units raise Interrupted once `stop` is set; see `UnfinishedBatch` for other errors."""
+        planned = step.rows >= 0
+        rows, passes = step.rows[planned], step.passes[planned]
+        fields = self.spec.fields
+        return UnfinishedBatch(
+            self.spec,
+            step,
+            self.read(rows, passes, stop),
+            buffers=self._buffers,
+            has_labels=self._has_labels,
+            fields=None if fields is None else fields.entries(len(step.rows), self.store, stop),
+        ).work()
+
+    def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
+        """The samples of n rows in their passes, int64 (n,) each."""
+        captions, check_images = self.spec.captions, self.spec.check_images
+        return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check_images, stop=stop)
+
+    def make(self, step: Step) -> LoadedBatch:
+        """Make a batch in the caller's thread; see `UnfinishedBatch` for errors."""
+        return self.begin(step).run()
+
+    def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
+        """All captions, in their template, of each row that has several; none of a row that has one, or without texts.
+
+        Where rows draw their captions from sources, each has the one of its batch alone.
+
+        Args:
+            rows: int64 (n,), row numbers in the index, each once.
+
+        Raises:
+            DataError: a caption is not the one that was indexed.
+        """
+        offsets, _ = self.index.take_lists(rows, "caption_hash")
+        counts = np.diff(offsets)
+        counts[counts == 1] = 0  # the batch has it already
+        tokenizer = self.spec.tokenizer
+        if tokenizer is None or self.spec.captions is not None:
+            counts[:] = 0
+        of_rows = np.repeat(rows, counts)  # (T,)
+        # A row of n captions has each of them once in n passes: pass 0, 1, … of each row, [0, 1, 0, 1, 2] for 2 and 3.
+        passes = np.arange(len(of_rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        reader = RowReader(self.index, self.store, of_rows, passes)
+        texts = [filled(self.spec.text_transform.template, _caption(reader, i)) for i in range(len(of_rows))]
+        input_ids = attention_mask = np.empty((0, 1), np.int64)
+        if tokenizer is not None and texts:
+            length = min(max(tokenizer.count(texts)), tokenizer.max_length)
+            input_ids, attention_mask = tokenizer.encode(texts, length)
+            attention_mask[:, 0] = 1  # attention over no token is NaN
+        return CaptionBatch(
+            input_ids=torch.from_numpy(input_ids),
+            attention_mask=torch.from_numpy(attention_mask),
+            caption_hash=torch.from_numpy(np.array(reader.caption_hashes(), np.int64)),
+            rows=torch.from_numpy(of_rows),
+        )
+
+
+def _caption(reader: RowReader, i: int) -> str:
+    try:
+        return reader.caption(i)
+    except BadSample as error:
+        raise DataError(
+            f"shard '{reader.shard(i)}', sample '{reader.keys[i]}': {error}; an evaluation needs all captions of "
+            "the rows it counts"
+        ) from error

@@ -1,0 +1,150 @@
+"""Who makes the batches of a rank: threads of its process, or worker processes. The batches are the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import closing
+from functools import partial
+from threading import Event
+from typing import Any
+
+import torch
+
+from mmdata.config import DataConfig
+from mmdata.config.callables import is_importable, name_of
+from mmdata.cores import most_workers
+from mmdata.errors import ConfigError
+from mmdata.launcher import Ranks
+from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.corpus import open_corpus
+from mmdata.loader.prefetch import ShardPrefetcher
+from mmdata.loader.state import Identity, identity_of
+from mmdata.loader.unfinished import LoadedBatch
+from mmdata.loader.workers.buffers import BufferPool
+from mmdata.loader.workers.process import Task, WorkerProcesses
+from mmdata.loader.workers.threads import ThreadedBatches
+from mmdata.loader.workers.work import BatchSource, Work
+from mmdata.plan import Plan, Step
+from mmdata.plan.from_config import build_plan
+
+logger = logging.getLogger("mmdata")
+
+
+class RankPipeline:
+    """The steps of one rank, and the work on each. Shards behind URLs are prefetched in the order of the steps.
+
+    Args:
+        plan: of the global batches.
+        builder: makes the batches; its store fetches shards behind URLs.
+        ranks: which share of each global batch.
+
+    Attributes:
+        current_epoch: the epoch of the batches that the caller takes. No shard of a later epoch is fetched before a
+            worker needs it, because the caller may never ask for that epoch.
+    """
+
+    def __init__(self, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> None:
+        self._plan, self._builder, self._ranks = plan, builder, ranks
+        self.current_epoch = 0
+
+    def steps(self, epoch: int, start: int) -> Generator[Step, None, None]:
+        """The steps from step `start` of an epoch on, and those of the next epochs, until an epoch has no steps."""
+        # Set by the caller's thread: the generator below first runs in a worker thread, perhaps after `take`.
+        self.current_epoch = epoch
+        return self._from(epoch, start)
+
+    def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
+        """The work on a step."""
+        return self._builder.begin(step, stop)
+
+    def identity(self) -> Identity:
+        """What the batches depend on."""
+        return identity_of(self._plan, self._builder.spec)
+
+    def _from(self, epoch: int, start: int) -> Generator[Step, None, None]:
+        index, store = self._builder.index, self._builder.store
+        while True:
+            steps = self._plan.steps(epoch, start=start, rank=self._ranks.rank, world_size=self._ranks.world_size)
+            if not index.caches:  # all shards are on a local disk
+                yield from steps
+            else:
+                # While the caller is still in the epoch before, the steps of this one come without prefetching.
+                while self.current_epoch < epoch and (step := next(steps, None)):
+                    yield step
+                with closing(ShardPrefetcher(steps, index, store)) as prefetched:
+                    yield from prefetched
+            epoch, start = epoch + 1, 0
+            if not self._plan.has_steps(epoch):
+                return
+
+
+def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> BatchSource[LoadedBatch]:
+    """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
+
+    Raises:
+        ConfigError: `worker_type: process` with a transform that another process cannot import.
+    """
+    loading, pipeline = data.loading, RankPipeline(plan, builder, ranks)
+    num_threads = most_workers(loading.num_workers)
+    if not is_process(data) or num_threads == 0:
+        return ThreadedBatches(pipeline, num_threads=num_threads, prefetch=loading.prefetch_batches)
+    if cannot := not_importable(data):
+        raise ConfigError(
+            f"{cannot}: data.loading.worker_type is process, and another process "
+            "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
+            "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
+        )
+    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
+    return WorkerProcesses(
+        Task(opened, loading.num_processes, num_threads, loading.prefetch_batches), pipeline.identity()
+    )
+
+
+def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+    """Open the pipeline of a section `data`, as JSON, in a worker process."""
+    data = DataConfig.model_validate(settings)
+    corpus = open_corpus(data)
+    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
+    return RankPipeline(plan, BatchBuilder.from_config(data, corpus, plan, buffers=buffers), ranks)
+
+
+def is_process(data: DataConfig) -> bool:
+    """Whether worker processes make the batches; logs it if `worker_type: auto` chooses them.
+
+    With a GPU it does: a loop that launches kernels is many small operations, and threads of its process would keep it
+    waiting for the interpreter's lock (the GIL). Without a GPU it does not: a training step on a CPU is a few large
+    operations, which release the lock.
+    """
+    if data.loading.worker_type != "auto":
+        return data.loading.worker_type == "process"
+    if not has_gpu() or data.loading.num_workers == 0:
+        return False
+    why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
+    if cannot := not_importable(data):
+        logger.warning(
+            "%s; another process cannot import %s, so threads make the batches: define it at the top of a file of its "
+            "own",
+            why,
+            cannot,
+        )
+        return False
+    logger.info(
+        "%s: batches are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to "
+        "process to silence this message",
+        why,
+    )
+    return True
+
+
+def not_importable(data: DataConfig) -> str:
+    """The user's transform that another process cannot import by its name, in words; "" if there is none."""
+    for setting in ("transform", "text_transform"):
+        if (own := getattr(data, setting)) is not None and not is_importable(own):
+            return f"{setting} '{name_of(own)}'"
+    return ""
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a CUDA or ROCm device. Does not initialise CUDA, after which this process could not fork."""
+    return torch.cuda.device_count() > 0

@@ -1,0 +1,455 @@
+"""Worker processes: threads with interpreters of their own, whose batches come back in shared memory.
+
+The training process (`WorkerProcesses`) asks, and a worker process (`serve`) answers in the order of its steps. For
+each batch the training loop reads one small message and makes views of shared memory; the processes do the rest. A
+process ends when its connection closes, however the training process ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from queue import SimpleQueue
+from typing import Any, Generic, Literal, TypeVar
+
+from mmdata.errors import ConfigError, DataError, LoadError, printable
+from mmdata.loader.workers.buffers import BufferPool
+from mmdata.loader.workers.shared import REMEDY, ExportedBuffers, ImportedBuffers, Packed, SharedBuffer
+from mmdata.loader.workers.threads import WorkerThreads
+from mmdata.loader.workers.work import Pipeline, Work
+
+T = TypeVar("T")
+
+logger = logging.getLogger("mmdata")
+
+START = (
+    "import sys; sys.path[:] = sys.argv[2:]; from mmdata.loader.workers.process import serve; serve(int(sys.argv[1]))"
+)
+"""Sets this process's import path before any import: `python -m` would look into the current folder first."""
+ORPHAN_CHECK_S = 1.0
+"""Seconds between checks whether the training process has ended. Usually the connection reports that immediately, but a
+forked child of the training process may hold it open."""
+RETRY = (
+    "Resuming is exact: a loader, this one too, that loads the state_dict() of now goes on with the batch that is due, "
+    "in another process"
+)
+KILLED = (
+    "the kernel's out-of-memory killer does this where memory is short: lower data.loading.prefetch_batches or "
+    "data.loading.num_workers"
+)
+CLOSED = "the program ends, or another thread raised an error"
+KNOWN_ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
+LINE_END = "\n"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What worker processes make, and which part of it each.
+
+    Attributes:
+        open: opens the pipeline in the worker process, with a pool for the memory of pixels; pickled by its name.
+        num_processes: of which process p makes every num_processes-th batch from the p-th on.
+        num_threads: of all processes together.
+        prefetch: batches that are made before the caller asks for them, by all processes together.
+    """
+
+    open: Callable[[BufferPool], Pipeline[Any]]
+    num_processes: int
+    num_threads: int
+    prefetch: int
+
+    def threads_of(self, process: int) -> int:
+        """Threads of a process: of 5 in 2 processes 3 and 2."""
+        return len(range(process, max(self.num_threads, self.num_processes), self.num_processes))
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """What the training process asks a worker process for.
+
+    Attributes:
+        do: "begin" a run of batches at `step` of `epoch`, make one batch ("next"), or "stop" the run.
+        run: number of the run. Answers carry it, so that batches of an earlier run are recognised.
+        released: numbers of buffers that the training process does not use any more.
+        forks: how often the training process has forked.
+    """
+
+    do: Literal["begin", "next", "stop"]
+    run: int
+    released: list[int]
+    forks: int
+    epoch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """A batch, or the error in its place. The descriptors of new buffers follow it.
+
+    Attributes:
+        run: see `WorkerRequest`; -1: the error is of the start.
+        packed: the batch.
+        new: number and size of the buffers that the training process has not mapped yet.
+        freed: numbers of buffers that it can unmap.
+        error: type, message and traceback.
+    """
+
+    run: int
+    packed: Packed | None = None
+    new: tuple[tuple[int, int], ...] = ()
+    freed: tuple[int, ...] = ()
+    error: tuple[str, str, str] | None = None
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an error in a worker process; it is the `__cause__` of the error that the loader raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"in the loader's worker process:\n{printable(text, keep=LINE_END)}")
+
+
+class WorkerProcesses(Generic[T]):
+    """Worker processes that make a loader's batches.
+
+    They start when they are first needed, wait between epochs, and end with this object or with this process. An error
+    ends them, since an interrupt may have cut a message short; the next `begin` starts others.
+
+    Args:
+        task: what they make.
+        identity: of the batches; the worker processes must find the same.
+    """
+
+    def __init__(self, task: Task, identity: dict[str, Any]) -> None:
+        self._task, self._identity = task, identity
+        self._processes: list[_WorkerProcess] = []
+        self._owner = 0  # the process that started them
+        self._run = 0
+        self._taken = 0  # batches of this run
+
+    def begin(self, epoch: int, start: int) -> None:
+        """Make the batches from step `start` of an epoch on.
+
+        Raises:
+            ConfigError: a process cannot be started.
+            LoadError: a process has ended.
+        """
+        self.stop()
+        self._run += 1
+        self._taken = 0
+        with self._closed_by_errors():
+            # A forked child starts its own: those of its parent are not its own to end.
+            if self._owner != os.getpid() or not self._processes:
+                self._processes, self._owner = [], os.getpid()
+                for number in range(self._task.num_processes):
+                    self._processes.append(_WorkerProcess(self._task, number, self._identity))
+            for process in self._processes:
+                process.request("begin", self._run, epoch, start)
+                for _ in range(-(-self._task.prefetch // self._task.num_processes)):
+                    process.request("next", self._run, epoch)
+
+    def take(self, epoch: int, step: int) -> T:
+        """Wait for the next batch, which is that of the given step.
+
+        Raises:
+            LoadError: its process has ended.
+            Exception: what a worker raised, as a `LoadError` unless it is one of `mmdata.errors`.
+        """
+        when = f"before the batch of epoch {epoch}, step {step}"
+        if not self._processes:
+            raise LoadError(f"the loader's worker processes were closed {when}: {CLOSED}. {RETRY}")
+        with self._closed_by_errors():
+            process = self._processes[self._taken % self._task.num_processes]
+            made = process.take(self._run, when)
+            process.request("next", self._run, epoch)
+            self._taken += 1
+            return made
+
+    def stop(self) -> None:
+        """Make no more batches."""
+        # A closed one needs no message. At the end of the program, where the finalizer has closed it, modules may be
+        # torn down already, and nothing else could be called.
+        running = [process for process in self._processes if process.is_open]
+        if running and self._owner == os.getpid():
+            with self._closed_by_errors(), suppress(LoadError):  # one that has ended has stopped
+                for process in running:
+                    process.request("stop", self._run)
+
+    def close(self) -> None:
+        """End the processes; `begin` starts others."""
+        for process in self._processes:
+            process.close()
+        self._processes = []
+
+    @contextmanager
+    def _closed_by_errors(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+class _WorkerProcess:
+    """One worker process, and the memory that it shares with this process."""
+
+    def __init__(self, task: Task, number: int, identity: dict[str, Any]) -> None:
+        self._identity = identity
+        self._memory = ImportedBuffers()
+        try:
+            self._connection, theirs = Pipe()
+        except OSError as error:
+            raise ConfigError(f"data.loading.worker_type process: no socket: {error}; {REMEDY}") from error
+        try:
+            with theirs:
+                # In a session of its own, so that Ctrl-C at the terminal interrupts the training process alone.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", "-c", START, str(theirs.fileno()), *map(str, sys.path)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._connection.close()
+            raise ConfigError(
+                f"data.loading.worker_type process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
+            ) from error
+        self._ending = weakref.finalize(self, _end, self._connection, self._process, os.getpid())
+        self._send((task, number), "its settings")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` has not been called, nor the finalizer."""
+        return self._ending.alive
+
+    def request(self, do: Literal["begin", "next", "stop"], run: int, epoch: int = 0, step: int = 0) -> None:
+        """Ask for something, and tell which buffers this process has released since the last request."""
+        self._send(WorkerRequest(do, run, *self._memory.release_notice(), epoch, step), f"'{do}'")
+
+    def take(self, run: int, when: str) -> Any:
+        """Wait for its next batch of a run."""
+        while True:
+            answer = self._receive(when)
+            if answer.packed is not None:
+                # Also of an earlier run: its buffers come with it, and are released as the batch is dropped.
+                made = self._memory.unpack(answer.packed)
+                if answer.run == run:
+                    return made
+            elif answer.error is not None and answer.run in (run, -1):
+                raise _error_of(*answer.error)
+
+    def close(self) -> None:
+        """End the process."""
+        self._ending()
+
+    def _send(self, message: object, what: str) -> None:
+        with self._naming_its_end(f"before it got {what}"):
+            self._connection.send(message)
+
+    def _receive(self, when: str) -> WorkerAnswer:
+        """Wait for the next answer, with its buffers mapped."""
+        with self._naming_its_end(when):
+            while not isinstance(message := self._connection.recv(), WorkerAnswer):
+                if isinstance(message, tuple):
+                    logger.log(message[0], "%s", message[1])
+                elif message != self._identity:
+                    raise DataError(
+                        f"the loader's worker process made another plan, {message}, than this process, "
+                        f"{self._identity}: the shards or the tokenizer have changed since the loader was built; build "
+                        "it anew"
+                    )
+            for number, size in message.new:
+                self._memory.map(number, size, self._receive_file())
+            for number in message.freed:
+                self._memory.unmap(number)
+            return message
+
+    def _receive_file(self) -> int:
+        try:
+            return recv_handle(self._connection)
+        except ConnectionError:
+            raise
+        except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
+            raise ConfigError(
+                f"data.loading.worker_type process: too many open files in process {os.getpid()}; {REMEDY}"
+            ) from error
+
+    @contextmanager
+    def _naming_its_end(self, when: str) -> Generator[None]:
+        """Raise a LoadError that says what ended the process, or that it was closed."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise self._end_error(when) from error
+
+    def _end_error(self, when: str) -> LoadError:
+        if not self.is_open:
+            return LoadError(f"the loader's worker process {self._process.pid} was closed {when}: {CLOSED}. {RETRY}")
+        self._connection.close()  # it has ended, or ends now
+        code = self._process.wait()
+        name = f"the loader's worker process {self._process.pid} has ended"
+        if code < 0:
+            why = KILLED if -code == signal.SIGKILL else "a defect in a library does this, or a person"
+            return LoadError(f"{name} (killed by {signal.Signals(-code).name}) {when}; {why}. {RETRY}")
+        return LoadError(
+            f"{name} (exit code {code}) {when}; what it printed says why, or set data.loading.worker_type to thread. "
+            f"{RETRY}"
+        )
+
+
+def _end(connection: Connection, process: subprocess.Popen[bytes], owner: int) -> None:
+    connection.close()
+    if owner == os.getpid():  # in a forked child the process is not its own to end
+        process.kill()  # without notice: a worker process has nothing that outlives it
+        process.wait()
+
+
+def _error_of(kind: str, text: str, of_worker: str) -> Exception:
+    """An error of a worker: of its own type if that is one of `mmdata.errors`, else a `LoadError`."""
+    error = KNOWN_ERRORS[kind](text) if kind in KNOWN_ERRORS else LoadError(f"{kind}: {text}")
+    error.__cause__ = WorkerTraceback(of_worker)
+    return error
+
+
+def serve(descriptor: int) -> None:
+    """Be a worker process of the training process, which has the other end of this socket, until it ends."""
+    # The setting num_workers says how many threads there are; tokenizers would start one more for each core.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides what an interrupt ends
+    parent = os.getppid()
+    os.set_inheritable(descriptor, False)
+    answers = _Answers(Connection(descriptor))
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())  # the training process has logged the warnings about settings already
+    try:
+        task, number = answers.connection.recv()
+        server = _BatchServer(task, number, answers)
+        logger.handlers = [answers]
+        while True:
+            while not answers.connection.poll(ORPHAN_CHECK_S):
+                if os.getppid() != parent:
+                    os._exit(0)
+            server.obey(answers.connection.recv())
+    except (EOFError, ConnectionError):
+        pass
+    except BaseException as error:  # a user's module may raise SystemExit
+        answers.send(_failed(error, run=-1))
+    # Not sys.exit: that would wait for worker threads, which may wait for a server.
+    os._exit(0)
+
+
+class _Answers(logging.Handler):
+    """Sends what the worker process has to say, from any thread: answers, and log records for the user's handlers."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+        self._lock = threading.Lock()  # the parts of two messages must not mix
+
+    def send(self, message: object, buffers: list[SharedBuffer] | None = None) -> None:
+        """Send a message, and the descriptors of buffers."""
+        try:
+            with self._lock:
+                self.connection.send(message)
+                for buffer in buffers or []:
+                    send_handle(self.connection, buffer.file, None)
+        except ConnectionError:  # the training process has ended
+            os._exit(0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send the level and the text of a log record."""
+        self.send((record.levelno, record.getMessage()))
+
+
+class _BatchServer:
+    """Makes batches in a worker process, as the training process asks for them.
+
+    Args:
+        task: what all worker processes make.
+        number: of this one, 0 … num_processes-1.
+        answers: to the training process.
+    """
+
+    def __init__(self, task: Task, number: int, answers: _Answers) -> None:
+        self._task, self._number, self._answers = task, number, answers
+        self._memory = ExportedBuffers()
+        # Pixels, and the much smaller rest of a batch, in pools of their own: the rest must not take a pixel buffer.
+        self._pixels, self._rest = BufferPool(self._memory.allocate), BufferPool(self._memory.allocate)
+        self._forks = 0  # of the training process
+        self._in_use: dict[int, object] = {}  # by number of the buffer: the training process reads it, so it is kept
+        self._threads: WorkerThreads[Any, Made] | None = None
+        self._asked: SimpleQueue[tuple[int, WorkerThreads[Any, Made]]] = SimpleQueue()
+        self._pipeline = task.open(self._pixels)
+        threading.Thread(target=self._answer, daemon=True).start()
+        answers.send(self._pipeline.identity())
+
+    def obey(self, request: WorkerRequest) -> None:
+        """Do what the training process asks for."""
+        # The forks first: a buffer that a forked child may read must not come back to its pool when it is released.
+        if request.forks != self._forks:
+            self._forks = request.forks
+            self._pixels.abandon_lent()
+            self._rest.abandon_lent()
+        for number in request.released:
+            del self._in_use[number]
+        if request.do == "next" and self._threads is not None:
+            self._pipeline.current_epoch = request.epoch
+            self._threads.ask()
+            self._asked.put((request.run, self._threads))
+            return
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
+        if request.do == "begin":
+            steps = every(self._pipeline.steps(request.epoch, request.step), self._number, self._task.num_processes)
+            name = f"mmdata-process_{self._number}-worker"
+            self._threads = WorkerThreads(steps, self._begin, self._task.threads_of(self._number), name=name)
+
+    def _begin(self, step: Any, stop: threading.Event) -> Work[Made]:
+        return self._pipeline.begin(step, stop).then(lambda made: self._memory.pack(made, self._rest))
+
+    def _answer(self) -> None:
+        """Send the batches in the order in which they were asked for."""
+        while True:
+            self._send_next(*self._asked.get())
+
+    def _send_next(self, run: int, threads: WorkerThreads[Any, Made]) -> None:
+        try:
+            packed, kept = threads.take()
+        except (StopIteration, CancelledError):  # the next epoch has no steps, or the run was stopped
+            return
+        except BaseException as error:  # a user's transform may raise SystemExit, and the training process waits
+            self._answers.send(_failed(error, run))
+            return
+        # Kept before the message goes: the training process may release a buffer as soon as it has the message.
+        self._in_use.update((buffer.number, loan) for buffer, loan in kept.items())
+        new, freed = self._memory.news(kept)
+        numbers = tuple((buffer.number, buffer.size) for buffer in new)
+        self._answers.send(WorkerAnswer(run, packed, numbers, tuple(freed)), new)
+
+
+Made = tuple[Packed, dict[SharedBuffer, object]]
+"""A batch in shared memory, and what keeps its buffers."""
+
+
+def _failed(error: BaseException, run: int) -> WorkerAnswer:
+    return WorkerAnswer(run, error=(type(error).__name__, str(error), traceback.format_exc()))
+
+
+def every(steps: Generator[T, None, None], first: int, step: int) -> Generator[T, None, None]:
+    """Every step-th step, beginning with step number `first`."""
+    with closing(steps):  # `islice` does not close what it is given
+        yield from islice(steps, first, None, step)

@@ -1,0 +1,247 @@
+"""Batches in memory that two processes share. The memory has no name: it ends with the processes.
+
+A batch is pickled without its arrays, which lie in the shared memory and are not copied on the way.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import mmap
+import os
+import pickle
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmdata.errors import ConfigError
+from mmdata.loader.workers.buffers import BufferPool, Lending
+
+ALIGNMENT = 64
+"""Arrays begin at a multiple of this many bytes, so that any dtype can be read in place."""
+BLOCK = 2**16
+"""Bytes. Sizes of buffers are rounded up to a multiple, so that batches of similar size can use the same buffers."""
+REMEDY = (
+    "raise the limit (`ulimit -n 65536` for files, the container's for memory), "
+    "or set data.loading.worker_type to thread"
+)
+
+
+class Packed(NamedTuple):
+    """A result in shared memory.
+
+    Attributes:
+        body: the result, pickled without its arrays.
+        arrays: for each array the number of its buffer, where in it the array begins, and its size in bytes.
+    """
+
+    body: bytes
+    arrays: list[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class SharedBuffer:
+    """A buffer of a worker process.
+
+    Attributes:
+        number: by which both processes call it.
+        size: in bytes.
+        file: its descriptor in the worker process.
+    """
+
+    number: int
+    size: int
+    file: int
+
+
+class ExportedBuffers:
+    """Buffers that a worker process fills and the training process maps. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._by_address: dict[int, SharedBuffer] = {}
+        self._announced: set[int] = set()
+        self._freed: deque[int] = deque()  # announced, then freed; the training process still has them mapped
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """At least `size` bytes, freed with the array.
+
+        Raises:
+            ConfigError: no memory or file descriptor is left.
+        """
+        size = -(-size // BLOCK) * BLOCK
+        try:
+            file = anonymous_file(size)
+            try:
+                buffer = np.frombuffer(mmap.mmap(file, size), np.uint8)
+            except BaseException:
+                os.close(file)
+                raise
+        except OSError as error:
+            raise ConfigError(
+                f"data.loading.worker_type process: no {size} bytes of shared memory: {error}; {REMEDY}"
+            ) from error
+        address = buffer.ctypes.data
+        self._by_address[address] = SharedBuffer(next(self._numbers), size, file)
+        weakref.finalize(buffer, self._free, address).atexit = False
+        return buffer
+
+    def pack(self, result: object, pool: BufferPool) -> tuple[Packed, dict[SharedBuffer, object]]:
+        """Put a result into shared memory.
+
+        Args:
+            result: an array at the beginning of a buffer, as the pixels are, is not copied.
+            pool: lends one buffer of this memory for all other arrays: each buffer costs a file descriptor.
+
+        Returns:
+            The result, and for each of its buffers what keeps it from being lent again.
+        """
+        arrays: list[memoryview] = []
+        body = io.BytesIO()
+        _Pickler(body, 5, buffer_callback=lambda array: arrays.append(array.raw())).dump(result)
+        buffers = [self._by_address.get(_address(array)) if array.nbytes else None for array in arrays]
+        others = [_aligned(array) for array, buffer in zip(arrays, buffers, strict=True) if buffer is None]
+        lent = pool.lend((max(1, sum(others)),))
+        rest, values, end = self._by_address[lent.data_ptr()], lent.numpy(), 0
+        kept: dict[SharedBuffer, object] = {rest: lent}
+        places: list[tuple[int, int, int]] = []
+        for array, buffer in zip(arrays, buffers, strict=True):
+            if buffer is None:
+                values[end : end + array.nbytes] = array
+                places.append((rest.number, end, array.nbytes))
+                end += _aligned(array)
+            else:
+                kept[buffer] = array
+                places.append((buffer.number, 0, array.nbytes))
+        return Packed(body.getvalue(), places), kept
+
+    def news(self, buffers: Iterable[SharedBuffer]) -> tuple[list[SharedBuffer], list[int]]:
+        """Those buffers that the training process has not mapped yet, and numbers of others that it can unmap."""
+        new = [buffer for buffer in buffers if buffer.number not in self._announced]
+        self._announced.update(buffer.number for buffer in new)
+        return new, [self._freed.popleft() for _ in range(len(self._freed))]
+
+    def _free(self, address: int) -> None:
+        # A finalizer: the garbage collector may run it in any thread at any moment, so it must not wait for a lock.
+        buffer = self._by_address.pop(address)
+        os.close(buffer.file)
+        if buffer.number in self._announced:
+            self._announced.remove(buffer.number)
+            self._freed.append(buffer.number)
+
+
+class ImportedBuffers:
+    """Buffers of a worker process, mapped into the training process."""
+
+    def __init__(self) -> None:
+        self._lending: Lending[int] = Lending()  # numbers; returned: released, and the worker process is not told yet
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
+
+    def map(self, number: int, size: int, file: int) -> None:
+        """Map a buffer, and close its descriptor.
+
+        Raises:
+            ConfigError: no descriptor or address space is left.
+        """
+        try:
+            self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
+        except OSError as error:
+            raise ConfigError(
+                f"data.loading.worker_type process: {size} bytes cannot be mapped: {error}; {REMEDY}"
+            ) from error
+        finally:
+            os.close(file)
+
+    def unmap(self, number: int) -> None:
+        """Unmap a buffer that the worker process has freed, once no tensor uses it."""
+        self._buffers.pop(number, None)
+
+    def unpack(self, packed: Packed) -> Any:
+        """The result; its arrays are views of shared memory. A buffer is released when the last of them is gone."""
+        views: dict[int, NDArray[np.uint8]] = {}
+        arrays: list[memoryview] = []
+        for number, start, size in packed.arrays:
+            if number not in views:
+                views[number] = self._buffers[number][:]
+                self._lending.add(views[number], number)
+            # Of a memoryview: a slice of an array would keep the whole mapping alive, and not `views[number]`.
+            arrays.append(memoryview(cast(Any, views[number]))[start : start + size])
+        return pickle.loads(packed.body, buffers=arrays)
+
+    def release_notice(self) -> tuple[list[int], int]:
+        """What the worker process must know before it writes into its buffers again.
+
+        Returns:
+            Numbers of buffers that no tensor of this process uses any more, and how often this process has forked.
+        """
+        # A forked child shares the memory of its parent's batches: buffers in use at a fork must never be written
+        # again. So the count of a fork must reach the worker process no later than the release of such a buffer, and
+        # the lock keeps other threads from forking between the two lines.
+        with forks.lock:
+            return self._lending.returned(), forks.count
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as arrays, which protocol 5 keeps out of the pickle."""
+
+    def reducer_override(self, obj: object) -> Any:
+        return (torch.from_numpy, (obj.numpy(),)) if isinstance(obj, Tensor) else NotImplemented
+
+
+def _address(array: memoryview) -> int:
+    return np.frombuffer(array, np.uint8).ctypes.data
+
+
+def _aligned(array: memoryview) -> int:
+    return -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def anonymous_file(size: int) -> int:
+    """Descriptor of `size` bytes without a name: memory on Linux, on other systems a deleted temporary file."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("mmdata", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    try:
+        os.ftruncate(file, size)
+        if hasattr(os, "posix_fallocate"):
+            # Where memory is full this raises an OSError; a write to pages that do not exist would be a SIGBUS.
+            os.posix_fallocate(file, 0, size)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+class Forks:
+    """Counts the forks of this process.
+
+    Attributes:
+        count: forks so far, one in progress included.
+        lock: while a thread holds it, no other thread forks.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._before, after_in_parent=self.lock.release, after_in_child=self.lock.release
+            )
+
+    def _before(self) -> None:
+        self.lock.acquire()
+        self.count += 1
+
+
+forks = Forks()

@@ -1,0 +1,106 @@
+"""A batch as a picture: what the model gets, for notebooks and `mmdata replay`."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from mmdata.batch import CLIP_MEAN, CLIP_STD, Batch
+
+GAP = 4
+"""Pixels between two cells."""
+FONT_SIZE = 12
+LINE_HEIGHT = 15
+CHARACTER_WIDTH = 6
+MAX_LINES = 3
+"""Lines of text below an image; longer texts are cut."""
+MIN_WIDTH = 112
+"""Of a cell, in pixels: below small images there must be room for words."""
+PAPER, INK, MASKED = (255, 255, 255), (32, 32, 32), (214, 214, 214)
+
+
+def show(
+    batch: Batch,
+    *,
+    rows: int = 64,
+    columns: int | None = None,
+    tokenizer: Any = None,
+    mean: Sequence[float] = CLIP_MEAN,
+    std: Sequence[float] = CLIP_STD,
+) -> Image.Image:
+    """Draw a batch as the model gets it: each image after crop and augmentation, with its text below.
+
+    The text is the row's caption (`data.add_captions`), else its key. A row that is masked is grey. An image of native
+    resolution is put together from its patches.
+
+    Args:
+        batch: of a `Loader`, of `mmdata.stream`, or on a GPU.
+        rows: the largest number of rows drawn, the first ones.
+        columns: cells side by side; None: about as many as there are lines of cells.
+        tokenizer: of Hugging Face: the text below is then `input_ids`, decoded, which shows what was cut off.
+        mean: of each channel, from 0 to 1; used where `pixel_values` are float, which are taken for normalised.
+        std: standard deviation of each channel, likewise.
+
+    Returns:
+        An RGB image of Pillow, which a notebook shows; `.save("batch.png")` writes it.
+
+    Raises:
+        ValueError: the batch has no `pixel_values`, or `rows` or `columns` is below 1.
+    """
+    if "pixel_values" not in batch:
+        raise ValueError(f"the batch has no pixel_values to draw; it has {', '.join(batch)}")
+    if rows < 1 or (columns is not None and columns < 1):
+        raise ValueError(f"rows and columns must be 1 or more: got {rows} and {columns}")
+    count = min(rows, len(batch["pixel_values"]))
+    pixels = [pixels_of(batch, row, mean, std) for row in range(count)]
+    texts = [_text_of(batch, row, tokenizer) for row in range(count)]
+    width = max([MIN_WIDTH, *(image.shape[1] for image in pixels)])
+    height = max((image.shape[0] for image in pixels), default=0)
+    lines = [_wrapped(text, width // CHARACTER_WIDTH) for text in texts]
+    cell = height + LINE_HEIGHT * max((len(text) for text in lines), default=0)
+    across = min(columns or math.ceil(math.sqrt(count)), count) or 1
+    size = across * (width + GAP) + GAP, math.ceil(count / across) * (cell + GAP) + GAP
+    picture = Image.new("RGB", size, PAPER)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(FONT_SIZE)
+    for row, (image, text) in enumerate(zip(pixels, lines, strict=True)):
+        left, top = GAP + row % across * (width + GAP), GAP + row // across * (cell + GAP)
+        if bool(batch["valid"][row]):
+            picture.paste(Image.fromarray(image.numpy()), (left, top))
+        else:
+            draw.rectangle((left, top, left + width - 1, top + height - 1), fill=MASKED)
+        draw.multiline_text((left, top + height), "\n".join(text), fill=INK, font=font, spacing=LINE_HEIGHT - FONT_SIZE)
+    return picture
+
+
+def pixels_of(batch: Batch, row: int, mean: Sequence[float] = CLIP_MEAN, std: Sequence[float] = CLIP_STD) -> Tensor:
+    """A row's image as the model gets it, uint8 (H, W, 3), on the CPU. The arguments are those of `show`."""
+    pixels = batch["pixel_values"][row].cpu()
+    if "spatial_shapes" in batch:
+        down, across = cast("list[int]", batch["spatial_shapes"][row].tolist())
+        side = math.isqrt(pixels.shape[1] // 3)
+        patches = pixels[: down * across].reshape(down, across, side, side, 3)
+        pixels = patches.transpose(1, 2).reshape(down * side, across * side, 3)
+    else:
+        pixels = pixels.permute(1, 2, 0)
+    if pixels.is_floating_point():
+        pixels = ((pixels * torch.tensor(std) + torch.tensor(mean)) * 255).round().clamp(0, 255)
+    return pixels.to(torch.uint8).contiguous()
+
+
+def _text_of(batch: Batch, row: int, tokenizer: Any) -> str:
+    if not bool(batch["valid"][row]):
+        return f"masked: {batch['keys'][row] or 'padding'}"
+    if tokenizer is not None and "input_ids" in batch and "attention_mask" in batch:
+        ids = batch["input_ids"][row][batch["attention_mask"][row] == 1]
+        return str(tokenizer.decode(ids.tolist()))
+    return batch["captions"][row] if "captions" in batch else batch["keys"][row]
+
+
+def _wrapped(text: str, characters: int) -> list[str]:
+    return textwrap.wrap(text, characters, max_lines=MAX_LINES, placeholder=" …") or [""]

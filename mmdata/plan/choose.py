@@ -1,0 +1,210 @@
+"""Chooses the shapes of batches: of settings, and those that pad and crop least for the counts of a corpus.
+
+Text bounds alone: `mmdata.length_bounds`. Reads no image.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.config import DataConfig
+from mmdata.index import Index
+from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
+from mmdata.length_bounds import choose_lengths
+from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, TokenBudgetPolicy
+from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
+from mmdata.plan.rows import IndexRows
+from mmdata.tables.selection import Selection, row_chunks
+
+
+def bucket_policy(
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+) -> BucketPolicy:
+    """The buckets that a section `data` describes; bounds and shapes that are not set are chosen from the index.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        captions: of the rows; their tokens are counted if text bounds are to be chosen.
+        selection: the rows that the choice looks at; None: all of the index.
+
+    Raises:
+        ValueError: a bucket's batch does not fit into the token budget.
+    """
+    bounds = text_lengths(data, index, captions, selection=selection)
+    if data.image_patches is not None:
+        policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
+    else:
+        policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
+    if data.token_budget is None:
+        return policy
+    return TokenBudgetPolicy(
+        policy,
+        data.token_budget,
+        global_batch_size=data.global_batch_size,
+        multiple=data.batch_multiple,
+        patch_size=data.patch_size,
+    )
+
+
+def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:
+    """The (height, width) pairs that the settings name, or those that crop least."""
+    if data.image_buckets != "auto":
+        return data.image_buckets or [(data.image_size, data.image_size)]
+    captions = CaptionSources.in_turn(ShardCaptions(index) if index.captions else NoTexts(index))
+    aspects = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=0)
+    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
+
+
+def text_lengths(
+    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+) -> list[int]:
+    """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
+    if not captions.has_texts:
+        return [0]
+    if isinstance(data.text_buckets, list):
+        return data.text_buckets
+    if selection is None and captions.in_histograms == "tokens":
+        histogram = index.token_histogram()
+        cut = np.minimum(np.arange(len(histogram)), data.max_length)  # longer captions are cut
+        counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
+    else:
+        counts = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=1)
+    return choose_lengths(counts, data.num_text_buckets)
+
+
+def caption_histogram(
+    index: Index, captions: CaptionSources, *, max_length: int, selection: Selection | None = None
+) -> NDArray[np.int64]:
+    """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
+
+    Reads the manifest's histograms where they tell; else the size of every image. Of several sources, the captions that
+    the rows draw in the first epoch count, and each length of a row's longest caption once more.
+
+    Args:
+        index: of the shards.
+        captions: of the rows; captions that are not counted have 0 or 1 tokens.
+        max_length: longer captions count as this long.
+        selection: the rows whose captions are counted; None: all rows.
+
+    Returns:
+        int64 (max_length + 1, ASPECT_BINS).
+    """
+    counts = np.zeros((max_length + 1) * ASPECT_BINS)
+    if selection is None and captions.in_histograms is not None:
+        for _, cells, number in index.cells():
+            tokens, bins = unpack_cells(cells)
+            tokens = np.minimum(tokens, max_length if captions.in_histograms == "tokens" else 0)
+            counts += np.bincount(pack_cells(tokens, bins), number, minlength=len(counts))
+        return counts.reshape(-1, ASPECT_BINS).astype(np.int64)  # exact: float64 counts to 2^53
+    rows = IndexRows(index, captions)
+    for numbers in row_chunks(selection, len(index)):
+        bins = aspect_bin(*rows.sizes(numbers))
+        of_rows, tokens = captions.all_tokens(numbers)
+        if len(captions.sources) > 1:
+            # A caption that is longer than those that are drawn needs its place, too, among images of each shape.
+            longest = np.zeros(len(numbers), np.int64)
+            np.maximum.at(longest, of_rows, tokens)
+            counts[np.unique(pack_cells(np.minimum(longest, max_length), bins))] += 1
+            of_rows, tokens = np.arange(len(numbers)), captions.tokens(numbers, 0)
+        cells = pack_cells(np.minimum(tokens, max_length), bins[of_rows])
+        counts += np.bincount(cells, minlength=len(counts))
+    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)
+
+
+def choose_image_shapes(
+    aspects: NDArray[np.int64], count: int, *, image_size: int, patch_size: int, tolerance: float = 0.1
+) -> list[tuple[int, int]]:
+    """The image shapes of about `image_size`² pixels that crop the least area of the images.
+
+    An image of aspect ratio a, in a shape of aspect ratio s, keeps min(a / s, s / a) of its area.
+
+    Args:
+        aspects: int64 (256,), images of each aspect bin (`mmdata.index.histogram.aspect_bin`).
+        count: largest number of shapes; fewer are chosen if more would not crop less.
+        image_size: side of a square in pixels; no shape has more patches than the square.
+        patch_size: side of a patch, in pixels; divides the sides of all shapes.
+        tolerance: share of the square's patches that a shape may lack. Of shapes of equal aspect ratio the one with the
+            most patches is taken.
+
+    Returns:
+        (height, width) pairs in pixels, from the tallest to the widest.
+
+    Raises:
+        ValueError: `aspects` counts no image, or image_size is no multiple of patch_size.
+
+    Example:
+        224 pixels in patches of 16 allow 177 to 14 · 14 = 196 patches. For images of 4:3 (width : height) and of 3:4,
+        count 2: [(256, 192), (192, 256)], 16 · 12 = 192 patches each; one of 1:1 would cut off a quarter of each image.
+
+    Method: dynamic programming over the shapes in order of aspect ratio.
+    """
+    if image_size < patch_size or image_size % patch_size:
+        raise ValueError(
+            f"image_size {image_size} is no multiple of patch_size {patch_size}: image shapes consist of whole patches"
+        )
+    present = np.flatnonzero(aspects)
+    if not len(present):
+        raise ValueError("choose_image_shapes: the histogram of aspect ratios is empty")
+    grids = _grids((image_size // patch_size) ** 2, tolerance)
+    # In logarithms the crop is a distance: min(a / s, s / a) = exp(-|log a - log s|).
+    log_shapes = np.log([columns / rows for rows, columns in grids])  # (C,), rising
+    log_bins = np.log(aspect_ratio(np.arange(ASPECT_BINS)))
+    # A shape beyond the images' own aspect ratios crops more the farther it lies: one on each side is enough.
+    first = max(int(np.searchsorted(log_shapes, log_bins[present[0]], side="right")) - 1, 0)
+    last = int(np.searchsorted(log_shapes, log_bins[present[-1]])) + 1
+    chosen = _least_cropped(log_shapes[first:last], log_bins, np.asarray(aspects, np.float64), count)
+    return [(rows * patch_size, columns * patch_size) for rows, columns in (grids[first + shape] for shape in chosen)]
+
+
+def _grids(patches: int, tolerance: float) -> list[tuple[int, int]]:
+    """(rows, columns) of (1 - tolerance) · patches to `patches` patches, in order of aspect ratio, each ratio once."""
+    fewest = int(np.ceil((1 - tolerance) * patches - 1e-9))  # 1e-9: 0.9 · 10 is 9, whatever the rounding
+    grids = [
+        (rows, columns)
+        for rows in range(1, patches + 1)
+        for columns in range(max(1, -(-fewest // rows)), patches // rows + 1)
+    ]
+    largest = {columns / rows: (rows, columns) for rows, columns in grids}  # rows rise: the last has the most patches
+    return [largest[aspect] for aspect in sorted(largest)]
+
+
+def _least_cropped(
+    log_shapes: NDArray[np.float64], log_bins: NDArray[np.float64], images: NDArray[np.float64], count: int
+) -> list[int]:
+    """Positions of at most `count` shapes that keep the most area, if each bin goes to the nearest of them.
+
+    Args:
+        log_shapes: (C,), logarithms of the shapes' aspect ratios, rising.
+        log_bins: (N,), logarithms of the bins' aspect ratios, rising.
+        images: (N,), images in each bin.
+        count: at least 1.
+
+    Method: dynamic programming over the last (widest) shape. Bins are split at borders, so the area that a set of
+    shapes keeps is what its last shape keeps of all bins, plus what each border gains: the area that the shapes before
+    the border keep of the bins below it, less what the next shape would keep of them.
+    """
+    kept = images * np.exp(-np.abs(log_shapes[:, None] - log_bins))  # (C, N) area that each shape keeps of each bin
+    below = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept, axis=1)], axis=1)  # (C, N + 1) of bins < n
+    border = np.searchsorted(log_bins, (log_shapes[:, None] + log_shapes) / 2)  # (C, C) first bin nearer to the second
+    shape = np.arange(len(kept))
+    # gain[i, j]: area that i keeps of the bins below its border with j, less what j would keep of them
+    gain = below[shape[:, None], border] - below[shape, border]
+    gain[np.tril_indices(len(kept))] = -np.inf  # j comes after i
+    area = np.zeros(len(kept))  # area[j]: largest sum of gains with j as the last shape
+    begins: list[NDArray[np.int64]] = []  # of each round, [j]: the shape before j
+    best = -np.inf
+    chosen: list[int] = []
+    for _ in range(min(count, len(kept))):
+        total = area + below[:, -1]
+        if total.max() <= best + 1e-9 * images.sum():  # no more than rounding
+            break
+        best, last = float(total.max()), int(total.argmax())
+        chosen = [last]
+        for begin in reversed(begins):
+            chosen.append(int(begin[chosen[-1]]))
+        longer = area[:, None] + gain  # [i, j]: j follows i
+        begins.append(longer.argmax(axis=0))
+        area = longer.max(axis=0)
+    return chosen[::-1]

@@ -1,0 +1,149 @@
+"""The plan of an order that is given: exactly this sequence of rows, in batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmdata.plan.buckets import Bucket, BucketPolicy
+from mmdata.plan.mixture import Mixture, cover_table
+from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first, rank_slice
+from mmdata.plan.ranges import MAX_PASS, occurrences_of, passes_of, rows_of
+from mmdata.plan.rows import Rows, planned_rows
+from mmdata.plan.schedule import fill_up
+from mmdata.plan.windows import assign_occurrences
+
+Ints = NDArray[np.int64]
+
+
+class OrderedPlan(Plan):
+    """Batches of a sequence of rows, in exactly this order, in every epoch.
+
+    A row may come several times; each time is another pass, with another crop and the next of its captions. Step i has
+    the rows from i · global_batch_size on. Its image shape is that of most of its rows, and its text length (and its
+    number of patches) the smallest that holds them all. The last batch is filled up with masked rows.
+
+    Args:
+        rows: of the corpus.
+        policy: gives each row its bucket; all batches have one size.
+        order: int64 (n,), numbers of rows.
+        global_batch_size: rows of a step, over all ranks.
+        seed: of what else is random; the order is as given.
+        mixture: which datasets there are, for those who ask.
+
+    Raises:
+        ValueError: `order` is empty, is no list of whole numbers, or has a row that the corpus does not have or does
+            not select; or the policy gives batches of several sizes.
+
+    Example:
+        OrderedPlan(rows, policy, np.argsort(difficulty), global_batch_size=4096)  # easy rows first
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        policy: BucketPolicy,
+        order: ArrayLike,
+        *,
+        global_batch_size: int,
+        seed: int = 0,
+        mixture: Mixture | None = None,
+    ) -> None:
+        super().__init__(rows, policy, global_batch_size=global_batch_size, seed=seed, shuffle=False, mixture=mixture)
+        if len(set(self.batch_sizes)) > 1 or self.batch_sizes[0] != global_batch_size:
+            raise ValueError("order: a token budget would decide which rows are in a batch: leave one of them out")
+        self.order = _checked(order, rows)
+        self._passes, self._times = _occurrences(self.order)
+        self._covers = cover_table(policy.buckets)
+
+    @classmethod
+    def of(cls, plan: Plan, order: ArrayLike) -> OrderedPlan:
+        """The rows of a plan in another order, with its buckets and its batch size."""
+        size, mixture = plan.global_batch_size, Mixture(plan.mixture.shares)
+        return cls(plan.rows, plan.policy, order, global_batch_size=size, seed=plan.seed, mixture=mixture)
+
+    @property
+    def epochs_differ(self) -> bool:
+        """No: each epoch is the order."""
+        return False
+
+    def in_words(self, epoch: int, world_size: int = 1) -> str:
+        """Rows, steps and batch size of an epoch, for a repr."""
+        batches = f"{self.num_steps(epoch):,} batches of {self.global_batch_size // world_size:,} rows"
+        return f"{len(self.order):,} rows in an order that is given, {batches}"
+
+    def num_steps(self, epoch: int) -> int:
+        """Steps of an epoch."""
+        return -(-len(self.order) // self.global_batch_size)
+
+    def shapes(self, epoch: int) -> list[PlannedShape]:
+        """The shapes that occur in an epoch, those with the most pixels first."""
+        counts = Counter(step.bucket for step in self.steps(epoch))
+        return largest_first([PlannedShape(bucket, self.global_batch_size, n) for bucket, n in counts.items()])
+
+    def identity(self) -> dict[str, str | int | bool | None]:
+        """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
+        return {**super().identity(), "order": hashlib.sha256(self.order.tobytes()).hexdigest()[:16]}
+
+    def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:
+        """As `Plan.steps`."""
+        last = MAX_PASS // int(self._times.max()) - 1
+        if not 0 <= epoch <= last:
+            raise ValueError(f"epoch must be 0 … {last} of an order with a row {self._times.max()} times: got {epoch}")
+        self.check_ranks(rank, world_size)
+        size = self.global_batch_size
+        for number in range(start, self.num_steps(epoch)):
+            part = slice(number * size, (number + 1) * size)
+            occurrences = occurrences_of(self.order[part], epoch * self._times[part] + self._passes[part])
+            mine = fill_up(occurrences[:, None], size)[rank_slice(size, rank, world_size), 0]
+            yield Step(epoch, number, self._bucket(occurrences), rows_of(mine), passes_of(mine))
+
+    def _bucket(self, occurrences: Ints) -> Bucket:
+        """The bucket that holds the rows of a batch."""
+        bucket_of: NDArray[Any] = assign_occurrences(self.rows, self.policy, occurrences)
+        counts = np.bincount(bucket_of)
+        bucket = int(counts.argmax())
+        for other in np.flatnonzero(counts).tolist():
+            bucket = int(self._covers[bucket, other])
+        return self.policy.buckets[bucket]
+
+
+def _checked(order: ArrayLike, rows: Rows) -> Ints:
+    """The order as int64; raises a ValueError where it is no list of rows that are planned."""
+    given, num_rows = np.asarray(order), int(rows.starts[-1])
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError(f"order must be a list of row numbers, int64 (n,): got {given.dtype} {given.shape}")
+    if not len(given):
+        raise ValueError("order is empty: give at least one row")
+    outside = (given < 0) | (given >= num_rows)
+    if outside.any():
+        place = int(outside.argmax())
+        raise ValueError(
+            f"order: entry {place:,} is row {given[place]}, and the rows are 0 to {num_rows - 1:,}; "
+            f"{int(outside.sum()):,} of {len(given):,} entries are outside"
+        )
+    used = np.unique(given)
+    is_planned = np.zeros(len(used), np.bool_)
+    for some in planned_rows(rows):
+        first, last = np.searchsorted(used, [some[0], some[-1] + 1]) if len(some) else (0, 0)
+        is_planned[first:last] = np.isin(used[first:last], some, assume_unique=True)
+    if not is_planned.all():
+        raise ValueError(
+            f"order: {int((~is_planned).sum()):,} of its rows are not selected, such as row "
+            f"{used[is_planned.argmin()]}; leave them out"
+        )
+    return given.astype(np.int64)
+
+
+def _occurrences(order: Ints) -> tuple[Ints, Ints]:
+    """For each entry of an order: how often its row came before, and how often it comes in all; int64 (n,) each."""
+    _, inverse, counts = np.unique(order, return_inverse=True, return_counts=True)
+    by_row = np.argsort(inverse, kind="stable")
+    before = np.empty(len(order), np.int64)
+    before[by_row] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return before, counts[inverse].astype(np.int64)

@@ -1,0 +1,125 @@
+"""`data.caption_hash`: rows with equal values of a column have equal hashes of captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mmdata import Loader
+from mmdata.config import DataConfig, evaluation_data
+from mmdata.errors import ConfigError
+from mmdata.hashing import EMPTY_HASH
+from mmdata.loader.corpus import open_corpus
+from mmdata.plan import IndexRows
+from mmdata.plan.captions import equal_rows
+
+from .conftest import Corpus
+from .test_join import write_table
+
+
+def hashes_of(loader: Loader, entry: str = "caption_hash") -> dict[int, int]:
+    found: dict[int, int] = {}
+    with loader:
+        for batch in loader:
+            entries: dict[str, Any] = dict(batch)
+            found |= dict(zip(entries["rows"].tolist(), entries[entry].tolist(), strict=True))
+    found.pop(-1, None)
+    return found
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("kind", ["text", "number"])
+def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, worker_type: str, kind: str):
+    meant = [None if row >= 40 else row % 4 for row in range(50)]
+    column = pa.array([value if kind == "number" or value is None else f"m{value}" for value in meant])
+    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=column)
+    loading = {"num_workers": 2, "worker_type": worker_type}
+    plain = hashes_of(corpus.loader(add_hashes=True))
+    loader = corpus.loader(join=[{"table": table}], caption_hash="meant", loading=loading)  # adds hashes by itself
+    found = hashes_of(loader)
+    assert sorted(found) == list(range(50))
+    for value in range(4):
+        assert len({found[row] for row in range(40) if row % 4 == value}) == 1
+    assert len({found[row] for row in range(40)}) == 4
+    assert {row: found[row] for row in range(40, 50)} == {row: plain[row] for row in range(40, 50)}  # by their texts
+    assert hashes_of(corpus.loader(add_hashes=True), "image_hash") == hashes_of(
+        corpus.loader(join=[{"table": table}], caption_hash="meant"), "image_hash"
+    )
+
+
+def test_captions_that_are_dropped_are_equal_whatever_their_rows_have(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=list(range(50)))
+    given = {"join": [{"table": table}], "caption_hash": "meant", "caption_dropout": 0.5, "add_captions": True}
+    with corpus.loader(**given) as loader:
+        batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
+    pairs = [p for one in batches for p in zip(one["captions"], one["caption_hash"].tolist(), strict=True)]
+    dropped = {found for text, found in pairs if not text}
+    kept = [found for text, found in pairs if text]
+    assert dropped <= {EMPTY_HASH, 0}  # 0 in padding
+    assert len(set(kept)) == len(kept) > 10
+
+
+def test_a_column_of_the_index_may_stand_for_the_hash(corpus: Corpus):
+    found = hashes_of(corpus.loader(caption_hash="width"))
+    widths = [corpus.index[row].image.size[0] for row in range(50)]
+    pairs = {(widths[row], found[row]) for row in range(50)}
+    assert len(pairs) == len(set(widths)) == len({one for _, one in pairs})
+
+
+def test_all_hashes_are_those_of_image_and_column(corpus: Corpus, tmp_path: Path):
+    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[row % 4 for row in range(50)])
+    data = DataConfig.model_validate({**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"})
+    opened = open_corpus(data)
+    equals = equal_rows(data, opened.index, opened.joined)
+    assert equals is not None
+    alike = IndexRows(opened.index, equals=equals).all_hashes()
+    assert alike[:, 0].tolist() == opened.index.column("image_hash").tolist()
+    assert [len(np.unique(alike[first::4, 1])) for first in range(4)] == [1, 1, 1, 1]
+    by_text = IndexRows(opened.index).all_hashes()
+    plain = hashes_of(corpus.loader(add_hashes=True))
+    assert by_text[:, 1].tolist() == [plain[row] for row in range(50)]
+
+
+def test_a_state_knows_the_values(corpus: Corpus, tmp_path: Path):
+    rows = list(range(50))
+    first = write_table(corpus, tmp_path / "a.parquet", rows, meant=[row % 4 for row in rows])
+    other = write_table(corpus, tmp_path / "b.parquet", rows, meant=[row % 5 for row in rows])
+    with corpus.loader(join=[{"table": first}], caption_hash="meant") as loader:
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+    for changes in (
+        {"join": [{"table": other}], "caption_hash": "meant"},
+        {"join": [{"table": first}], "add_hashes": True},
+    ):
+        with (
+            corpus.loader(**changes) as loader,
+            pytest.raises(ConfigError, match=r"another plan: caption_hash was '"),
+        ):
+            loader.load_state_dict(state)
+
+
+def test_evaluations_compare_texts(corpus: Corpus):
+    data = DataConfig.model_validate({**corpus.settings, "caption_hash": "width", "val": {"share": 0.3}})
+    assert evaluation_data(data).caption_hash is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"caption_hash": "widht"},
+            "data.caption_hash: no column 'widht' of numbers, texts or dates .did you mean 'width'",
+        ),
+        (
+            {"caption_hash": "width", "negative_captions": "wrong.parquet"},
+            "caption_hash and negative_captions exclude each other: whether",
+        ),
+    ],
+)
+def test_a_wrong_column_is_refused(corpus: Corpus, changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        corpus.loader(**changes)

@@ -1,0 +1,141 @@
+"""`data.order`: exactly this sequence of rows, over ranks, workers and a resume; and what is left of each shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmdata import Loader
+from mmdata.config import DataConfig, evaluation_data
+from mmdata.errors import ConfigError, DataError
+from mmdata.plan import OrderedPlan
+
+from .conftest import Corpus
+
+ORDER = np.concatenate([np.arange(40, 10, -1), [7, 7, 7, 3], np.arange(11, 20)])
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> dict[str, Any]:
+    np.save(tmp_path / "order.npy", ORDER)
+    return {"order": str(tmp_path / "order.npy"), "shuffle": False}
+
+
+def rows_of(loader: Loader) -> list[int]:
+    return [row for batch in loader for row in batch["rows"].tolist() if row >= 0]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_each_epoch_has_the_rows_in_order(corpus: Corpus, order: dict[str, Any], worker_type: str):
+    with corpus.loader(**order, worker_type=worker_type, add_captions=True) as loader:
+        assert len(loader) == -(-len(ORDER) // 8)
+        batches = list(loader)
+        assert rows_of(loader) == ORDER.tolist()  # of epoch 1
+    assert [row for batch in batches for row in batch["rows"].tolist() if row >= 0] == ORDER.tolist()
+    sevens = [batch["pixel_values"][i] for batch in batches for i in np.flatnonzero(batch["rows"].numpy() == 7)]
+    assert len(sevens) == 3
+    assert not np.array_equal(sevens[0].numpy(), sevens[1].numpy())  # another crop each time
+    assert "caption_hash" in batches[0]  # no row is a negative of itself
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_it_is_the_same_over_ranks_and_from_a_state(corpus: Corpus, order: dict[str, Any], same, join, world_size: int):
+    with corpus.loader(**order) as loader:
+        expected = list(loader)
+    with corpus.loader(**order) as loader:
+        batches = iter(loader)
+        given = [next(batches) for _ in range(2)]
+        state = loader.state_dict()
+    ranks = [corpus.loader(rank=rank, world_size=world_size, **order) for rank in range(world_size)]
+    for loader in ranks:
+        loader.load_state_dict(state)
+    given += [join(list(parts)) for parts in zip(*ranks, strict=True)]
+    for loader in ranks:
+        loader.close()
+    assert len(given) == len(expected)
+    assert all(same(one, other) for one, other in zip(given, expected, strict=True))
+
+
+def test_a_loader_takes_an_order_in_memory(corpus: Corpus):
+    with corpus.loader() as made, Loader(made.plan, made.maker, rank=0, world_size=1, order=ORDER) as loader:
+        assert isinstance(loader.plan, OrderedPlan)
+        assert rows_of(loader) == ORDER.tolist()
+        state = loader.state_dict()
+        with pytest.raises(ConfigError, match=r"another plan: .*order was '[0-9a-f]{16}' and is None"):
+            made.load_state_dict(state)
+        with pytest.raises(ConfigError, match=r"another plan: .*order was"):
+            Loader(made.plan, made.maker, rank=0, world_size=1, order=ORDER[::-1]).load_state_dict(state)
+        with pytest.raises(ValueError, match="order and source exclude each other"):
+            Loader(made.plan, made.maker, rank=0, world_size=1, order=ORDER, source=made._source)
+
+
+def test_an_evaluation_has_an_order_of_its_own(corpus: Corpus, order: dict[str, Any]):
+    found = evaluation_data(DataConfig.model_validate({**corpus.settings, **order, "val": {"share": 0.3}}))
+    assert (found.order, found.leftover) == (None, "merge")
+
+
+@pytest.mark.parametrize(
+    ("array", "changes", "message"),
+    [
+        (np.array([1, 50]), {}, r"data.order '.*': entry 1 is row 50, and the rows are 0 to 49; 1 of 2 entries are"),
+        (np.array([0.5]), {}, r"data.order '.*': order must be a list of row numbers.*: got float64 \(1,\)"),
+        (np.empty(0, np.int64), {}, r"data.order '.*': order is empty: give at least one row"),
+        (np.zeros((2, 2), np.int64), {}, r"data.order: '.*' is an array of int64 and shape \(2, 2\)"),
+        (np.arange(9), {"max_rows": 8}, r"data.order '.*': entry 8 is row 8, and the rows are 0 to 7"),
+        (
+            np.arange(50),
+            {"select": "key < '00031'"},
+            r"19 of its rows are not selected, such as row 31",
+        ),
+        (np.arange(3), {}, r"data.global_batch_size 8: data.order has 3 rows, so no batch would be full"),
+        (ORDER, {"shuffle": True}, r"order does not go with shuffle .set shuffle to false.: leave one of them out"),
+        (ORDER, {"groups": {"size": 2}}, "order does not go with groups"),
+        (ORDER, {"row_weights": "width"}, "order and row_weights exclude each other: give one"),
+        (ORDER, {"captions": "every"}, "order and captions every exclude each other: give one"),
+        (ORDER, {"num_lanes": 2}, "order does not go with num_lanes above 1"),
+        (ORDER, {"token_budget": 4000}, "order does not go with token_budget"),
+        (ORDER, {"leftover": "drop"}, "order does not go with leftover drop"),
+        (ORDER, {"shards": [{"shards": "a", "repeat": 2.0}]}, "order does not go with a weight or repeat of shards"),
+    ],
+)
+def test_what_is_no_order_is_refused(corpus: Corpus, tmp_path: Path, array: Any, changes: dict[str, Any], message: str):
+    np.save(tmp_path / "order.npy", array)
+    given = {"order": str(tmp_path / "order.npy"), "shuffle": False, **changes}
+    with pytest.raises((ConfigError, ValueError), match=message):
+        corpus.loader(**given)
+
+
+def test_a_file_that_is_missing_or_damaged_is_named(corpus: Corpus, order: dict[str, Any]):
+    with pytest.raises(ConfigError, match=r"data.order: '.*none.npy'"):
+        corpus.loader(**{**order, "order": "none.npy"})
+    path = Path(order["order"])
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DataError, match=r"data.order: '.*order.npy' has .* bytes, which do not hold 43 values"):
+        corpus.loader(**order)
+
+
+def test_what_is_left_of_each_shape_is_padded_or_dropped(corpus: Corpus):
+    with corpus.loader() as loader:
+        policy, rows = loader.plan.policy, loader.plan.rows
+        own = Counter(policy.assign(rows.shapes(np.arange(50), 0)).tolist())
+    with corpus.loader(leftover="pad") as loader:
+        assert len(loader) == sum(-(-count // 8) for count in own.values())
+        assert sorted(rows_of(loader)) == list(range(50))
+    with corpus.loader(leftover="drop", global_batch_size=2) as loader:
+        assert len(loader) == sum(count // 2 for count in own.values())
+        assert all(batch["valid"].all() for batch in loader)
+
+
+def test_a_drop_of_everything_is_refused(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"data.leftover drop: none of the \d+ batch shapes fills a batch of 50 rows"):
+        corpus.loader(leftover="drop", global_batch_size=50)
+
+
+def test_weights_do_not_go_with_what_is_left(corpus: Corpus):
+    mixed = [{"shards": "a", "weight": 1}, {"shards": "b", "weight": 1}]
+    with pytest.raises(ValueError, match="weights fill every batch by merging"):
+        DataConfig.model_validate({**corpus.settings, "shards": mixed, "leftover": "pad"})

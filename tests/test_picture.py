@@ -1,0 +1,96 @@
+"""mmdata.show: a batch as a picture of what the model gets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmdata
+from mmdata.batch import Batch, BatchDict, normalized
+from mmdata.picture import GAP, MASKED, MIN_WIDTH
+
+SIDE = 32
+
+
+def batch_of(**entries: Any) -> Batch:
+    """Two rows of one colour each, the second masked."""
+    pixels = torch.zeros(2, 3, SIDE, SIDE, dtype=torch.uint8)
+    pixels[0, 0] = 200
+    made = {"pixel_values": pixels, "valid": torch.tensor([True, False]), "rows": torch.tensor([5, 7])}
+    return cast(Batch, BatchDict({**made, "keys": ["a", "b"], **entries}))
+
+
+def corner(picture: Image.Image, place: int) -> tuple[int, ...]:
+    """The colour inside a cell of a picture whose cells stand in one line."""
+    return tuple(np.asarray(picture)[GAP + 2, GAP + 2 + place * (MIN_WIDTH + GAP)].tolist())
+
+
+def test_show_draws_pixels_and_greys_masked_rows():
+    picture = mmdata.show(batch_of(), columns=2)
+    assert (picture.mode, picture.width) == ("RGB", 2 * MIN_WIDTH + 3 * GAP)
+    assert [corner(picture, place) for place in (0, 1)] == [(200, 0, 0), MASKED]
+    assert np.array_equal(picture, cast(Any, batch_of()).grid(columns=2))
+
+
+def test_show_undoes_normalisation():
+    batch = batch_of()
+    batch["pixel_values"] = normalized(batch["pixel_values"])
+    assert corner(mmdata.show(batch, columns=2), 0) == (200, 0, 0)
+
+
+def test_show_puts_patches_together():
+    image = np.random.default_rng(3).integers(0, 256, (2 * 8, 3 * 8, 3), dtype=np.uint8)
+    # As Siglip2ImageProcessor of transformers cuts them: rows of patches, then rows, columns and channels of a patch.
+    patches = image.reshape(2, 8, 3, 8, 3).transpose(0, 2, 1, 3, 4).reshape(6, 8 * 8 * 3)
+    padded = np.zeros((2, 10, 8 * 8 * 3), np.uint8)
+    padded[0, :6] = patches
+    picture = mmdata.show(
+        batch_of(pixel_values=torch.from_numpy(padded), spatial_shapes=torch.tensor([[2, 3], [1, 1]])), columns=2
+    )
+    assert np.array_equal(np.asarray(picture)[GAP : GAP + 16, GAP : GAP + 24], image)
+
+
+def test_show_writes_what_was_tokenized_below_the_image():
+    class Words:
+        def decode(self, ids: list[int]) -> str:
+            assert ids == [4, 5]
+            return "four five"
+
+    ids = {"input_ids": torch.tensor([[4, 5, 0], [0, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]])}
+    below = [
+        np.asarray(mmdata.show(batch_of(**ids, **more), columns=2, tokenizer=tokenizer))[GAP + SIDE :, :MIN_WIDTH]
+        for tokenizer, more in ((Words(), {}), (None, {"captions": ["four five", ""]}), (None, {}))
+    ]
+    assert np.array_equal(below[0], below[1])
+    assert below[0].min() < 100, "there are letters"
+    assert below[1].shape != below[2].shape or not np.array_equal(below[1], below[2])  # the key
+
+
+def test_show_draws_the_first_rows_alone_and_an_empty_batch():
+    assert mmdata.show(batch_of(), rows=1).width == MIN_WIDTH + 2 * GAP
+    empty = {"pixel_values": torch.zeros(0, 3, 8, 8), "valid": torch.zeros(0, dtype=torch.bool), "keys": []}
+    assert mmdata.show(batch_of(**empty)).height > 0
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "message"),
+    [
+        ({}, {"rows": 0}, "rows and columns must be 1 or more: got 0 and None"),
+        ({}, {"columns": 0}, "rows and columns must be 1 or more: got 64 and 0"),
+    ],
+)
+def test_show_refuses_numbers_that_draw_nothing(entries: dict[str, Any], options: dict[str, int], message: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        mmdata.show(batch_of(**entries), **options)
+
+
+def test_show_names_what_a_batch_without_pixels_has():
+    batch = batch_of()
+    del cast(Any, batch)["pixel_values"]
+    with pytest.raises(ValueError, match=r"^the batch has no pixel_values to draw; it has valid, rows, keys$"):
+        mmdata.show(batch)
