@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from mmdata.config import Config, DataConfig, load_config
     from mmdata.index import Index
     from mmdata.loader import Loader
+    from mmdata.loader.stream import stream
     from mmdata.picture import show
     from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
-    from mmdata.streaming import stream
     from mmdata.trained import load_run
 
 _HOME = {
@@ -31,11 +31,11 @@ _HOME = {
     "load_run": "mmdata.trained",
     "model_inputs": "mmdata.batch",
     "show": "mmdata.picture",
-    "stream": "mmdata.streaming",
+    "stream": "mmdata.loader.stream",
 }
 
 _ROOMS = (
-    *("batch", "config", "convert", "images", "index", "integrations", "samplers", "storage", "streaming"),
+    *("batch", "config", "convert", "images", "index", "integrations", "samplers", "storage"),
     *("tars", "train", "trained"),
 )
 """Modules that the documentation names."""

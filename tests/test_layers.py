@@ -36,7 +36,7 @@ GROUND = [
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
-    *(*INDEX, "tables", "plan", "loader", "samplers", "streaming", "convert"),
+    *(*INDEX, "tables", "plan", "loader", "samplers", "convert"),
     *("duplicates", "push"),
 ]
 
@@ -53,7 +53,6 @@ MAY_IMPORT: dict[str, list[str]] = {
     "plan": [*INDEX, "tables"],
     "loader": [*INDEX, "tables", "plan"],
     "samplers": [*TOP, "plan"],
-    "streaming": [*INDEX, "plan", "loader"],
     "convert": INDEX,
     "duplicates": INDEX,
     "push": INDEX,

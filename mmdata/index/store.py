@@ -146,5 +146,10 @@ class OpenShards:
                 self._shards.popitem(last=False)
             return opened
 
+    def drop(self, number: int) -> None:
+        """Close a shard, if it is open."""
+        with self._lock:
+            self._shards.pop(number, None)
+
 
 _REMEDY = "the shard changed since it was indexed: fetch it again, or index it anew (`mmdata index FOLDER --overwrite`)"

@@ -12,7 +12,6 @@ from mmdata.batch import CLIP_MEAN, CLIP_STD, Batch, normalized, valid_inputs
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import launched
 from mmdata.loader import Loader
-from mmdata.streaming import Stream
 from mmdata.train.models.expected_inputs import PixelStats, inputs_of
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
@@ -72,7 +71,7 @@ class SameEpoch:
         return judged_together(self.loader)
 
 
-def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
+def judged_together(loader: Loader) -> Iterator[Batch]:
     """The batches of a loader; the share of bad rows is checked over all ranks, so that all ranks fail together.
 
     The check is a collective at every JUDGE_EVERY-th batch and at the last batch of an epoch: all ranks must iterate in
@@ -88,10 +87,7 @@ def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
         yield from loader
         return
 
-    # A stream with `steps_per_epoch` has the same number of steps in each epoch.
-    @cache
-    def num_steps(epoch: int) -> int:
-        return loader.plan.num_steps(epoch) if isinstance(loader, Loader) else len(loader)
+    num_steps = cache(loader.num_steps)
 
     def judged(batch: Batch) -> Batch:
         state = loader.state_dict()
@@ -103,7 +99,7 @@ def judged_together(loader: Loader | Stream) -> Iterator[Batch]:
     yield from map(judged, loader)
 
 
-def _judge(loader: Loader | Stream) -> None:
+def _judge(loader: Loader) -> None:
     states = gather(loader.state_dict(), dist.group.WORLD)
     try:
         loader.check_rows(loader.merge_states(states))

@@ -22,8 +22,8 @@ from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
-from mmdata.streaming import Stream, stream
-from mmdata.streaming.shard_names import ShardNames, with_shards
+from mmdata.loader.shard_names import ShardNames, with_shards
+from mmdata.loader.stream import stream
 from mmdata.train.ranks import collectives
 
 
@@ -40,7 +40,7 @@ class EpochLoader:
         ConfigError: a stream without `steps_per_epoch`.
     """
 
-    def __init__(self, loader: Loader | Stream, trainer: Trainer) -> None:
+    def __init__(self, loader: Loader, trainer: Trainer) -> None:
         collectives.check_ranks(loader, (trainer.global_rank, trainer.world_size))
         try:
             len(loader)
@@ -51,14 +51,14 @@ class EpochLoader:
             ) from error
         self.loader = loader
         self._trainer = trainer
-        if isinstance(loader, Loader) and loader.plan.epochs_differ:
+        if loader.plan.epochs_differ:
             # Else Lightning gives every epoch at most as many batches as the first one has.
             undeclared: Any = trainer
             undeclared.reload_dataloaders_every_n_epochs = 1
 
     def __len__(self) -> int:
         """Batches of the trainer's epoch."""
-        return self.loader.plan.num_steps(self._epoch()) if isinstance(self.loader, Loader) else len(self.loader)
+        return self.loader.num_steps(self._epoch())
 
     def __iter__(self) -> Iterator[Batch]:
         # As a generator, this runs when the first batch is asked for: Lightning makes the iterator before it increments
@@ -140,7 +140,7 @@ class LoaderDataModule(LightningDataModule):
         """Drop the loader, which ends its threads."""
         self._training = self._state = None
 
-    def _train_batches(self, *, rank: int, world_size: int) -> Loader | Stream:
+    def _train_batches(self, *, rank: int, world_size: int) -> Loader:
         return Loader.from_config(self.data, rank=rank, world_size=world_size)
 
     def _checked_trainer(self) -> Trainer:
@@ -188,5 +188,5 @@ class StreamDataModule(LoaderDataModule):
         self._shards = shards
         self._steps = steps_per_epoch
 
-    def _train_batches(self, *, rank: int, world_size: int) -> Stream:
+    def _train_batches(self, *, rank: int, world_size: int) -> Loader:
         return stream(self._shards, self.data, rank=rank, world_size=world_size, steps_per_epoch=self._steps)

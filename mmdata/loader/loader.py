@@ -21,12 +21,13 @@ from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import counted
+from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
 from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
-from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, RowCounts
+from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.state import Identity, identity_of, other_shards, position_of
 from mmdata.loader.stats import Stats
@@ -68,7 +69,6 @@ class Loader(Interoperable):
         order: int64 (n,), the rows that each epoch has, in this order, as `data.order`; None: the order of the plan.
 
     Attributes:
-        index: of the shards.
         ledger: the rows that were masked on this rank.
         stats: sums over the batches yielded.
 
@@ -81,6 +81,8 @@ class Loader(Interoperable):
         for batch in loader:
             step(batch)
     """
+
+    _kind = "loader"  # in messages
 
     @refuses_settings
     def __init__(
@@ -105,8 +107,8 @@ class Loader(Interoperable):
         plan.check_ranks(*ranks)
         self.plan = plan
         self.builder = builder
-        self.index = builder.index
         self.rank, self.world_size = ranks
+        self._sharing = self.world_size  # ranks that share a global batch of the plan
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
         self._fields = fields
@@ -163,20 +165,29 @@ class Loader(Interoperable):
 
         Epochs differ only with batches of several sizes, rows in groups, or a repeat that is not an integer.
         """
-        return self.plan.num_steps(self._position.epoch)
+        return self.num_steps(self._position.epoch)
+
+    def num_steps(self, epoch: int) -> int:
+        """Steps of an epoch, exact, the same on every rank."""
+        return self.plan.num_steps(epoch)
 
     def __dir__(self) -> list[str]:
         return SHOWN
 
     def __repr__(self) -> str:
         epoch, rank = self._position.epoch, f"rank {self.rank} of {self.world_size}"
-        planned = self.plan.in_words(epoch, self.world_size)
-        return f"Loader({planned}, {rank}; epoch {epoch}, step {self._position.step})"
+        planned = self.plan.in_words(epoch, self._sharing)
+        return f"{type(self).__name__}({planned}, {rank}; epoch {epoch}, step {self._position.step})"
+
+    @property
+    def index(self) -> Index:
+        """The index of the shards."""
+        return self.builder.index
 
     @property
     def batch_size(self) -> int:
         """Rows of a batch on this rank; the largest number with a token budget."""
-        return self.plan.global_batch_size // self.world_size
+        return self.plan.global_batch_size // self._sharing
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch.
@@ -188,7 +199,7 @@ class Loader(Interoperable):
         Raises:
             ValueError: epoch is negative, or above 1,048,575.
         """
-        if self._position.set_epoch(epoch, len(self)):
+        if self._position.set_epoch(epoch, self._known_steps(self._position.epoch)):
             self._discard_prefetched_epoch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,14 +229,16 @@ class Loader(Interoperable):
 
     def blank_batches(self) -> list[tuple[str, Callable[[], Batch]]]:
         """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
-        epoch, num_steps = self._position.epoch, len(self)
+        epoch = self._position.epoch
         blanks: list[tuple[str, Callable[[], Batch]]] = []
         for shape in self.plan.shapes(epoch):
-            nothing = np.full(shape.rows // self.world_size, -1)
+            nothing = np.full(shape.rows // self._sharing, -1)
             text = f" and {shape.bucket.length} tokens" if shape.bucket.length else ""
             words = f"{counted(len(nothing), 'row')} of {shape.bucket.image}{' pixels' * (not shape.bucket.patches)}"
             step = Step(epoch, 0, shape.bucket, nothing, nothing)
-            words += f"{text} (steps: {shape.steps:,} of an epoch's {num_steps:,})"
+            words += text
+            if shape.steps:
+                words += f" (steps: {shape.steps:,} of an epoch's {len(self):,})"
             blanks.append((words, partial(self._blank, step)))
         return blanks
 
@@ -258,7 +271,7 @@ class Loader(Interoperable):
             DataError: more than `max_bad_share` of the rows could not be used; gives the number for each reason.
         """
         counts = RowCounts.of(state)
-        if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self.plan.num_steps(0):
+        if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self._known_steps(0):
             self.ledger.judge(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -286,40 +299,55 @@ class Loader(Interoperable):
             RuntimeError: `set_epoch`, `load_state_dict` or a newer iteration has moved the loader's position since the
                 last batch.
         """
-        return Iteration(self._iterate(), of="loader")
+        return Iteration(self._iterate(), of=self._kind)
 
     def _iterate(self) -> Generator[Batch]:
         position = self._position
-        iteration, restores = position.begin(len(self)), position.restores
-        epoch, num_steps = position.epoch, len(self)
+        iteration, restores = position.begin(self._known_steps(position.epoch)), position.restores
+        epoch, step = position.epoch, position.step
         try:
-            for step in range(position.step, num_steps):
-                position.check(iteration, of="loader")
+            while step != self._known_steps(epoch):
+                position.check(iteration, of=self._kind)
                 # The batch gets no name here: this frame would keep its memory until the next batch.
-                yield self._take(iteration, epoch, step, num_steps)
+                yield self._take(iteration, epoch, step)
+                step += 1
             if position.restores == restores:  # else the ledger counts the rows of another state
                 self.ledger.check()
         except BaseException as error:
             # Prefetched batches are dropped. A loop that has had the last batch and is then left keeps them: they are
             # those of the next epoch.
-            at_the_end = self._next is not None and self._next[2] == 0
+            at_the_end = position.step == self._known_steps(epoch)
             if position.is_of(iteration) and not (at_the_end and isinstance(error, GeneratorExit)):
                 self._stop()
             raise
         position.end(iteration)
 
-    def _take(self, iteration: int, epoch: int, step: int, num_steps: int) -> Batch:
+    def _take(self, iteration: int, epoch: int, step: int) -> Batch:
         """Take the batch of a step, and add it to stats and ledger."""
-        if self._next != (os.getpid(), epoch, step):
-            self._source.begin(epoch, step)
+        place = self._place(epoch, step)
+        if self._next != (os.getpid(), *place):
+            self._source.begin(*place)
         started = perf_counter()
-        made = self._source.take(epoch, step)
+        made = self._source.take(*place)
         self.stats.wait_s += perf_counter() - started
-        self._next = (os.getpid(), epoch, step + 1) if step + 1 < num_steps else (os.getpid(), epoch + 1, 0)
         self.stats.add(made.stats)
-        self.ledger.add(made.masked, made.stats.rows + len(made.masked))
+        masked = self._masked(epoch, step, made)
+        self._next = (os.getpid(), *self._place(epoch, step + 1))
+        self.ledger.add(masked, made.stats.rows + len(masked))
         self._position.advance(iteration)
         return shown(self.added(made.batch))
+
+    def _known_steps(self, epoch: int) -> int | None:
+        """Steps of an epoch; None while nobody knows."""
+        return self.num_steps(epoch)
+
+    def _place(self, epoch: int, step: int) -> tuple[int, int]:
+        """Where a position lies in the plan: its epoch and step."""
+        return (epoch, step) if step < self.num_steps(epoch) else (epoch + 1, 0)
+
+    def _masked(self, epoch: int, step: int, made: LoadedBatch) -> list[LedgerEntry]:
+        """The rows of a batch that could not be used."""
+        return made.masked
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""
@@ -342,7 +370,7 @@ class Loader(Interoperable):
 
     def _discard_prefetched_epoch(self) -> None:
         """Drop the prefetched batches if the position has moved away from them."""
-        if self._next and self._next[1:] != (self._position.epoch, self._position.step):
+        if self._next and self._next[1:] != self._place(self._position.epoch, self._position.step):
             self._stop()
 
     def _stop(self) -> None:

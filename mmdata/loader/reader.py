@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from threading import Event
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,52 +16,6 @@ from mmdata.index import Index, ShardStore
 from mmdata.plan import CaptionSources, choose_captions
 from mmdata.tables.captions import TableCaptions
 from mmdata.tars import captions_of
-
-
-class Samples(Protocol):
-    """The n samples of a step, one for each row that is not -1, in the order of the rows; i is 0 … n-1."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """n keys."""
-        ...
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """Numbers that key the samples' random numbers, 0 or more: int64 (n,)."""
-        ...
-
-    def shard(self, i: int) -> str:
-        """Name of the sample's shard, for messages."""
-        ...
-
-    def offset(self, i: int, kind: Literal["image", "caption"]) -> int:
-        """Offset of a member in its shard, in bytes; -1 if unknown."""
-        ...
-
-    def image(self, i: int) -> EncodedImage:
-        """The encoded image; raises BadSample."""
-        ...
-
-    def caption(self, i: int) -> str:
-        """The caption chosen for this epoch; raises BadSample."""
-        ...
-
-    def labels(self) -> NDArray[np.int64]:
-        """Labels, int64 (n,); -1 where a sample has none."""
-        ...
-
-    def image_hashes(self) -> NDArray[np.int64]:
-        """Hashes of the images, int64 (n,)."""
-        ...
-
-    def caption_hashes(self) -> NDArray[np.int64]:
-        """Hashes of the chosen captions, int64 (n,)."""
-        ...
-
-    def chosen_captions(self) -> ChosenCaptions | None:
-        """Which of their captions the samples have; None where nobody can look them up."""
-        ...
 
 
 class ChosenCaptions(NamedTuple):

@@ -75,7 +75,7 @@ class RankPipeline:
                 with closing(ShardPrefetcher(steps, index, store)) as prefetched:
                     yield from prefetched
             epoch, start = epoch + 1, 0
-            if self._plan.num_steps(epoch) == 0:
+            if not self._plan.has_steps(epoch):
                 return
 
 

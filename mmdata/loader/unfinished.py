@@ -23,7 +23,7 @@ from mmdata.images.decoder_warnings import name_warnings, sample_name
 from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.member_fields import FieldEntries
-from mmdata.loader.reader import Samples
+from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.work import Work
@@ -43,11 +43,12 @@ CAPTIONS_PER_CALL = 256
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """A batch, its masked rows, and the clock of the workers that made it."""
+    """A batch, its masked rows, the clock of the workers that made it, and the mark of its step."""
 
     batch: Batch
     masked: list[LedgerEntry]
     stats: Stats
+    mark: dict[str, Any] | None = None
 
 
 class _BatchPart:
@@ -95,7 +96,7 @@ class UnfinishedBatch:
         self,
         spec: BatchSpec,
         step: Step,
-        samples: Samples,
+        samples: RowReader,
         *,
         buffers: BufferPool,
         has_labels: bool,
@@ -240,7 +241,7 @@ class UnfinishedBatch:
         usable = np.ones(len(self._places), bool)
         usable[list(masked)] = False
         self._do(partial(self._collate, usable), range(0))
-        made = LoadedBatch(self._batch, list(masked.values()), self._sum_up(usable))
+        made = LoadedBatch(self._batch, list(masked.values()), self._sum_up(usable), self._step.mark)
         # A thread may hold its unit, and so this object, for a moment longer: it must not keep the batch's memory.
         del self._batch, self._pixels
         return made
@@ -267,10 +268,10 @@ class UnfinishedBatch:
             entries["labels"] = self._spread(samples.labels(), fill=-1)
         if spec.add_captions:
             entries["captions"] = self._texts
-            if (chosen := samples.chosen_captions()) is not None:
-                entries["caption_numbers"] = self._spread(chosen.numbers, fill=-1)
-                if chosen.sources is not None:
-                    entries["caption_sources"] = self._spread_texts(chosen.sources)
+            chosen = samples.chosen_captions()
+            entries["caption_numbers"] = self._spread(chosen.numbers, fill=-1)
+            if chosen.sources is not None:
+                entries["caption_sources"] = self._spread_texts(chosen.sources)
         if spec.add_hashes:
             entries["image_hash"] = self._spread(samples.image_hashes(), fill=0)
             if spec.reads_captions:
@@ -339,7 +340,7 @@ class UnfinishedBatch:
             return f"{where}, {len(self._places)} rows, the first {first}: {type(error).__name__}: {error}"
         row = int(step.rows[self._places[i]])
         message = f"{where}, shard '{samples.shard(i)}', sample '{samples.keys[i]}': {type(error).__name__}: {error}"
-        if samples.offset(i, "image") < 0:  # a stream's: it has no index to find the row in
+        if step.mark is not None:  # a stream's: it has no index to find the row in
             return message
         return f"{message}; `mmdata replay CONFIG {row} --epoch {step.epoch}` makes this row alone"
 

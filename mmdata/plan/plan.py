@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class Step(NamedTuple):
         rows: int64 (n,); -1 for padding.
         passes: int64 (n,), how many passes over the row's dataset came before; decides the row's caption and crop. The
             epoch without a mixture; -1 for padding.
+        mark: what the plan of a stream says of its position after the step, as JSON; None of other plans.
     """
 
     epoch: int
@@ -47,6 +48,7 @@ class Step(NamedTuple):
     bucket: Bucket
     rows: Ints
     passes: Ints
+    mark: dict[str, Any] | None = None
 
 
 class PlannedShape(NamedTuple):
@@ -169,6 +171,10 @@ class Plan:
             return self._schedule(epoch)[1].num_steps
         return self._epoch_windows.num_steps(epoch)
 
+    def has_steps(self, epoch: int) -> bool:
+        """Whether an epoch has any step."""
+        return self.num_steps(epoch) > 0
+
     def shapes(self, epoch: int) -> list[PlannedShape]:
         """The shapes that occur in an epoch, those with the most pixels first. From counts alone."""
         schedule = self._schedule(epoch)[1]
@@ -218,7 +224,8 @@ class Plan:
         queues = [LaneQueues(self._window_reader, epoch, windows[i], schedule, i) for i in lane_shares]
         for queue in queues:
             queue.seek(begin)
-        for round_ in range(begin, schedule.num_rounds):
+        round_ = begin - 1
+        while (round_ := round_ + 1) < schedule.num_rounds:  # a stream learns on the way which round is the last
             schedule.reach(round_)
             buckets = schedule.buckets_of(round_)
             parts = [queue.next_round(round_) for queue in queues]  # [lane share][batch]

@@ -13,7 +13,7 @@ from typing import Any
 from mmdata.errors import ConfigError
 
 MAX_EPOCH = 2**20 - 1
-"""The last epoch that can be asked for. A plan keeps a row and its pass in one int64 (`row_ranges.PASS_SHIFT`): 23 bits
+"""The last epoch that can be asked for. A plan keeps a row and its pass in one int64 (`ranges.PASS_SHIFT`): 23 bits
 are for the pass, which is the epoch × the repeats of a mixture."""
 
 

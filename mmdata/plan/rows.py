@@ -30,6 +30,8 @@ class Rows(Protocol):
 
     Rows can have a `selection` (`mmdata.tables.selection.Selection`): only the selected rows are planned, and
     `bucket_counts` counts only these. Row numbers stay those of the corpus.
+
+    Rows whose numbers have gaps have a method `first(count)`, see `first_rows`.
     """
 
     @property
@@ -78,6 +80,8 @@ def planned_rows(rows: Rows) -> Iterator[NDArray[np.int64]]:
 
 def first_rows(rows: Rows, count: int) -> NDArray[np.int64]:
     """The first `count` rows that are planned, in the order of the corpus; fewer if there are no more."""
+    if (first := getattr(rows, "first", None)) is not None:
+        return first(count)
     if (selection := selection_of(rows)) is None:
         return np.arange(min(count, int(rows.starts[-1])))
     found = np.empty(0, np.int64)
@@ -262,7 +266,7 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
         beyond = min(max(bucket.length for bucket in policy.buckets) + 2, PROBED_TOKENS)
         shapes = _shapes_of_cells(np.arange(beyond * ASPECT_BINS), lengths=True)
     else:
-        shapes = rows.shapes(np.arange(min(PROBED_ROWS, int(rows.starts[-1]))), 0)
+        shapes = rows.shapes(first_rows(rows, PROBED_ROWS), 0)
     digest = hashlib.sha256(named.encode())
     digest.update(np.asarray(policy.assign(shapes), np.int64).tobytes())
     return digest.hexdigest()[:16]

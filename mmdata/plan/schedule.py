@@ -49,7 +49,7 @@ class Schedule:
 
     Args:
         arrivals: counts what some rounds bring to each bucket of each lane share: int64 (L, len(rounds), K).
-        num_rounds: R.
+        num_rounds: R, or more: whoever gives the arrivals may lower the attribute when the last round is reached.
         buckets: the K buckets.
         rows_per_batch: int64 (L, K), what each lane share adds to a batch of each bucket.
         leftover: what becomes of rows that fill no batch.
@@ -58,7 +58,7 @@ class Schedule:
         arrived: int64 (L, R, K), what has reached each bucket of each lane share by the end of each round.
         taken: int64 (L, R, K), what has left each queue by the end of each round.
         num_batches: int64 (R, K), batches of each bucket that each round brings, without the merged ones.
-        merged: the merged batches of each round; they follow the others.
+        merged: the merged batches of each round, by its number; they follow the others.
         first_step: int64 (R + 1,), number of the first step of each round, and of the epoch after.
     """
 
@@ -76,7 +76,7 @@ class Schedule:
         self.arrived: Ints = np.zeros((num_lane_shares, num_rounds, num_buckets), np.int64)
         self.taken: Ints = np.zeros_like(self.arrived)
         self.num_batches: Ints = np.zeros((num_rounds, num_buckets), np.int64)
-        self.merged: list[list[MergedBatch]] = [[] for _ in range(num_rounds)]
+        self.merged: dict[int, list[MergedBatch]] = {}
         self.first_step: Ints = np.zeros(num_rounds + 1, np.int64)
         self._arrivals = arrivals
         # Threads may reach the same round at once, and a process may be forked meanwhile: both write the same numbers,
@@ -143,7 +143,7 @@ class Schedule:
         """How many steps of the epoch each bucket has."""
         self.reach(self.num_rounds - 1)
         counts = self.num_batches.sum(axis=0)
-        for batch in itertools.chain.from_iterable(self.merged):
+        for batch in itertools.chain.from_iterable(self.merged.values()):
             counts[batch.bucket] += 1
         return counts.tolist()
 

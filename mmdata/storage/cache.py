@@ -43,12 +43,15 @@ class Remote(NamedTuple):
         name: for messages.
         sha256, bytes: hash and size that the file must have.
         chunks: iterates over the content from an offset on; raises DataError and ConfigError.
+        is_hash: False if `sha256` is a name only. The file is then not compared with it, and what an interrupted
+            download leaves is not continued: no hash would tell that its halves are of two versions.
     """
 
     name: str
     sha256: str
     bytes: int
     chunks: Callable[[int], Iterator[bytes]]
+    is_hash: bool = True
 
 
 class ShardCache:
@@ -258,7 +261,7 @@ class Incoming:
     def __init__(self, cache: ShardCache, remote: Remote, descriptor: int) -> None:
         self._cache, self._remote, self._descriptor = cache, remote, descriptor
         self._digest = hashlib.sha256()
-        self._is_kept = True  # False when the disk has failed
+        self._is_kept = remote.is_hash  # False also when the disk has failed
         self.bytes = 0
 
     def take_over(self) -> None:
@@ -300,14 +303,15 @@ class Incoming:
                 left = left[os.write(self._descriptor, left) :]
             self._digest.update(data)
 
-    def publish(self) -> int:
-        """Give the file its final name; a descriptor of it, which the caller closes."""
+    def publish(self, name: str | None = None) -> int:
+        """Give the file its final name, by default its hash; a descriptor of it, which the caller closes."""
+        name = name or self.sha256
         with self._on_disk():
             os.fsync(self._descriptor)
             with self._cache.locked() as lock:
                 with suppress(FileNotFoundError):  # a cleaner removed it; what is open can be read all the same
-                    os.rename(self.path, self._cache.path(self.sha256))
-                if self.sha256 != self._remote.sha256:  # less room may have been taken than was made
+                    os.rename(self.path, self._cache.path(name))
+                if name != self._remote.sha256:  # less room may have been taken than was made
                     write_total(lock, None)
         unlock(self._descriptor)
         return self._descriptor
@@ -322,7 +326,7 @@ class Incoming:
             self._close()
 
     def leave(self) -> None:
-        """Leave what has come to the next request for the file, unless the disk has failed."""
+        """Leave what has come to the next request for the file, if it may be continued."""
         if self.bytes and self._is_kept:
             self._close()
         else:
@@ -346,8 +350,12 @@ def _fetch(remote: Remote, incoming: Incoming, stop: Event) -> int:
     """Fetch a file, check it, and give it its final name; a descriptor of it."""
     try:
         incoming.take_over()
+        if not remote.is_hash:
+            incoming.restart()
         resumed = incoming.bytes > 0
         _fill(remote, incoming, stop)
+        if not remote.is_hash:
+            return incoming.publish(remote.sha256)
         if incoming.sha256 != remote.sha256 and resumed:  # a power cut may have damaged the old part: start over, once
             incoming.restart()
             _fill(remote, incoming, stop)

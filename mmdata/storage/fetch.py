@@ -188,6 +188,19 @@ class RemoteFolder:
             file.begin()
             return file.size
 
+    def file_of(self, url: str, stop: Event) -> Remote:
+        """A file of which no hash is known, for `ShardCache.open`; its server says its size and its version.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `fetch_new`; or the server does not say the size.
+        """
+        with self._explaining(url, stop) as file:
+            file.begin()
+            if file.size is None:
+                raise WrongAnswer("the server does not say how many bytes it has (Content-Length); fetch it yourself")
+            key = hashlib.sha256(f"{file.name}\n{file.size}\n{file.version}".encode()).hexdigest()
+            return Remote(file.name, key, file.size, partial(self._chunks, url, file.size, stop), is_hash=False)
+
     def file(self, url: str, stop: Event, *, start: int = 0, size: int | None = None) -> HttpFile | ObjectFile:
         """A file to be read from front to back; nothing is asked for yet. Its errors are those of the protocol."""
         kind = HttpFile if is_http(url) else ObjectFile
@@ -314,6 +327,11 @@ class ObjectFile:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    @property
+    def version(self) -> str:
+        """See `HttpFile.version`."""
+        return "" if self._version is None else self._version[1]
 
     def _find_version(self) -> tuple[int, str]:
         """Size in bytes, and what tells the file from its next version."""

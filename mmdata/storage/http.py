@@ -107,6 +107,11 @@ class HttpFile:
         """Ask for the file, which sets `size`; no byte of it is read."""
         repeated(self._ask, self.name, self._stop)
 
+    @property
+    def version(self) -> str:
+        """What tells the file from its next version; "" before `begin`, or if the server does not say."""
+        return "" if self._first is None else self._first.etag or self._first.modified
+
     def read(self) -> bytes:
         """The next bytes, at most READ_BYTES; none only at the end of the file."""
         if self.at - self._piece >= PIECE_BYTES:

@@ -91,8 +91,8 @@ def _check_is_tar(url: str) -> None:
     name = _split(url)[1]
     if name.endswith(_PACKED):
         raise ConfigError(
-            f"'{display_name(url)}': compressed, which has no random access; `mmdata.stream` trains from it without an "
-            "index, or unpack it"
+            f"'{display_name(url)}': compressed, which has no random access; unpack it first, or train from it "
+            "without an index: `mmdata.stream(webdataset.WebDataset(URL), config)`"
         )
     if not name.endswith(".tar"):
         shown = display_name(url)

@@ -86,7 +86,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
         ConfigError: a file or a condition is wrong; or they leave no row, or none to evaluate on.
         DataError: a file is damaged.
     """
-    filters, share = list(_selects(data, index, joined)), data.val.share
+    filters, share = list(filters_of(data, index, joined)), data.val.share
     if not filters and share is None:
         return None
     found = [0] * len(filters)  # rows that each lets pass
@@ -133,14 +133,14 @@ def excluded_by(data: DataConfig, index: Index, row: int, joined: Joined | None 
     """
     shard = int(np.searchsorted(index.starts, row, side="right")) - 1
     place = row - int(index.starts[shard])
-    rules = [rule for rule in _selects(data, index, joined) if rule.shards[0] <= shard < rule.shards[1]]
+    rules = [rule for rule in filters_of(data, index, joined) if rule.shards[0] <= shard < rule.shards[1]]
     found = [rule.name for rule in rules if not rule.mask(shard)[place]]
     if (share := data.val.share) is not None and below_share(index, shard, share)[place] != (data.split == "val"):
         found.append(f"data.split {data.split} of data.val.share {share:g}")
     return found
 
 
-def _selects(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[Filter]:
+def filters_of(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[Filter]:
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out."""
     if data.select is None and not data.join and all(source.select is None for source in sources(data)):
         return

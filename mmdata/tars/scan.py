@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, fast_hash_of
@@ -166,43 +166,55 @@ def scan_shard(
     """
     name = path.name if name is None else name
     with path.open("rb", buffering=0) as file:
-        blocks = BlockReader(file, digest)
+        return scan_file(file, limits=limits, members=members, step=step, name=name, digest=digest)
 
-        texts: dict[int, bytes] = {}  # small members that were read, by offset: they are hashed next
 
-        def read(member: Member) -> bytes:
-            blocks.seek(member.offset)
-            data = blocks.read(member.size)
-            if len(data) <= TEXT_BYTES:
-                if len(texts) == MOST_TEXTS:
-                    texts.clear()
-                texts[member.offset] = data
-            return data
+def scan_file(
+    file: BinaryIO,
+    *,
+    limits: Limits,
+    members: Members,
+    step: Callable[[int], None],
+    name: str,
+    digest: Digest | None = None,
+) -> Scan:
+    """Read a tar that is open; see `scan_shard`."""
+    blocks = BlockReader(file, digest)
+    texts: dict[int, bytes] = {}  # small members that were read, by offset: they are hashed next
 
-        def hash_of(member: Member) -> int:
-            if member.size <= HASHED_BYTES:
-                data = texts.get(member.offset)
-                return fast_hash(read(member) if data is None else data)
-            blocks.seek(member.offset)
-            sizes = (min(HASHED_BYTES, member.size - start) for start in range(0, member.size, HASHED_BYTES))
-            return fast_hash_of(map(blocks.read, sizes))
+    def read(member: Member) -> bytes:
+        blocks.seek(member.offset)
+        data = blocks.read(member.size)
+        if len(data) <= TEXT_BYTES:
+            if len(texts) == MOST_TEXTS:
+                texts.clear()
+            texts[member.offset] = data
+        return data
 
-        reader = SampleReader(read_members(blocks, name=name), name=name)
-        scan = _Scanner(name, limits, members, hash_of)
-        damage: DamagedShard | None = None
-        try:
-            for group in reader:
-                scan.add(group, read)
-                step(group.start)
-        except DamagedShard as error:
-            damage = error
-            before, damaged = reader.at_damage(error)
-            if before is not None:
-                scan.add(before, read)
-            if damaged is not None:
-                scan.add_damaged(*damaged, error)
-        blocks.drain()
-        return scan.finish(reader.ignored, damage)
+    def hash_of(member: Member) -> int:
+        if member.size <= HASHED_BYTES:
+            data = texts.get(member.offset)
+            return fast_hash(read(member) if data is None else data)
+        blocks.seek(member.offset)
+        sizes = (min(HASHED_BYTES, member.size - start) for start in range(0, member.size, HASHED_BYTES))
+        return fast_hash_of(map(blocks.read, sizes))
+
+    reader = SampleReader(read_members(blocks, name=name), name=name)
+    scan = _Scanner(name, limits, members, hash_of)
+    damage: DamagedShard | None = None
+    try:
+        for group in reader:
+            scan.add(group, read)
+            step(group.start)
+    except DamagedShard as error:
+        damage = error
+        before, damaged = reader.at_damage(error)
+        if before is not None:
+            scan.add(before, read)
+        if damaged is not None:
+            scan.add_damaged(*damaged, error)
+    blocks.drain()
+    return scan.finish(reader.ignored, damage)
 
 
 class _Scanner:

@@ -1,4 +1,7 @@
-"""Index, convert and stream read a foreign sample alike: the same captions and label, or the same refusal."""
+"""Index and convert read a foreign sample alike: the same captions and label, or the same refusal.
+
+A stream indexes its tars with the reader of the index.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from mmdata.convert.examine import Examiner
 from mmdata.convert.folder import FolderSource
 from mmdata.index import Index, ShardStore, build_index, verify
 from mmdata.storage.folder import find_ledger
-from mmdata.streaming.samples import StreamSample, read_shard
 from mmdata.tars import captions_of
 from mmdata.tars.texts import Loss
 from tests.conftest import make_photo
@@ -66,15 +68,7 @@ def by_convert(folder: Path) -> Reading:
     return published(folder / "out", accounts)
 
 
-def by_stream(folder: Path) -> Reading:
-    (sample,) = read_shard(str(folder / "in/a.tar"))
-    if not isinstance(sample, StreamSample):
-        return Reading(None, None, str(sample.error.reason), {})
-    lost = {str(loss): 1 for loss in sample.losses}
-    return Reading(sample.captions, None if sample.label < 0 else sample.label, None, lost)
-
-
-def readings(members: dict[str, bytes]) -> tuple[Reading, Reading, Reading]:
+def readings(members: dict[str, bytes]) -> tuple[Reading, Reading]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack(folder / "in/a.tar", members)
@@ -83,7 +77,7 @@ def readings(members: dict[str, bytes]) -> tuple[Reading, Reading, Reading]:
         pack(folder / "both/a.tar", {})
         (folder / "both/a.tar").write_bytes((folder / "in/a.tar").read_bytes())
         pack(folder / "both/b.tar", {"z.jpg": make_photo(9, 9, seed=3), "z.txt": "z"})
-        return by_index(folder), by_convert(folder), by_stream(folder)
+        return by_index(folder), by_convert(folder)
 
 
 def check_folder(members: dict[str, bytes], expected: Reading) -> None:
@@ -105,13 +99,9 @@ def check_folder(members: dict[str, bytes], expected: Reading) -> None:
 
 
 def check_alike(members: dict[str, bytes]) -> Reading:
-    index, converted, streamed = readings(members)
+    index, converted = readings(members)
     # Only convert stores metadata, so only there can some of it be lost.
     assert index == converted._replace(lost={k: v for k, v in converted.lost.items() if k != "metadata_unusable"})
-    expected = index
-    if isinstance(index.label, str):  # nobody numbers the names of a stream, and that is counted
-        expected = index._replace(label=None, lost={**index.lost, "label_name": 1})
-    assert streamed == expected
     if "k.jpg" in members and "k.cls" not in members:
         check_folder(members, index)
     return index
@@ -166,7 +156,7 @@ images = st.sampled_from([GOOD] * 8 + [b"", b"<html>", make_photo(1, 9), None])
     images,
     st.booleans(),
 )
-def test_index_convert_and_stream_read_any_foreign_sample_alike(
+def test_index_and_convert_read_any_foreign_sample_alike(
     members: dict[str, bytes], image: bytes | None, last: bool
 ) -> None:
     named = {f"k.{kind}": data for kind, data in members.items()}

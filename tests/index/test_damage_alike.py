@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mmdata.errors import DamagedShard
+import mmdata
+from mmdata.errors import DataError
 from mmdata.index import Index, build_index, verify
-from mmdata.streaming.samples import StreamSample, read_shard
 from tests.conftest import make_photo
 from tests.made_shards import make_tar
 
@@ -52,15 +52,13 @@ def flipped(at: tuple[int, int]) -> bytes:
 
 
 def streamed(path: Path) -> tuple[list[tuple[str, list[str]]], bool]:
-    """Keys and captions of the usable samples of a stream, and whether it ended with damage."""
-    found: list[tuple[str, list[str]]] = []
+    """Keys and captions of the usable samples of a stream, and whether the tar was damaged."""
+    settings = {"image_size": 16, "global_batch_size": 1, "shuffle": False, "add_captions": True, "skip_damaged": True}
     try:
-        for sample in read_shard(str(path)):
-            if isinstance(sample, StreamSample):
-                found.append((sample.key, sample.captions))
-    except DamagedShard:
-        return found, True
-    return found, False
+        stream = mmdata.stream(path, {**settings, "loading": {"num_workers": 0, "max_bad_share": 1.0}})
+    except DataError:  # no usable sample
+        return [], True
+    return [(batch["keys"][0], batch["captions"]) for batch in stream], stream.lost["damaged_shard"] > 0
 
 
 def start_of(name: bytes) -> int:

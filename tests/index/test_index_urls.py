@@ -550,7 +550,7 @@ def test_a_tar_that_changed_since_is_refused_when_it_is_fetched(tars, tmp_path, 
             ["https://host"],
             "'https://host': not the URL of a .tar; name the tars, such as https://host/{0000..0009}.tar",
         ),
-        (["https://host/x.tar.gz"], "'https://host/x.tar.gz': compressed, which has no random access; `mmdata.stream`"),
+        (["https://host/x.tar.gz"], "'https://host/x.tar.gz': compressed, which has no random access; unpack it first"),
         (["https://host/{0..9.tar"], "braces that do not close"),
         (["https://host/{0..2000000}.tar"], f"the pattern stands for more than {MAX_SHARDS:,} shards"),
         (

@@ -113,10 +113,8 @@ def test_a_stream_without_a_tokenizer_gives_labels(folder):
 
 def test_a_stream_with_a_tokenizer_still_needs_captions(folder, tmp_path):
     train_tokenizer(CLASSES, tmp_path / "tokenizer", vocab_size=300)
-    stream = mmdata.stream(folder, settings(folder, tokenizer=str(tmp_path / "tokenizer"), loading={"num_workers": 0}))
-    with pytest.raises(ValueError, match="20 of 20"):
-        list(stream)
-    assert {entry.reason for entry in stream.ledger} == {"missing_caption"}
+    with pytest.raises(ValueError, match=r"none of 20 samples of 2 shards can be used: .*: missing_caption \(no \.txt"):
+        mmdata.stream(folder, settings(folder, tokenizer=str(tmp_path / "tokenizer"), loading={"num_workers": 0}))
 
 
 def test_the_writer_writes_labels_as_cls_members(tmp_path, images):

@@ -10,9 +10,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import mmdata
 from mmdata.batch import BatchDict, model_inputs, to_device, valid_inputs
-from mmdata.config import DataConfig
-from mmdata.streaming.stream import Stream
 from tests.loader.conftest import Corpus
 
 
@@ -51,9 +50,8 @@ def test_ledger_is_shown_in_a_line(corpus: Corpus):
 
 
 def test_stream_is_shown_in_a_line(corpus: Corpus):
-    data = DataConfig.model_validate(corpus.settings)
-    stream = Stream(["a.tar", "b.tar"], data, rank=0, world_size=2, steps_per_epoch=5)
-    assert repr(stream) == "Stream(2 shards, 5 batches of 4 rows, rank 0 of 2; epoch 0, step 0)"
+    stream = mmdata.stream(corpus.folder / "shards", corpus.settings, rank=0, world_size=2, steps_per_epoch=5)
+    assert repr(stream) == "Stream(3 shards, batches of 4 rows, rank 0 of 2; epoch 0, step 0)"
 
 
 def test_batch_is_a_dict_that_is_shown_in_a_line(corpus: Corpus):

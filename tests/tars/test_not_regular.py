@@ -7,16 +7,18 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
+from mmdata.config import DataConfig
 from mmdata.convert import convert
 from mmdata.errors import DataError
 from mmdata.index import Index, ShardStore, build_index, verify
+from mmdata.loader.shard_names import find_shards
+from mmdata.loader.stream_tars import TarFiles
 from mmdata.storage import ShardCache
-from mmdata.streaming.samples import read_shard
-from mmdata.streaming.shard_names import find_shards
 
 PLACES: dict[str, Callable[[Path], object]] = {
     "FIFO": os.mkfifo,
@@ -100,4 +102,4 @@ def test_a_stream_refuses_it(shards: Path, kind: str):
         with pytest.raises(DataError, match=message):
             find_shards(name)
     with pytest.raises(DataError, match=message):  # it was a file when the stream began
-        list(read_shard(str(path)))
+        TarFiles([str(path)], DataConfig(shards=str(shards), global_batch_size=1)).open(0, Event())

@@ -51,7 +51,7 @@ def batches_of_rank(output: Path, rank: int) -> list[list[str]]:
 
 @pytest.fixture
 def spec(uneven, config, tmp_path) -> dict[str, Any]:
-    """Shards of 5, 30 and 12 samples in batches of 4 a rank: rank 0's first pass has 5 batches, rank 1's has 8."""
+    """Shards of 5, 30 and 12 samples in global batches of 8: six batches a pass."""
     data = config(global_batch_size=8, text_buckets=[12, 48], num_workers=1)
     return {"shards": str(uneven(5, 30, 12)), "data": data, "steps_per_epoch": 6, "output": str(tmp_path / "run")}
 
@@ -77,11 +77,9 @@ def test_two_ranks_stopped_and_resumed_see_the_batches_of_an_undisturbed_run(spe
         assert batches_of_rank(tmp_path / "stopped", rank) == undisturbed
 
 
-def test_error_in_the_shards_of_one_rank_ends_both(spec):
+def test_damaged_shard_ends_both_ranks(spec):
     cut = Path(spec["shards"]) / "2.tar"
     cut.write_bytes(cut.read_bytes()[:9000])
-    (first, said), (second, heard) = run({**spec, "data": {**spec["data"], "shuffle": False}})
-    assert first != 0
-    assert second != 0
-    assert "2.tar', byte" in said
-    assert "rank 0 got no batch, and all ranks stop: DamagedShard: shard '" in heard
+    for code, said in run(spec):
+        assert code != 0
+        assert "2.tar', byte" in said

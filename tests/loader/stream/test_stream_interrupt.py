@@ -19,16 +19,15 @@ from tests.programs import PATIENCE_S
 from tests.storage.servers import serve
 
 
-def interrupt_at_thread(name: str, ready: threading.Event) -> Any:
-    """A trace function: a KeyboardInterrupt while this thread waits for one of this name to start, which runs by then,
-    and is inside its work if `ready` is set within a second."""
+def interrupt_at_thread(name: str) -> Any:
+    """A trace function: a KeyboardInterrupt while this thread waits for one of this name to start, which runs then."""
 
     def trace(frame: FrameType, event: str, arg: object) -> None:
         back = frame.f_back
         if frame.f_code is not threading.Event.wait.__code__ or not back:
             return
         if back.f_code is threading.Thread.start.__code__ and back.f_locals["self"].name.startswith(name):
-            ready.wait(1)
+            time.sleep(0.1)
             raise KeyboardInterrupt
 
     return trace
@@ -53,33 +52,30 @@ def no_threads_left() -> Iterator[None]:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", ["mmdata-reader", "mmdata-worker_0", "mmdata-worker_2"])
+@pytest.mark.parametrize("name", ["mmdata-index", "mmdata-worker_0", "mmdata-worker_2"])
 def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
     shards: Path, config: Any, no_threads_left: None, name: str
 ):
-    with serve(shards) as server:
-        server.held = "000000.tar"  # whoever takes a step waits for the server
-        stream = mmdata.stream(f"{server.url}/000000.tar", config(num_workers=3, prefetch_batches=3))
-        before = sys.gettrace()
-        sys.settrace(interrupt_at_thread(name, server.holding))
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                next(iter(stream))
-        finally:
-            sys.settrace(before)
-            server.release.set()
-        server.held = ""
-        assert sum(int(batch["valid"].sum()) for batch in stream) == 10
+    # With 0 workers the main thread itself takes the steps, and has the first window read.
+    stream = mmdata.stream(shards, config(num_workers=0 if name == "mmdata-index" else 3, prefetch_batches=3))
+    before = sys.gettrace()
+    sys.settrace(interrupt_at_thread(name))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(stream))
+    finally:
+        sys.settrace(before)
+    assert sum(int(batch["valid"].sum()) for batch in stream) == 38
+    stream.close()
 
 
 def test_an_interrupt_does_not_wait_for_a_server(
     shards: Path, config: Any, no_threads_left: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mmdata.streaming.prefetch.END_S", 0.1)
+    monkeypatch.setattr("mmdata.storage.concurrently.JOIN_S", 0.1)
     monkeypatch.setattr("mmdata.loader.workers.threads.END_S", 0.1)
     with serve(shards) as server:
         server.held = "000000.tar"
-        batches = iter(mmdata.stream(f"{server.url}/000000.tar", config(num_workers=2)))
 
         def interrupt() -> None:
             assert server.holding.wait(PATIENCE_S)
@@ -89,7 +85,7 @@ def test_an_interrupt_does_not_wait_for_a_server(
         late = threading.Timer(20, server.release.set)
         late.start()
         with pytest.raises(KeyboardInterrupt):
-            next(batches)
+            mmdata.stream(f"{server.url}/000000.tar", config(num_workers=2))
         assert not server.release.is_set()
         server.release.set()
         late.cancel()

@@ -20,8 +20,10 @@ import torch
 from mmdata.batch import Batch
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.streaming import Stream
-from mmdata.streaming.shard_names import find_shards
+from mmdata.launcher import Ranks
+from mmdata.loader.shard_names import find_shards
+from mmdata.loader.stream import Stream
+from mmdata.loader.stream_tars import TarFiles
 from mmdata.train import DualEncoder
 from mmdata.train.ranks import collectives
 from mmdata.train.run.trainer import Trainer
@@ -46,8 +48,8 @@ def main() -> int:
     torch.set_num_threads(1)
     collectives.init("cpu")
     data = parse(DataConfig, {**spec["data"], "shards": spec["shards"]}, origin="test")
-    ranks = {"rank": collectives.rank(), "world_size": collectives.world_size()}
-    stream = Watched(find_shards(spec["shards"]), data, **ranks, steps_per_epoch=spec["steps_per_epoch"])
+    ranks, tars = Ranks(collectives.rank(), collectives.world_size()), TarFiles(find_shards(spec["shards"]), data)
+    stream = Watched(tars, data, ranks, steps_per_epoch=spec["steps_per_epoch"])
     torch.manual_seed(0)
     model = DualEncoder.from_config(ModelConfig(), vocab_size=300)
     config = parse(TrainConfig, {"epochs": 2, "log_every_steps": 1, "warmup_steps": 1, "device": "cpu"}, origin="test")

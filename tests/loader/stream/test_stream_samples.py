@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import tarfile
 from pathlib import Path
 
 import pytest
-import webdataset
 
 import mmdata
 from mmdata.errors import DataError, Reason
-from mmdata.index import Index
 from mmdata.storage.fetch import display_name
-from mmdata.streaming.samples import Dropped, StreamSample, read_shard
 
 
 @pytest.fixture
@@ -32,33 +28,6 @@ def members(photo) -> list[tuple[str, bytes]]:
 def write(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     return str(path)
-
-
-def test_read_shard_finds_what_webdataset_finds(shards):
-    for name in ("000000.tar", "000003.tar"):
-        path = str(shards / name)
-        oracle = list(webdataset.WebDataset(path, shardshuffle=False))
-        found = list(read_shard(path))
-        assert all(isinstance(sample, StreamSample) for sample in found)
-        assert [sample.key for sample in found] == [sample["__key__"] for sample in oracle]
-        for sample, expected in zip(found, oracle, strict=True):
-            assert sample.image in expected.values()
-            assert sample.captions[0] == expected["txt"].decode()
-
-
-def test_read_shard_finds_what_the_index_has(shards):
-    index = Index.open(shards)
-    found = [sample for i in range(4) for sample in read_shard(str(index.shard_path(i)))]
-    assert [sample.key for sample in found] == index.keys(range(len(index)))
-    assert [sample.image_hash for sample in found] == index.column("image_hash").tolist()
-    assert [sample.label for sample in found] == index.column("label").tolist()
-    assert [sample.info.height for sample in found] == index.column("height").tolist()
-
-
-def test_read_shard_passes_over_members_of_no_sample(tmp_path, tar, members):
-    extra = [("README", b"x"), ("__meta__/a.json", b"{}"), ("a/2.__bad__", b"1"), ("a/2.__key__", b"1")]
-    path = write(tmp_path / "x.tar", tar([*members, *extra]))
-    assert [sample.key for sample in read_shard(path)] == ["a/0", "a/1", "a/2"]
 
 
 def cuts(data: bytes) -> dict[str, bytes]:
@@ -81,7 +50,7 @@ def cuts(data: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("in a member", "has .* bytes, and the stream ends after 188 of them: cut"),
+        ("in a member", "cut"),
         ("in a header", "the file ends after 100 bytes of a header: cut"),
         ("between members", "the file ends without end blocks: cut"),
         ("between samples", "the file ends without end blocks: cut"),
@@ -90,22 +59,10 @@ def cuts(data: bytes) -> dict[str, bytes]:
         ("concatenated", "data behind the end blocks"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
-def test_stream_of_a_damaged_tar_is_an_error_that_names_the_shard(
-    tmp_path, tar, members, config, damage, message, packed
-):
-    damaged = cuts(tar(members))[damage]
-    path = write(tmp_path / "x.tar", gzip.compress(damaged) if packed else damaged)
+def test_stream_of_a_damaged_tar_is_an_error_that_names_the_shard(tmp_path, tar, members, config, damage, message):
+    path = write(tmp_path / "x.tar", cuts(tar(members))[damage])
     with pytest.raises(DataError, match=rf"shard '{path}', byte \d+: .*{message}"):
         list(mmdata.stream(path, config()))
-
-
-def test_stream_of_a_cut_gzip_is_an_error_that_names_the_shard(tmp_path, tar, members, config):
-    whole = gzip.compress(tar(members))
-    for cut in (len(whole) // 2, len(whole) - 4):
-        path = write(tmp_path / "x.tar.gz", whole[:cut])
-        with pytest.raises(DataError, match=rf"shard '{path}', byte \d+: cannot be read \(EOFError"):
-            list(mmdata.stream(path, config()))
 
 
 def test_stream_of_a_key_that_comes_back_is_an_error(tmp_path, tar, members, config):
@@ -131,11 +88,14 @@ def test_stream_of_something_else_is_an_error(tmp_path, config):
         list(mmdata.stream(path, config()))
 
 
-def test_stream_of_zstd_without_a_codec_says_what_to_install(tmp_path, config, monkeypatch):
-    monkeypatch.delitem(__import__("fsspec").compression.compr, "zstd", raising=False)
-    path = write(tmp_path / "x.tar.zst", b"\x28\xb5\x2f\xfd" + bytes(100))
-    with pytest.raises(DataError, match="zstd-compressed, and fsspec has no codec for it: `pip install zstandard`"):
-        list(mmdata.stream(path, config()))
+@pytest.mark.parametrize(
+    ("magic", "said"),
+    [(b"\x1f\x8b", "gzip-compressed, .* `gunzip` it"), (b"\x28\xb5\x2f\xfd", r"\(zstd\), .* `unzstd` it")],
+)
+def test_stream_of_a_compressed_tar_is_an_error_that_says_the_remedy(tmp_path, config, magic, said):
+    path = write(tmp_path / "x.tar.gz", magic + bytes(1000))
+    with pytest.raises(DataError, match=said):
+        mmdata.stream(path, config())
 
 
 def test_stream_accepts_an_empty_shard_but_not_only_empty_ones(tmp_path, tar, members, config):
@@ -197,16 +157,8 @@ def test_stream_ends_when_too_many_samples_are_bad(tmp_path, tar, members, confi
     ):
         list(mmdata.stream(path, config()))
     path = write(tmp_path / "y.tar", tar([("b.txt", b"no image")]))
-    with pytest.raises(DataError, match="1 of 1 rows could not be used"):
-        list(mmdata.stream(path, config()))
-
-
-def test_read_shard_gives_bad_samples_their_place(tmp_path, tar, members):
-    path = write(tmp_path / "x.tar", tar([("0.txt", b"no image"), *members]))
-    found = list(read_shard(path))
-    assert isinstance(found[0], Dropped)
-    assert (found[0].key, found[0].error.reason) == ("0", Reason.MISSING_IMAGE)
-    assert len(found) == 4
+    with pytest.raises(DataError, match=r"none of 1 sample of 1 shard can be used: .* missing_image"):
+        mmdata.stream(path, config())
 
 
 def test_display_name_keeps_secrets_out_of_messages():

@@ -1,4 +1,4 @@
-"""Shards, plain and compressed, and a server on loopback that serves them."""
+"""Shards, and a server on loopback that serves them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ NUM_SAMPLES = 38
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed requests are repeated without a minute of waiting."""
     monkeypatch.setattr(attempts, "WAIT_S", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_the_test(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tars behind URLs are fetched into a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def captions_of_sample(i: int) -> list[str]:

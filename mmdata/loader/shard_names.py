@@ -1,4 +1,4 @@
-"""Which shards a stream reads: expands folders and brace patterns, and assigns shards to ranks. Runs no shell."""
+"""Which shards a stream reads: expands folders and brace patterns. Runs no shell."""
 
 from __future__ import annotations
 
@@ -55,21 +55,6 @@ def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
     if missing and not (may_lack and len(missing) < len(found)):
         raise DataError(f"shard '{missing[0]}': no such file or folder")
     return found
-
-
-def assign_shards(shards: list[str], part: int, world_size: int) -> list[str]:
-    """Part 0 … world_size-1 of the shards: every world_size-th one, from number `part` on.
-
-    Raises:
-        ConfigError: fewer shards than ranks.
-    """
-    if len(shards) < world_size:
-        raise ConfigError(
-            f"stream: {len(shards)} shards for {world_size} ranks, and each rank needs one of its own; run at most "
-            f"{len(shards)} ranks, pack smaller shards (`mmdata convert --shard-rows`), or run `mmdata index` and use "
-            "mmdata.Loader, which divides batches instead of shards"
-        )
-    return shards[part::world_size]
 
 
 def single_dataset(data: DataConfig) -> str:

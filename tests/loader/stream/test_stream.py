@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 import math
+import shutil
 import socket
 import threading
 from itertools import chain, islice
@@ -15,7 +15,7 @@ import torch
 import mmdata
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
-from mmdata.streaming import Stream
+from mmdata.loader.stream import Stream
 
 NUM_SAMPLES = 38
 
@@ -75,7 +75,8 @@ def test_stream_batches_have_the_contract_of_batch(shards, config):
         assert bool((batch["attention_mask"][:, 0] == 1).all())
         assert (batch["rows"] >= 0).tolist() == batch["valid"].tolist() == [key != "" for key in batch["keys"]]
     assert len(batches) == math.ceil(NUM_SAMPLES / 4)
-    assert sorted(row for batch in batches for row in batch["rows"].tolist() if row >= 0) == list(range(NUM_SAMPLES))
+    rows = [row for batch in batches for row in batch["rows"].tolist() if row >= 0]
+    assert len(set(rows)) == NUM_SAMPLES
     assert len({batch["input_ids"].shape[1] for batch in batches}) > 1
 
 
@@ -87,24 +88,21 @@ def test_stream_pads_less_than_a_single_text_length(shards, config):
     assert bucketed.stats.token_places < 0.8 * single.stats.token_places
 
 
-def test_stream_reads_brace_patterns_lists_and_compressed_shards_alike(shards, config, tmp_path):
+def test_stream_reads_brace_patterns_and_lists_alike(shards, config):
     plain = [shards / f"{i:06d}.tar" for i in range(4)]
-    packed = [tmp_path / "a.tar.gz", tmp_path / "b.tgz", tmp_path / "c.tar", tmp_path / "d"]  # names may lie
-    for source, target in zip(plain, packed, strict=True):
-        target.write_bytes(gzip.compress(source.read_bytes()))
     expected = keys_in_order([*mmdata.stream(shards, config())])
     assert keys_in_order([*mmdata.stream(f"{shards}/{{000000..000003}}.tar", config())]) == expected
     assert keys_in_order([*mmdata.stream(plain, config())]) == expected
-    assert keys_in_order([*mmdata.stream(packed, {"data": config()})]) == expected
+    assert keys_in_order([*mmdata.stream(list(map(str, plain)), {"data": config()})]) == expected
 
 
 def test_stream_reads_over_http(shards, config, tmp_path, serve):
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress((shards / "000000.tar").read_bytes()))
-    (tmp_path / "b.tar").write_bytes((shards / "000001.tar").read_bytes())
+    shutil.copy(shards / "000000.tar", tmp_path / "a.tar")
+    shutil.copy(shards / "000001.tar", tmp_path / "b.tar")
     url = serve(tmp_path)
-    got = valid_rows([*mmdata.stream([f"{url}/a.tar.gz", f"{url}/b.tar?token=x"], config())], "pixel_values")
+    got = valid_rows([*mmdata.stream([f"{url}/a.tar", f"{url}/b.tar?token=x"], config())], "pixel_values")
     assert_equal_rows(
-        got, valid_rows([*mmdata.stream([tmp_path / "a.tar.gz", tmp_path / "b.tar"], config())], "pixel_values")
+        got, valid_rows([*mmdata.stream([tmp_path / "a.tar", tmp_path / "b.tar"], config())], "pixel_values")
     )
     assert len(got) == 20
 
@@ -112,10 +110,10 @@ def test_stream_reads_over_http(shards, config, tmp_path, serve):
 def test_stream_names_the_shard_of_a_cut_connection_or_a_missing_file(shards, config, tmp_path, serve):
     (tmp_path / "cut.tar").write_bytes((shards / "000000.tar").read_bytes())
     url = serve(tmp_path)
-    with pytest.raises(DataError, match=rf"shard '{url}/cut.tar', byte \d+: cannot be read \(ClientPayloadError"):
-        [*mmdata.stream(f"{url}/cut.tar", config())]
-    with pytest.raises(DataError, match=rf"shard '{url}/none.tar', byte 0: cannot be read \(FileNotFoundError"):
-        [*mmdata.stream(f"{url}/none.tar?signature=secret", config())]
+    with pytest.raises(DataError, match=rf"'{url}/cut.tar': cannot be fetched, .* byte \d+ on, the last one: Client"):
+        mmdata.stream(f"{url}/cut.tar", config())
+    with pytest.raises(DataError, match=rf"'{url}/none.tar': no such file; upload it, or correct the URL"):
+        mmdata.stream(f"{url}/none.tar?signature=secret", config())
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
@@ -153,27 +151,20 @@ def test_stream_goes_through_all_captions_of_a_sample(shards, config):
 
 def test_stream_ranks_share_the_samples_and_crop_them_alike(shards, config):
     settings = config(transform="train", crop_scale=(0.2, 1.0))
-    # 20 and 18 samples in batches of 2; then each rank's first pass is over
-    streams = [
-        mmdata.stream(shards, settings, rank=rank, world_size=2, steps_per_epoch=steps)
-        for rank, steps in enumerate([10, 9])
-    ]
+    streams = [mmdata.stream(shards, settings, rank=rank, world_size=2) for rank in range(2)]
     assert [stream.batch_size for stream in streams] == [2, 2]
-    batches_of_rank = [[*stream] for stream in streams]
-    assert [{int(key) // 10 for key in chain(*keys_in_order(batches))} for batches in batches_of_rank] == [
-        {0, 2},
-        {1, 3},
-    ]
-    batches = [*chain(*batches_of_rank)]
-    alone = valid_rows([*mmdata.stream(shards, settings)], "pixel_values")
+    first, second = ([*stream] for stream in streams)
+    whole = [*mmdata.stream(shards, settings)]
+    pairs = [*zip(first, second, strict=True)]
+    assert [a["keys"] + b["keys"] for a, b in pairs] == keys_in_order(whole)
+    assert all(a["input_ids"].shape == b["input_ids"].shape for a, b in pairs)
+    batches, alone = first + second, valid_rows(whole, "pixel_values")
     assert_equal_rows(valid_rows(batches, "pixel_values"), alone)
     rows = [row for batch in batches for row in batch["rows"].tolist() if row >= 0]
     assert len(set(rows)) == NUM_SAMPLES
 
 
-def test_stream_of_fewer_shards_than_ranks_is_refused(shards, config):
-    with pytest.raises(ConfigError, match=r"4 shards for 8 ranks, .*at most 4 ranks.*--shard-rows.*`mmdata index`"):
-        mmdata.stream(shards, config(global_batch_size=8), rank=0, world_size=8)
+def test_ranks_that_do_not_divide_the_batch_are_refused(shards, config):
     with pytest.raises(ValueError, match="global_batch_size 4 is not a multiple of world_size 3; 3 is"):
         mmdata.stream(shards, config(), rank=0, world_size=3)
 
@@ -181,11 +172,8 @@ def test_stream_of_fewer_shards_than_ranks_is_refused(shards, config):
 def test_stream_limit_takes_the_first_samples_over_all_ranks(shards, config):
     whole = valid_rows([*mmdata.stream(shards, config(max_rows=7))])
     assert sorted(whole) == [f"{i:04d}" for i in range(7)]
-    parts = [
-        valid_rows([*mmdata.stream(shards, config(max_rows=7), rank=rank, world_size=2, steps_per_epoch=2)])
-        for rank in range(2)
-    ]
-    assert [sorted(part) for part in parts] == [["0000", "0001", "0002", "0003"], ["0010", "0011", "0012"]]
+    parts = [valid_rows([*mmdata.stream(shards, config(max_rows=7), rank=rank, world_size=2)]) for rank in range(2)]
+    assert sorted(key for part in parts for key in part) == sorted(whole)
 
 
 @pytest.mark.parametrize("shards", ["pipe:cat x.tar", ["a.tar", "pipe:curl http://x/"], "{pipe:a,b}.tar", "x::pipe:y"])
@@ -203,8 +191,9 @@ def test_stream_refuses_several_datasets(shards, config):
         ConfigError, match=r"^data\.shards names 2 datasets, and a stream mixes none: use one mmdata\.Loader"
     ):
         mmdata.stream(None, config(shards=[one, two]))
-    assert len(mmdata.stream(None, config(shards=[one])).shards) == 4
-    assert len(mmdata.stream(shards, config(shards=[one, two])).shards) == 4
+    expected = keys_in_order([*mmdata.stream(shards, config())])
+    assert keys_in_order([*mmdata.stream(None, config(shards=[one]))]) == expected
+    assert keys_in_order([*mmdata.stream(shards, config(shards=[one, two]))]) == expected
 
 
 def test_stream_refuses_shards_that_are_not_there(config, tmp_path):
@@ -239,8 +228,8 @@ def test_server_that_is_not_there_is_said(config):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # and does not listen
         shard = f"http://127.0.0.1:{free.getsockname()[1]}/a.tar"
-        with pytest.raises(DataError, match=r"byte 0: cannot be read \(ClientConnectorError: Cannot connect to host"):
-            next(iter(mmdata.stream([shard], config(num_workers=0))))
+        with pytest.raises(DataError, match=r"cannot be fetched, 8 attempts .*ClientConnectorError: Cannot connect to"):
+            mmdata.stream([shard], config(num_workers=0))
 
 
 def test_stream_left_early_leaves_no_thread(shards, config):
@@ -253,9 +242,8 @@ def test_stream_left_early_leaves_no_thread(shards, config):
     assert keys_in_order([*stream])[:2] == first  # the same epoch, from its start
 
 
-def test_stream_is_a_function_also_after_its_package_was_imported():
-    import mmdata.streaming
+def test_stream_is_a_function_also_after_its_module_was_imported():
+    import mmdata.loader.stream
 
-    assert isinstance(mmdata.streaming.Stream, type)
-    assert mmdata.stream is mmdata.streaming.stream
+    assert mmdata.stream is mmdata.loader.stream.stream
     assert mmdata.stream.__annotations__["return"] == Stream.__name__
