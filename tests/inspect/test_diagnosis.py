@@ -118,7 +118,7 @@ def test_diagnosis_never_offers_to_shrink_what_is_small(make: Callable[..., dict
     data = data_config({**make(64), "decode": "exact"})  # 64 is what 32 would be shrunk to
     loader = Loader.from_config(data)
     found = profile(loader, 2)
-    sample = found_remedies._Sample(loader, found)
+    sample = found_remedies._FirstRows(loader, found)
     assert found_remedies._shrink(sample, data) is None
     assert not any(remedy.words.startswith("shrink") for remedy in remedies(loader, data, found))
 

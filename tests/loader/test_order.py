@@ -61,16 +61,16 @@ def test_it_is_the_same_over_ranks_and_from_a_state(corpus: Corpus, order: dict[
 
 
 def test_a_loader_takes_an_order_in_memory(corpus: Corpus):
-    with corpus.loader() as made, Loader(made.plan, made.maker, rank=0, world_size=1, order=ORDER) as loader:
+    with corpus.loader() as made, Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER) as loader:
         assert isinstance(loader.plan, OrderedPlan)
         assert rows_of(loader) == ORDER.tolist()
         state = loader.state_dict()
         with pytest.raises(ConfigError, match=r"another plan: .*order was '[0-9a-f]{16}' and is None"):
             made.load_state_dict(state)
         with pytest.raises(ConfigError, match=r"another plan: .*order was"):
-            Loader(made.plan, made.maker, rank=0, world_size=1, order=ORDER[::-1]).load_state_dict(state)
+            Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER[::-1]).load_state_dict(state)
         with pytest.raises(ValueError, match="order and source exclude each other"):
-            Loader(made.plan, made.maker, rank=0, world_size=1, order=ORDER, source=made._source)
+            Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER, source=made._source)
 
 
 def test_an_evaluation_has_an_order_of_its_own(corpus: Corpus, order: dict[str, Any]):
