@@ -89,7 +89,7 @@ def test_a_tar_that_is_not_kept_is_read_again(uneven, config, monkeypatch):
     expected = keys([*mmdata.stream(folder, settings)])
     monkeypatch.setattr("mmdata.loader.stream_tars.HELD_ROWS", 5)
     stream = mmdata.stream(folder, settings)
-    stream.maker.index.manifests[0].tars._held_rows = 5
+    stream.builder.index.manifests[0].tars._held_rows = 5
     assert keys([*stream]) == expected
 
 
@@ -145,3 +145,16 @@ def test_a_token_budget_and_shapes_that_are_chosen_hold(shards: Path, config: An
 def test_settings_that_need_all_rows_are_refused(shards: Path, config: Any, changes: dict[str, Any], named: str):
     with pytest.raises(ConfigError, match=rf"no index of all rows, and cannot do {named}; .*`mmdata index`"):
         mmdata.stream(shards, config(**changes))
+
+
+@pytest.mark.parametrize(("leftover", "most"), [("merge", 1), ("pad", 8)])
+def test_what_is_left_of_each_bucket_comes_at_the_end_of_a_pass(uneven, config, leftover, most):
+    folder = uneven(*[5] * 8)
+    batches = [*mmdata.stream(folder, config(global_batch_size=4, leftover=leftover))]
+    assert sorted(key for batch in batches for key in batch["keys"] if key) == [f"{i:04d}" for i in range(40)]
+    assert sum(not bool(batch["valid"].all()) for batch in batches) <= most
+
+
+def test_leaving_rows_out_is_refused(uneven, config):
+    with pytest.raises(ConfigError, match=r"cannot do leftover: drop"):
+        mmdata.stream(uneven(5), config(leftover="drop"))
