@@ -131,6 +131,41 @@ def test_layers_no_import_crosses_one():
     assert crossings(PACKAGE) == []
 
 
+def imported_folders(package: Path) -> dict[str, set[str]]:
+    """For each folder of a package, the other folders of it that its files import when they are loaded."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        own = ".".join(path.parent.relative_to(package.parent).parts)
+        inside = path.relative_to(package.parent).with_suffix("").parts
+        modules = [name for node in ast.parse(path.read_text(encoding="utf-8")).body for name in _modules(node, inside)]
+        for module in modules:
+            folder = module
+            while folder and not package.parent.joinpath(*folder.split(".")).is_dir():
+                folder = folder.rpartition(".")[0]
+            if folder.partition(".")[0] == package.name and folder not in (own, package.name):
+                found.setdefault(own, set()).add(folder)
+    return found
+
+
+def test_layers_no_two_folders_of_the_data_half_import_each_other():
+    # Rooms cannot, by MAY_IMPORT; this is about the folders inside them.
+    imported = imported_folders(PACKAGE)
+    halves = {f"mmdata.{part}" for part in (*DATA_HALF, "duplicates", "push") if part != "convert"}
+    inside = [one for one in imported if any(one == half or one.startswith(f"{half}.") for half in halves)]
+    assert "mmdata.loader.workers" in {other for one in inside for other in imported[one]}
+    assert [(one, other) for one in inside for other in imported[one] if one in imported.get(other, ())] == []
+
+
+def test_layers_a_class_name_means_one_class():
+    files: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert len(files) > 300
+    assert {name: places for name, places in files.items() if len(places) > 1} == {}
+
+
 def test_layers_facade_imports_nothing_of_the_library_when_loaded():
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     guarded = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]

@@ -31,7 +31,7 @@ LABELS_SEEN = 1000
 
 
 @dataclass(frozen=True)
-class RowColumns:
+class TableColumns:
     """Columns by meaning.
 
     Attributes:
@@ -87,7 +87,7 @@ def _stored_name(name: str, taken: Container[str]) -> str:
     return name
 
 
-def choose_columns(table: SourceTable, config: ConvertConfig) -> RowColumns:
+def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
     """The columns that the settings name, or the first of the usual names that the table has.
 
     A table with labels may have no captions.
@@ -118,14 +118,14 @@ def choose_columns(table: SourceTable, config: ConvertConfig) -> RowColumns:
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
     if ALL not in config.keep:
-        return RowColumns(image, captions, label, split, hash_column, boxes, keep)
+        return TableColumns(image, captions, label, split, hash_column, boxes, keep)
     left_out = frozenset(table.binary) - {image, *captions, *label, *keep.values()}
-    columns = RowColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
+    columns = TableColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
     _say_what_is_not_kept(table, columns)
     return columns
 
 
-def _say_what_is_not_kept(table: SourceTable, columns: RowColumns) -> None:
+def _say_what_is_not_kept(table: SourceTable, columns: TableColumns) -> None:
     """Log which columns `keep: "*"` leaves out or renames."""
     if left_out := sorted(columns.left_out):
         logger.warning(

@@ -1,10 +1,11 @@
-"""The index of shards: plain WebDataset tars, an index file for each tar, and a manifest that lists them.
+"""The index of shards: a row a sample, a column a fact, in Arrow files beside plain WebDataset tars.
 
-Writing: `ShardWriter` (samples) and `build_index` (foreign tars) write tars or index files first, the manifest last.
-Finding: a `LocalFolder` or a `RemoteFolder` with its `ShardCache` opens files; only `find_folder` knows which it is.
-Rows: a `Manifest` lists the shards of a folder; an `Index` numbers the rows of one or more manifests.
-Reading: `ShardStore` reads members by offset; `captions_of` and `probe` say what they are.
-Checking: nothing is trusted. A reader compares hashes, sizes and values; an error names file, offset and remedy.
+- `columns` says which columns there are, and `encode` makes those of one tar; the same rows give the same bytes.
+- `manifest` lists the tars and the files of columns; it is written last, by `manifest_writer`.
+- `build` indexes tars of others; `writer` writes samples as tars with their index.
+- `index` numbers the rows of one or more folders; `store` reads bytes of tars by offset; `sample` shows one row.
+- `side` keeps columns that are derived from an index; `verify` indexes again and compares bytes.
+- Nothing is trusted. A reader compares hashes, sizes and values; an error names file, offset and remedy.
 """
 
 from mmdata.index.build import IndexReport, build_index
