@@ -1,8 +1,8 @@
 """Bytes to pixels. What an image becomes depends on its bytes and on (row, epoch, seed) alone.
 
-- `probe` reads the header of an image; no pixel is decoded.
+- `probe` lists the formats, tells them apart by their first bytes and reads a header; no pixel is decoded.
 - `pixels` takes a row's encoded image to its place in a batch: `PixelTransform` decodes, crops, resizes and augments.
-- `decode` makes pixels of files; JPEG goes through libjpeg-turbo (`jpeg`), other formats through `pillow`.
+- `decode` makes pixels of files: JPEG by libjpeg-turbo (`jpeg`), others by `pillow`, which has a decoder for each.
 - `crop` chooses and resizes the part of an image that a batch shows.
 - `augment` changes flip and colours; `patches` cuts images into patches at their own aspect ratio (NaFlex).
 - `user` runs a user's transform in the place of crop and augmentation, under the row's own random numbers.

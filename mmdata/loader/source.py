@@ -18,8 +18,8 @@ from mmdata.errors import ConfigError
 from mmdata.launcher import Ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
+from mmdata.loader.identity import Identity, identity_of
 from mmdata.loader.prefetch import ShardPrefetcher
-from mmdata.loader.state import Identity, identity_of
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.process import Task, WorkerProcesses

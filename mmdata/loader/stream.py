@@ -20,12 +20,12 @@ from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus
 from mmdata.loader.fields import Fields
+from mmdata.loader.identity import Identity, differences
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import Loader, data_config
 from mmdata.loader.sample_buffers import BUFFER_ROWS, SampleBuffers
 from mmdata.loader.shard_names import ShardNames, find_shards, single_dataset, with_shards
 from mmdata.loader.source import RankPipeline
-from mmdata.loader.state import Identity, differences
 from mmdata.loader.stream_plan import StreamPlan, StreamRows, TarWindow, read_windows
 from mmdata.loader.stream_tars import GrowingIndex, TarFiles, TarIndexer, TarSource
 from mmdata.loader.unfinished import LoadedBatch

@@ -1,8 +1,9 @@
 """Bytes behind URLs, read and written.
 
 - `cache`: a bounded folder of fetched files, named by their hashes, shared by any number of processes.
-- `folder`: where shards lie, on a disk or behind a URL; `urls`: the tars of others that `mmdata index` reads.
-- `fetch`: a folder behind a URL, whose files come into the cache; `http`: one of its files over HTTP, within bounds.
+- `urls` lists the protocols that are followed, and the tars of others that `mmdata index` reads.
+- `folder`: where shards lie, with the same methods on a disk and behind a URL.
+- `fetch`: a folder behind a URL, whose files come into the cache; `http` reads HTTP within bounds, fsspec all others.
 - `attempts`: which failed requests are made again, and what is said of them.
 - `s3`: a folder in a bucket, to write to.
 """
