@@ -191,10 +191,11 @@ class Ledger(Sequence[LedgerEntry]):
             if entry.reason not in logged:
                 logged.add(entry.reason)
                 logger.warning(
-                    "%s: %s (%s); masked, as later rows like it will be: %s",
+                    "%s: %s (%s); %s, as later rows like it will be: %s",
                     entry.sample,
                     entry.reason,
                     entry.detail,
+                    "masked" if entry.row >= 0 else "left out",
                     listed,
                 )
         self._entries += entries

@@ -92,6 +92,11 @@ def stream(
     if samples is None:
         found = find_shards(single_dataset(data) if names is None else names, may_lack=data.skip_damaged)
         return Stream(TarFiles(found, data), data, ranks, steps_per_epoch=steps_per_epoch)
+    stages = getattr(samples, "pipeline", [])  # of a webdataset
+    if steps_per_epoch is None and any(type(stage).__name__ == "ResampledShards" for stage in stages):
+        raise ConfigError(
+            "stream: the webdataset draws its shards again and again (resampled), and has no end: give steps_per_epoch"
+        )
     if ranks.world_size > 1 and steps_per_epoch is None:
         raise ConfigError(
             f"stream: world_size is {ranks.world_size}, and ranks whose iterables give different numbers of samples "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -106,7 +105,7 @@ class Ahead:
         """End the reading, at the next sample; waits for it at most END_S."""
         self._stop.set()
         self._windows.close()
-        with suppress(RuntimeError):  # never started
+        if self._thread.ident is not None:  # it was started
             self._thread.join(END_S)
 
 

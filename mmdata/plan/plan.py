@@ -20,7 +20,7 @@ from mmdata.plan.buckets import Bucket, BucketPolicy
 from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
 from mmdata.plan.ranges import Window, mix_evenly, passes_of, rows_of
 from mmdata.plan.rows import Rows, fingerprint_policy, selection_of
-from mmdata.plan.schedule import LaneQueues, Leftover, Schedule
+from mmdata.plan.schedule import LEFTOVERS, LaneQueues, Leftover, Schedule
 from mmdata.plan.windows import EpochWindows, KeyedPermutation, WindowRows
 from mmdata.seeding import Purpose
 
@@ -122,6 +122,8 @@ class Plan:
             raise ValueError(f"{of} has no rows: nothing to plan")
         if window_rows < 1:
             raise ValueError(f"window_rows must be 1 or more: got {window_rows}")
+        if leftover not in LEFTOVERS:
+            raise ValueError(f"leftover must be one of {', '.join(LEFTOVERS)}: got '{leftover}'")
         if leftover != "merge" and len(self.mixture.shares) > 1:
             raise ValueError(
                 f"leftover {leftover}: with weights the datasets share every batch, and rows are merged; give each "

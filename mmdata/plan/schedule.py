@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from mmdata.plan.windows import WindowRows
 Ints = NDArray[np.int64]
 
 Leftover = Literal["merge", "pad", "drop"]
+LEFTOVERS: tuple[Leftover, ...] = get_args(Leftover)
 """What becomes of rows that fill no batch of their own bucket at the end of an epoch. merge: they are merged into
 buckets that hold them, and the last batches are padded. pad: the last batch of each bucket is padded. drop: they are
 left out of the epoch. Only `merge` puts rows of several buckets into a batch."""
