@@ -291,7 +291,7 @@ class GrowingManifest(Manifest):
         tar = self._tar(shard)
         count = len(tar.columns)
         return ListedShard(
-            name=tar.name,
+            name=tar.name.rpartition("/")[2],
             bytes=tar.bytes,
             sha256="",
             rows=count,
@@ -347,6 +347,10 @@ class GrowingIndex(Index):
             stride=stride,
         )
         return cls(manifest)
+
+    def shard_name(self, shard: int) -> str:
+        """Path or URL of a tar, for messages: tars of one name may lie in several folders."""
+        return self.shard_place(shard)
 
     def shard(self, shard: int) -> ShardColumns:
         """One tar's columns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,20 @@ def test_select_takes_the_rows_that_the_loader_takes(shards: Path, config: Any, 
         streamed, loaded = mmdata.stream(None, settings), mmdata.Loader.from_config(settings)
         expected = sorted(key for batch in loaded for key in batch["keys"] if key)
         assert sorted(key for batch in streamed for key in batch["keys"] if key) == expected != []
+
+
+def keys_of(batches: Iterable[Batch]) -> list[str]:
+    return sorted(key for batch in batches for key in batch["keys"] if key)
+
+
+def test_select_names_a_tar_by_its_file_name_and_the_ledger_by_its_place(shards: Path, config: Any):
+    settings = config(shards=str(shards), select="shard != '000002.tar'", global_batch_size=2)
+    expected = keys_of(mmdata.Loader.from_config(settings))
+    stream = mmdata.stream(None, settings)
+    assert keys_of(stream) == expected == [f"{i:04d}" for i in range(38) if i // 10 != 2]
+    index = stream.builder.index
+    assert index.listed(1).name == "000001.tar"
+    assert index.shard_place(1) == index.shard_name(1) == str(shards / "000001.tar")
 
 
 def test_the_two_sides_of_a_share_are_those_of_the_loader(shards: Path, config: Any):
