@@ -47,7 +47,7 @@ class TarWindow(NamedTuple):
 
 def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: threading.Event) -> Generator[TarWindow]:
     """Read the windows of a pass; the last may have no rows."""
-    source, rows_left = tars.source, data.max_rows
+    source, usable_left = tars.source, data.max_rows
     threads, numbers = source.num_threads, source.of_pass(number)
     get = partial(tars.get, stop=stop)
     found = map(get, numbers)
@@ -56,10 +56,10 @@ def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: threadin
     first, most_rows, most_bytes = source.window(data)
     window, wanted = TarWindow([], [], False), first
     for tar in found:
-        rows = len(tar.columns) if rows_left is None else min(rows_left, len(tar.columns))
         window.tars.append(tar)
-        window.rows.append(rows)
-        if rows_left is not None and (rows_left := rows_left - rows) == 0:
+        # As for a loader, `select` chooses among the first `max_rows` rows.
+        window.rows.append(len(tar.columns) if usable_left is None else tar.rows_among(usable_left))
+        if usable_left is not None and (usable_left := usable_left - tar.num_usable) <= 0:
             break
         if sum(window.rows) >= wanted or sum(tar.bytes for tar in window.tars) >= most_bytes:
             yield window

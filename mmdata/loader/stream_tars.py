@@ -9,7 +9,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -68,8 +68,10 @@ class IndexedTar:
         name: for messages: its path, or its URL without secrets.
         bytes: its size.
         columns: of its usable and selected rows.
-        left_out: the other samples, as in the quarantine list of an index; and the tar itself, if it is damaged.
+        left_out: the unusable samples, as in the quarantine list of an index; and the tar itself, if it is damaged.
         losses: of its usable samples.
+        num_usable: usable samples, selected or not.
+        places: of the selected rows among the usable samples, rising; None: all are selected.
     """
 
     number: int
@@ -78,6 +80,12 @@ class IndexedTar:
     columns: ShardColumns
     left_out: list[dict[str, Any]]
     losses: Losses
+    num_usable: int
+    places: NDArray[np.int64] | None = None
+
+    def rows_among(self, usable: int) -> int:
+        """How many of its first `usable` usable samples are selected."""
+        return min(usable, self.num_usable) if self.places is None else int(np.searchsorted(self.places, usable))
 
 
 class TarFiles:
@@ -223,7 +231,7 @@ class TarIndexer:
             if isinstance(label, str)
         ]
         columns = encode(scan.rows, None if self._counts is None else self._count).columns
-        read = IndexedTar(number, name, size, columns, scan.quarantined, scan.losses + named)
+        read = IndexedTar(number, name, size, columns, scan.quarantined, scan.losses + named, len(columns))
         return self._selected(read)
 
     def _count(self, captions: list[str]) -> list[int]:
@@ -255,7 +263,7 @@ class TarIndexer:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)
         columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))]).columns
-        return IndexedTar(tar.number, tar.name, tar.bytes, columns, tar.left_out, tar.losses)
+        return replace(tar, columns=columns, places=rows)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,16 @@ def test_select_names_a_tar_by_its_file_name_and_the_ledger_by_its_place(shards:
     assert index.shard_place(1) == index.shard_name(1) == str(shards / "000001.tar")
 
 
+@pytest.mark.parametrize("max_rows", [7, 10, 25])
+@pytest.mark.parametrize("changes", [{"select": "width > height"}, {"val": {"share": 0.3}}])
+def test_select_chooses_among_the_first_max_rows(shards: Path, config: Any, max_rows: int, changes: dict[str, Any]):
+    settings = config(shards=str(shards), max_rows=max_rows, global_batch_size=2, **changes)
+    expected = keys_of(mmdata.Loader.from_config(settings))
+    stream = mmdata.stream(None, settings)
+    assert keys_of(stream) == expected != []
+    assert keys_of(stream) == expected
+
+
 def test_the_two_sides_of_a_share_are_those_of_the_loader(shards: Path, config: Any):
     settings = config(shards=str(shards), val={"share": 0.3})
     expected = sorted(key for batch in mmdata.Loader.from_config(settings) for key in batch["keys"] if key)
