@@ -6,6 +6,7 @@ same global batches; each rank indexes all tars for that, and decodes the images
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -148,6 +149,7 @@ class Reading:
         tars: the windows that are read.
         windows: the same, as ranges of rows.
         done: (step, window) pairs: after the step no batch needs a row of the windows before this one.
+        process: that reads; a forked child has none of its threads.
     """
 
     number: int
@@ -156,6 +158,7 @@ class Reading:
     tars: list[TarWindow] = field(default_factory=list[TarWindow])
     windows: list[Window] = field(default_factory=list[Window])
     done: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+    process: int = field(default_factory=os.getpid)
 
 
 class StreamPlan(Plan):
@@ -188,7 +191,9 @@ class StreamPlan(Plan):
         )
         self._data, self._tars = data, tars
         self._begun: tuple[Generator[TarWindow], Stop] | None = begun
+        self._process = os.getpid()  # that has begun
         self._reading: Reading | None = None
+        self._of_parent: list[Reading | tuple[Generator[TarWindow], Stop]] = []
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
@@ -261,19 +266,28 @@ class StreamPlan(Plan):
 
     def stop(self) -> None:
         """Read no further; the next steps begin with their pass anew."""
-        if (reading := self._reading) is not None:
-            self._reading = None
+        if (reading := self._reading) is None:
+            return
+        self._reading = None
+        if reading.process == os.getpid():
             reading.ahead.close()
+        else:
+            # Kept, because to close or collect it would wait for threads that a forked child does not have.
+            self._of_parent.append(reading)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
         """The windows of a pass that are read, and the schedule, which reads further windows when it needs them."""
-        if (reading := self._reading) is None or reading.number != epoch:
+        reading = self._reading
+        if reading is None or reading.number != epoch or reading.process != os.getpid():
             self.stop()
             reading = self._reading = self._begin(epoch)
         return [reading.windows], reading.schedule
 
     def _begin(self, number: int) -> Reading:
         begun, self._begun = self._begun, None
+        if begun is not None and self._process != os.getpid():
+            self._of_parent.append(begun)
+            begun = None
         if number == 0 and begun is not None:
             windows, stop = begun
         else:
