@@ -77,7 +77,7 @@ class ShardStore:
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
-        opened = OpenShard(descriptor, cached=part.folder.cache is not None)
+        opened = OpenShard(descriptor, cached=part.is_cached(local))
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")

@@ -80,6 +80,10 @@ class SampleBuffers:
         """See `TarFiles`."""
         return os.dup(self._files[tar])
 
+    def is_cached(self, tar: int) -> bool:
+        """See `TarFiles`."""
+        return False
+
     def let_go(self, tar: int) -> None:
         """See `TarFiles`; frees the memory."""
         if (file := self._files.pop(tar, None)) is not None:

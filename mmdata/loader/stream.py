@@ -147,8 +147,9 @@ class Stream(Loader):
         joined = Joined([], index)
         builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, joined), plan)
         of_plan = ranks if source.is_lasting else Ranks(0, 1)
+        source.drops.append(builder.store.open_shards.drop)
         if isinstance(source, SampleBuffers):
-            source.drops += [tars.forget, builder.store.open_shards.drop]
+            source.drops.append(tars.forget)
         loading = data.loading
         super().__init__(
             plan,

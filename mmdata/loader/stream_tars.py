@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Lock
@@ -99,6 +99,7 @@ class TarFiles:
         num_tars: tars have numbers below this.
         num_threads: tars that are read concurrently.
         is_lasting: whether a tar can be read again, and again in later passes.
+        drops: called with the number of a tar that is let go.
     """
 
     is_lasting = True
@@ -110,6 +111,7 @@ class TarFiles:
         self._seed = data.seed
         # max_rows are the first rows, as with an index: each pass then reads the same tars.
         self._shuffles = data.shuffle and data.max_rows is None
+        self.drops: list[Callable[[int], None]] = []
         self._files: dict[int, Remote] = {}
 
     def of_pass(self, number: int) -> Iterator[int]:
@@ -145,8 +147,17 @@ class TarFiles:
             self._files[tar] = folder.file_of(shard, stop)
         return self._cache.open(self._files[tar], stop)
 
+    def is_cached(self, tar: int) -> bool:
+        """Whether a tar is read from the cache, which may remove it."""
+        return "://" in self.shards[tar]
+
     def let_go(self, tar: int) -> None:
-        """Told of each tar of which no batch of this pass needs a row any more; the cache removes what is not used."""
+        """Told of each tar of which no batch of this pass needs a row any more.
+
+        It is closed: one that the cache has removed keeps its room on the disk as long as it is open.
+        """
+        for drop in self.drops:
+            drop(tar)
 
 
 TarSource = TarFiles | SampleBuffers
@@ -311,6 +322,10 @@ class GrowingManifest(Manifest):
             captions=0,
             labels=0,
         )
+
+    def is_cached(self, shard: int) -> bool:
+        """See `Manifest`: tars behind URLs are."""
+        return self.tars.source.is_cached(self._tar(shard).number)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
         """A descriptor of a tar, which the caller closes."""

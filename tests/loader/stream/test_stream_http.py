@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -78,3 +79,35 @@ def test_skip_damaged_goes_on_where_a_file_of_a_range_is_missing(shards, tmp_pat
     assert stream.lost["damaged_shard"] == 1
     with pytest.raises(DataError, match=r"shard '.*x0\.tar': no such file or folder"):
         mmdata.stream(f"{folder}/x{{0..3}}.tar", {**settings, "skip_damaged": True})
+
+
+def test_tars_are_closed_after_their_last_batch_and_reading_one_keeps_it_in_the_cache(
+    uneven, config, serve, tmp_path, monkeypatch
+):
+    """The cache removes what was used longest ago, and the room on the disk comes back once the tar is closed."""
+    monkeypatch.setattr("mmdata.loader.stream_tars.FIRST_ROWS", 8)
+    url, cache = serve(uneven(*[5] * 12)), tmp_path / "cache"
+    loading = {"num_workers": 0, "prefetch_batches": 1, "cache_dir": str(cache)}
+    settings = config(global_batch_size=2, shuffle_window_rows=8, shuffle=False, loading=loading)
+    stream = mmdata.stream([f"{url}/{i}.tar" for i in range(12)], settings)
+    batches = iter(stream)
+    next(batches)
+    for path in cache.rglob("*"):
+        os.utime(path, (0, 0))
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    for _ in range(9):
+        next(batches)
+    assert any(path.stat().st_mtime > 0 for path in files), "the tars read since are used now"
+    most_open = 0
+    for _ in batches:
+        is_open = [tar for tar in range(12) if stream.builder.store.open_shards.get(tar) is not None]
+        most_open = max(most_open, len(is_open))
+    assert 0 < most_open <= 6
+
+
+def test_tars_on_this_machine_keep_their_times(uneven, config):
+    folder = uneven(5, 5)
+    for path in folder.glob("*.tar"):
+        os.utime(path, (1, 1))
+    keys_of(mmdata.stream(folder, config(global_batch_size=2)))
+    assert {path.stat().st_mtime for path in folder.glob("*.tar")} == {1.0}
