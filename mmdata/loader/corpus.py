@@ -171,7 +171,12 @@ def most_shards(data: DataConfig, plan: Plan) -> int:
     rows = rows[rows > 0]
     # At most: the smallest shards first, and of each lane and dataset the one that completes its window.
     of_window = int(np.searchsorted(rows.cumsum(), plan.window_rows)) + plan.num_lanes * len(plan.mixture.shares)
-    wanted = min(WINDOWS * of_window, len(rows))
+    return most_of_windows(data, of_window, len(rows))
+
+
+def most_of_windows(data: DataConfig, of_window: int, num_shards: int) -> int:
+    """See `most_shards`, where a window has the rows of so many of the shards."""
+    wanted = min(WINDOWS * of_window, num_shards)
     joined = [one.shards for one in data.join if one.shards is not None]
     others = files_needed(data, 0) - MAX_OPEN * len(joined)
     allowed = _room(2 * (others + wanted * (1 + len(joined)))) // 2

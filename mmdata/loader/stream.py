@@ -18,7 +18,7 @@ from mmdata.images.decoder_warnings import sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.corpus import Corpus
+from mmdata.loader.corpus import Corpus, most_of_windows
 from mmdata.loader.fields import Fields
 from mmdata.loader.identity import Identity, differences
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
@@ -146,6 +146,9 @@ class Stream(Loader):
         plan = StreamPlan(data, tars, rows, policy, (_again(again, windows), stop))
         joined = Joined([], index)
         builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, joined), plan)
+        # One more: a window ends with the tar that completes it.
+        of_window = len(first.tars) * source.window(data)[1] // sum(first.rows) + 1
+        builder.store.open_shards.most = most_of_windows(data, of_window, source.num_tars)
         of_plan = ranks if source.is_lasting else Ranks(0, 1)
         source.drops.append(builder.store.open_shards.drop)
         if isinstance(source, SampleBuffers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
@@ -14,6 +15,7 @@ import pytest
 import mmdata
 from mmdata.batch import Batch
 from mmdata.errors import ConfigError
+from mmdata.loader.stream_tars import TarFiles
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +185,18 @@ def test_what_is_left_of_each_bucket_comes_at_the_end_of_a_pass(uneven, config, 
 def test_leaving_rows_out_is_refused(uneven, config):
     with pytest.raises(ConfigError, match=r"cannot do leftover: drop"):
         mmdata.stream(uneven(5), config(leftover="drop"))
+
+
+def test_a_window_of_many_small_tars_opens_each_once_to_index_and_once_to_read(uneven, config, monkeypatch):
+    opened = Counter[int]()
+    open_tar = TarFiles.open
+
+    def counting(self: TarFiles, tar: int, stop: threading.Event) -> int:
+        opened[tar] += 1
+        return open_tar(self, tar, stop)
+
+    monkeypatch.setattr(TarFiles, "open", counting)
+    settings = config(global_batch_size=4, shuffle_window_rows=300, loading={"num_workers": 0})
+    found = keys_of(mmdata.stream(uneven(*[2] * 120), settings))
+    assert len(found) == 240
+    assert opened == {tar: 2 for tar in range(120)}
