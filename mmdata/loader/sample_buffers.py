@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 from mmdata.config import DataConfig
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, excerpt
 from mmdata.tars.tar import END, header, padding, split_name
 
 BUFFER_ROWS = 4096
@@ -60,7 +60,7 @@ class SampleBuffers:
                 key, members = waiting
                 keys.add(key)
                 for extension, data in members:
-                    head, fill = header(f"{key}.{extension}", len(data)), padding(len(data))
+                    head, fill = _header(key, extension, len(data)), padding(len(data))
                     size += len(head) + len(data) + len(fill)
                     _write(file, head + data + fill)
                 waiting = next(samples, None)
@@ -123,6 +123,16 @@ def _members(sample: Any) -> tuple[str, list[tuple[str, bytes]]]:
             )
         members.append((name, value.encode() if isinstance(value, str) else value))
     return sample["__key__"], members
+
+
+def _header(key: str, extension: str, size: int) -> bytes:
+    try:
+        return header(f"{key}.{extension}", size)
+    except ValueError as error:
+        raise ConfigError(
+            f"stream: sample {excerpt(key)}: '{extension}' of {size:,} bytes cannot be a file of a tar ({error}): give "
+            "it a __key__ of at most 90 bytes, and less than 8 GiB"
+        ) from None
 
 
 def _new_file() -> int:

@@ -122,6 +122,12 @@ def test_samples_that_are_decoded_or_no_samples_are_refused(shards: Path, config
         mmdata.stream(dataset(wds.WebDataset(urls(shards), shardshuffle=False)), config())
 
 
+def test_a_key_that_no_tar_can_hold_is_named(config: Any, photo: Any):
+    samples = [{"__key__": key, "jpg": photo(16, 16), "txt": b"a dog"} for key in ("short", "k" * 300)]
+    with pytest.raises(ConfigError, match=r"^stream: sample 'k+.*: 'jpg' of .* bytes .* \(name is too long\): give "):
+        mmdata.stream(Samples(samples), config())
+
+
 def test_an_iterable_without_a_usable_sample_is_an_error(config: Any):
     with pytest.raises(DataError, match=r"^stream: no sample in the iterable$"):
         mmdata.stream(Samples([]), config())
