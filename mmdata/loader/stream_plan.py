@@ -88,7 +88,8 @@ class Ahead:
     def next(self) -> TarWindow:
         """Wait for the next window; raises what reading it raises."""
         started = perf_counter()
-        window = (self._asked or self._ask()).take()
+        asked, self._asked = self._asked, None  # taken once, also where it raises
+        window = (asked or self._ask()).take()
         self.waited_s += perf_counter() - started
         if not window.is_last:
             self._asked = self._ask()
