@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ from mmdata.plan.schedule import Schedule
 from mmdata.storage.concurrently import map_concurrently
 
 Ints = NDArray[np.int64]
+
+_of_parent = list[Any]()
+"""In a forked child: what its parent reads."""
 
 
 class TarWindow(NamedTuple):
@@ -77,6 +81,7 @@ class Ahead:
 
     Attributes:
         waited_s: seconds spent waiting for windows.
+        process: that reads; a forked child has none of its threads.
     """
 
     def __init__(self, windows: Generator[TarWindow], stop: Stop) -> None:
@@ -84,6 +89,8 @@ class Ahead:
         self._asked: Promise[TarWindow] | None = None
         self._thread = threading.Thread()
         self.waited_s = 0.0
+        self.process = os.getpid()
+        self._is_closed = False
 
     def next(self) -> TarWindow:
         """Wait for the next window; raises what reading it raises."""
@@ -104,11 +111,19 @@ class Ahead:
         return promise
 
     def close(self) -> None:
-        """End the reading, at the next sample; waits for it at most END_S."""
-        self._stop.set()
-        self._windows.close()
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(END_S)
+        """End the reading, at the next sample; waits for it at most END_S. Closing again does nothing."""
+        if self._is_closed:
+            return
+        if self.process != os.getpid():
+            # Kept, because to close or collect it would wait for threads that a forked child does not have.
+            _of_parent.append(self._windows)
+        else:
+            self._stop.set()
+            self._windows.close()
+            # One not started has no ident; and this one may be collecting what reads.
+            if self._thread.ident not in (None, threading.get_ident()):
+                self._thread.join(END_S)
+        self._is_closed = True
 
 
 def _read_next(windows: SharedGenerator[TarWindow], promise: Promise[TarWindow]) -> None:
@@ -150,7 +165,6 @@ class Reading:
         tars: the windows that are read.
         windows: the same, as ranges of rows.
         done: (step, window) pairs: after the step no batch needs a row of the windows before this one.
-        process: that reads; a forked child has none of its threads.
     """
 
     number: int
@@ -159,7 +173,6 @@ class Reading:
     tars: list[TarWindow] = field(default_factory=list[TarWindow])
     windows: list[Window] = field(default_factory=list[Window])
     done: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
-    process: int = field(default_factory=os.getpid)
 
 
 class StreamPlan(Plan):
@@ -194,7 +207,7 @@ class StreamPlan(Plan):
         self._begun: tuple[Generator[TarWindow], Stop] | None = begun
         self._process = os.getpid()  # that has begun
         self._reading: Reading | None = None
-        self._of_parent: list[Reading | tuple[Generator[TarWindow], Stop]] = []
+        self._finalize: weakref.finalize[..., StreamPlan] | None = None
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
@@ -267,19 +280,16 @@ class StreamPlan(Plan):
 
     def stop(self) -> None:
         """Read no further; the next steps begin with their pass anew."""
-        if (reading := self._reading) is None:
-            return
-        self._reading = None
-        if reading.process == os.getpid():
+        if (reading := self._reading) is not None:
+            self._reading = None
             reading.ahead.close()
-        else:
-            # Kept, because to close or collect it would wait for threads that a forked child does not have.
-            self._of_parent.append(reading)
+            if self._finalize is not None:
+                self._finalize.detach()
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
         """The windows of a pass that are read, and the schedule, which reads further windows when it needs them."""
         reading = self._reading
-        if reading is None or reading.number != epoch or reading.process != os.getpid():
+        if reading is None or reading.number != epoch or reading.ahead.process != os.getpid():
             self.stop()
             reading = self._reading = self._begin(epoch)
         return [reading.windows], reading.schedule
@@ -287,7 +297,7 @@ class StreamPlan(Plan):
     def _begin(self, number: int) -> Reading:
         begun, self._begun = self._begun, None
         if begun is not None and self._process != os.getpid():
-            self._of_parent.append(begun)
+            _of_parent.append(begun)
             begun = None
         if number == 0 and begun is not None:
             windows, stop = begun
@@ -309,6 +319,8 @@ class StreamPlan(Plan):
         sizes = np.array([self.batch_sizes], np.int64)
         schedule = Schedule(arrivals, most, self.policy.buckets, sizes, self.leftover)
         reading = Reading(number, Ahead(windows, stop), schedule)
+        # A program may end in mid-pass. Later, when it collects the iteration, the modules used here are gone.
+        self._finalize = weakref.finalize(self, reading.ahead.close)
         return reading
 
     def _window(self, window: TarWindow, number: int, round_: int) -> Window:

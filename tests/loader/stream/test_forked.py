@@ -1,9 +1,11 @@
-"""A forked child has none of the threads that read for its parent, and reads the pass anew."""
+"""Forked children read the pass anew, without the threads of their parent; a program may end in mid-pass."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -58,3 +60,17 @@ def test_a_forked_child_reads_the_pass_anew(
 
     assert passes_in_child(anew)
     assert got + [batch["keys"] for batch in batches] == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_program_that_ends_in_mid_pass_prints_nothing(uneven: Any, config: Any, num_workers: int):
+    settings = config(global_batch_size=2, shuffle_window_rows=8, loading={"num_workers": num_workers})
+    program = f"""
+import mmdata, mmdata.loader.stream_tars
+mmdata.loader.stream_tars.FIRST_ROWS = 8
+stream = mmdata.stream({str(uneven(*[5] * 40))!r}, {settings!r})
+batches = iter(stream)
+next(batches)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -199,4 +199,4 @@ def test_a_window_of_many_small_tars_opens_each_once_to_index_and_once_to_read(u
     settings = config(global_batch_size=4, shuffle_window_rows=300, loading={"num_workers": 0})
     found = keys_of(mmdata.stream(uneven(*[2] * 120), settings))
     assert len(found) == 240
-    assert opened == {tar: 2 for tar in range(120)}
+    assert opened == dict.fromkeys(range(120), 2)
