@@ -115,7 +115,7 @@ class Fields:
 
     @property
     def name(self) -> str:
-        """For states and messages: names and sources, with a digest of these, of values in tables, and of joined tars and their match."""
+        """For states and messages: names and sources, with a digest of these, of tables' values and of joined tars."""
         listed = ", ".join(f"{name} {source}" for name, source in self._sources.items())
         digest = hashlib.sha256(listed.encode())
         for fingerprint in self._fingerprints:
