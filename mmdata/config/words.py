@@ -14,8 +14,6 @@ from pydantic_core import PydanticUndefined
 PATH = "path or name"
 """Marks a text that is a path, a URL or a name, in the metadata of its annotation."""
 
-NEWLINE = "\n"
-
 _NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any value", dict: "mapping"}
 
 

@@ -62,10 +62,6 @@ class Decided:
         written[[place for place in self.faults if written[place]]] = False
         return written
 
-    def drops_any(self) -> bool:
-        """Whether a sample that is in a fragment is not written."""
-        return any(self.records.status[place] == Status.KEPT for place in self.faults)
-
 
 class Decider:
     """Decides over all units of a conversion. A context manager.

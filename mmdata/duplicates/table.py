@@ -97,12 +97,13 @@ def find_duplicates(
         progress: makes a function to be called with the images that were done, of a title and their number.
 
     Raises:
-        ConfigError: a key that two rows of the shards have: no table could be joined.
+        ConfigError: a key that two rows of the shards have: no table could be joined; or a folder without images.
         DataError: a folder has no index, or a shard is not the one that was indexed.
         OSError: the disk is full.
     """
     own = len(Index.open(shards, cache=cache))
     index = Index.open([shards, *against] if against else shards, cache=cache)
+    index.check_images()
     keys = index.keys(np.arange(own))
     _check_distinct(keys, shards)
     count = len(np.unique(index.column("image_hash")))

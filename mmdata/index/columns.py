@@ -36,14 +36,14 @@ FIXED: dict[str, np.dtype[Any]] = {
     "image_hash": np.dtype(np.int64),
     "image_xxh3": np.dtype(np.int64),
 }
-"""ShardColumns with one number a row; the units are bytes, and pixels as stored.
+"""Columns with one number a row; the units are bytes, and pixels as stored.
 
 `image_hash` (`hash64`, a part of the SHA-256) identifies the image in batches. `image_xxh3` (`fast_hash`) is compared
 when an image is loaded.
 """
 
 LISTS: dict[str, np.dtype[Any]] = {"caption_hash": np.dtype(np.int64), "caption_tokens": np.dtype(np.int32)}
-"""ShardColumns with one number a caption; caption_tokens is empty for all rows when no tokenizer counted them."""
+"""Columns with one number a caption; caption_tokens is empty for all rows when no tokenizer counted them."""
 
 MEMBERS = pa.list_(
     pa.field(

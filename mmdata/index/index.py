@@ -186,6 +186,15 @@ class Index:
         """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the manifests' pages."""
         return offsets_of(np.concatenate([manifest.shard_rows for manifest in self.manifests]))
 
+    def check_images(self, *, of: str = "") -> None:
+        """Raise a ConfigError, whose message begins with `of`, if a folder has no images."""
+        for part in self.manifests:
+            if not part.has_images:
+                raise ConfigError(
+                    f"{of}'{part.folder}': samples without images, whose members come to the rows of others: "
+                    f"data.join: [{{shards: {part.folder}, name: NAME}}] beside a data.shards with images"
+                )
+
     @property
     def sources(self) -> list[ShardsOfFolder]:
         """The folders, in their order, each with its shards."""

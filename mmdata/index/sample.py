@@ -16,6 +16,7 @@ from mmdata.images.probe import FORMATS
 from mmdata.index.store import ShardStore
 from mmdata.nearest import nearest
 from mmdata.tars.captions import captions_of
+from mmdata.tars.row import NO_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +42,7 @@ class IndexedSample:
         key: name of its members in the shard.
         shard: name of the shard.
         label: class number; None if it has none.
-        format: of the image file, such as JPEG.
+        format: of the image file, such as JPEG; "" for a sample without an image.
         num_captions: how many captions it has.
     """
 
@@ -69,7 +70,7 @@ class IndexedSample:
             key=index.keys(rows)[0],
             shard=index.shard_name(shard),
             label=columns["label"] if columns["label"] >= 0 else None,
-            format=FORMATS[columns["image_format"]],
+            format="" if columns["image_format"] == NO_IMAGE else FORMATS[columns["image_format"]],
             num_captions=len(hashes),
             _columns=columns,
             _caption_hashes=hashes,
@@ -80,9 +81,9 @@ class IndexedSample:
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", label {self.label}"
-        size = f"{self._columns['height']} × {self._columns['width']}"
+        image = f"{self.format} {self._columns['height']} × {self._columns['width']}" if self.format else "no image"
         captions = {0: "", 1: ", 1 caption"}.get(self.num_captions, f", {self.num_captions} captions")
-        return f"Sample(row {self.row}, key '{self.key}', {self.format} {size}{captions}{label}, in '{self.shard}')"
+        return f"Sample(row {self.row}, key '{self.key}', {image}{captions}{label}, in '{self.shard}')"
 
     @cached_property
     def captions(self) -> list[str]:
@@ -106,8 +107,11 @@ class IndexedSample:
         """The image file as it is in the shard.
 
         Raises:
-            DataError: it is not the one that was indexed.
+            DataError: it is not the one that was indexed, or the sample has none.
         """
+        if not self.format:
+            why = "no image: its members come to the rows of others (data.join)"
+            raise DataError(f"shard '{self.shard}', sample '{self.key}': {why}")
         data = self._read("image")
         if fast_hash(data) != self._columns["image_xxh3"]:
             raise self._changed("the image is not the one that was indexed")

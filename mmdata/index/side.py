@@ -87,7 +87,7 @@ class SideFiles:
                 return _read(path, made_of)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except (DataError, OSError, ValueError, KeyError, pa.ArrowException) as error:
+            except (DataError, OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
                 why = str(error)
         path = self._folders[0] / f"{name}.arrow"
         raise ConfigError(f"{what} is not joined with the index ('{path}': {why}); run `{COMMAND}`")
@@ -115,8 +115,9 @@ class SideFiles:
 
 def _read(path: Path, made_of: Mapping[str, Any]) -> SideFile:
     data = read_together(path, "side file", 0, path.stat().st_size)
-    begin = bytes(data[: 2**20]).index(b"\n") + 1
-    head, body = json.loads(bytes(data[:begin])), data[begin:]
+    if (newline := re.search(b"\n", data)) is None:
+        raise ValueError("it is damaged")
+    head, body = json.loads(bytes(data[: newline.end()])), data[newline.end() :]
     if head["made_of"] != made_of:
         raise ValueError("it was made of another table or index, or of one that changed since")
     if head["xxh3"] != xxhash.xxh3_128_hexdigest(body):

@@ -53,10 +53,11 @@ def write_report(
 
     Raises:
         DataError: no manifest, or a file of the run is damaged.
-        ConfigError: no such tokenizer, a shard twice, or a URL.
+        ConfigError: no such tokenizer, a shard twice, a URL, or shards without images.
         ImportError: jinja2 is not installed.
     """
     index = Index.open(shards)
+    index.check_images()
     folders = [local_folder(str(source.folder)) for source in index.sources]
     if data and folders != [Path(source.shards) for source in sources(data)]:
         data = data.model_copy(update={"shards": [SourceConfig(shards=str(folder)) for folder in folders]})

@@ -85,12 +85,7 @@ def open_index(data: DataConfig) -> Index:
         )
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
-    for part in index.manifests:
-        if not part.has_images:
-            raise ConfigError(
-                f"data.shards: '{part.folder}': samples without images, whose members come to the rows of others: "
-                f"data.join: [{{shards: {part.folder}, name: NAME}}] beside a data.shards with images"
-            )
+    index.check_images(of="data.shards: ")
     warn_of_small_cache(index, data.shuffle_window_rows)
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
@@ -143,7 +138,7 @@ def _check_class_names(data: DataConfig, index: Index) -> None:
 
 
 def files_needed(data: DataConfig, num_shards: int) -> int:
-    """Files that a loader must be able to open in one process. Mapped columns need none.
+    """Files that a loader must be able to open in one process. Columns are read, and closed at once.
 
     Example:
         2 threads, prefetch 2, 1,000 shards: 64 shards stay open, each thread may still read one that was closed, and 32

@@ -102,21 +102,24 @@ class Fields:
         rows: Callable[[], Iterable[NDArray[np.int64]]],
     ) -> None:
         self._sources = dict(settings)
-        self._values: dict[str, ColumnValues] = {
-            name: joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
-            for name, source in parse_fields(settings, joined).items()
-            if isinstance(source, ColumnSource)
-        }
-        for values in self._values.values():
-            values.check(rows())
+        self._values: dict[str, ColumnValues] = {}
+        self._fingerprints: list[str] = []
+        for name, source in parse_fields(settings, joined).items():
+            if isinstance(source, ColumnSource):
+                values = joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
+                values.check(rows())
+                self._values[name] = values
+                self._fingerprints.append(values.fingerprint)
+            elif source.join:
+                self._fingerprints.append(joined.shards[source.join].fingerprint)
 
     @property
     def name(self) -> str:
-        """For states and messages: names and sources, with a digest of these and of the values."""
+        """For states and messages: names and sources, with a digest of these, of tables' values and of joined tars."""
         listed = ", ".join(f"{name} {source}" for name, source in self._sources.items())
         digest = hashlib.sha256(listed.encode())
-        for values in self._values.values():
-            digest.update(values.fingerprint.encode())
+        for fingerprint in self._fingerprints:
+            digest.update(fingerprint.encode())
         return f"data.fields {listed} ({digest.hexdigest()[:16]})"
 
     def added(self, batch: Batch) -> Batch:

@@ -89,7 +89,7 @@ def build_plan(
     equals = equal_rows(data, index, joined)
     rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
     policy = bucket_policy(data, index, captions, selection=selection)
-    mixture = build_mixture(data, index, rows)
+    mixture = build_mixture(data, index)
     if data.order is not None:
         return _ordered_plan(data, rows, policy, mixture)
     _check_batch_size(data, policy, mixture, rows, selection)
@@ -243,7 +243,7 @@ def _check_captions(index: Index) -> None:
             )
 
 
-def build_mixture(data: DataConfig, index: Index, rows: IndexRows) -> Mixture:
+def build_mixture(data: DataConfig, index: Index) -> Mixture:
     """The mixture that a section `data` describes.
 
     Raises:

@@ -25,7 +25,7 @@ from mmdata.nearest import meant
 from mmdata.tables.arrow_values import compute, kind_of
 from mmdata.tables.captions import TableCaptions, cleaned
 from mmdata.tables.match import OtherKeys, check_missing, first_twice, match, warn_of_shared_keys
-from mmdata.tables.shards import JoinedShards
+from mmdata.tables.shards import JoinedShards, RowKeys
 from mmdata.tables.table import KeyedTable, files_in_words, find_files, take_rows
 from mmdata.tables.values import ColumnValues
 
@@ -105,6 +105,10 @@ class JoinedTable:
         """A column for the rows of a shard, an Arrow array; null where a row has no value."""
         begin, end = self._index.starts[shard : shard + 2].tolist()
         return self.column(name).array(name).slice(begin, end - begin)
+
+    def row_keys(self, name: str) -> RowKeys:
+        """A column of texts as the keys of rows in joined tars."""
+        return RowKeys(partial(self.of_shard, name=name), self._name, self.column(name).fingerprint)
 
     def values(self, name: str, *, of: str) -> ColumnValues:
         """A column as batches take it; `of`: name of the setting, for messages."""
@@ -213,7 +217,7 @@ class Joined:
             if one.shards is not None and one.name is not None:
                 if one.name in self.shards:
                     raise ConfigError(f"{of}: the name '{one.name}' is that of {self.shards[one.name].of}, too")
-                keys = None if one.key is None else self._texts(one.key, of)
+                keys = None if one.key is None else self._keys(one.key, of)
                 self.shards[one.name] = JoinedShards(one, index, sides, of=of, keys=keys)
 
     @classmethod
@@ -236,13 +240,13 @@ class Joined:
         """The table that has a column."""
         return self._by_name[name]
 
-    def _texts(self, name: str, of: str) -> Callable[[int], Any]:
-        """Gives a column of texts for the rows of a shard."""
+    def _keys(self, name: str, of: str) -> RowKeys:
+        """A column of texts as keys."""
         texts = [one for one, kind in self.types.items() if kind_of(kind) == "text"]
         if name not in texts:
             listed = ", ".join(texts) or "none"
             raise ConfigError(f"{of}: key: no column '{name}' of texts{meant(name, texts)}; there are {listed}")
-        return partial(self._by_name[name].of_shard, name=name)
+        return self._by_name[name].row_keys(name)
 
 
 def _parts_of(

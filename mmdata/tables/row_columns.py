@@ -1,4 +1,4 @@
-"""The columns that a condition, a weight or a meaning may name: those of an index, and of the tables joined with it."""
+"""The columns that a condition, a weight or a caption hash may name: those of an index and of its joined tables."""
 
 from __future__ import annotations
 

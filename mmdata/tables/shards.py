@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from threading import Event
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from mmdata.config.data import JoinConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, counted, excerpt
 from mmdata.index.index import Index
 from mmdata.index.members import SampleMembers
-from mmdata.index.side import SideFile, SideFiles, side_name
+from mmdata.index.side import SideFile, SideFiles, digest_of, side_name
 from mmdata.index.store import OpenShards, ShardStore
 from mmdata.storage.folder import local_folder
 from mmdata.tables.captions import TableCaptions, cleaned
@@ -37,6 +37,20 @@ VERSION = 1
 TEXTS = pa.large_list(pa.large_string())
 
 
+class RowKeys(NamedTuple):
+    """A column of a joined table that gives the keys of rows in tars.
+
+    Attributes:
+        of_shard: gives the keys of a shard's rows, Arrow texts.
+        place: differs for the columns of two tables.
+        fingerprint: of its values.
+    """
+
+    of_shard: Callable[[int], Any]
+    place: str
+    fingerprint: str
+
+
 class JoinedShards:
     """Tars, and their sample for each row of an index. Safe to share between threads.
 
@@ -45,7 +59,7 @@ class JoinedShards:
         index: whose rows get the members.
         sides: the side files of the index.
         of: name of the setting, for messages.
-        keys: gives the keys of a shard's rows in these tars, Arrow texts; None: the rows' own.
+        keys: the rows' keys in these tars; None: the rows' own.
 
     Attributes:
         folder, missing: of the settings.
@@ -53,6 +67,7 @@ class JoinedShards:
         leaves_out: whether rows that the tars do not have are not loaded.
         num_found: how many rows of the index the tars have.
         path: of the file that says which.
+        fingerprint: equal for the same samples at the same rows.
 
     Raises:
         ConfigError: the tars are not joined; no row of the index has one of the keys, or rows without one are an error.
@@ -66,7 +81,7 @@ class JoinedShards:
         sides: SideFiles,
         *,
         of: str,
-        keys: Callable[[int], Any] | None = None,
+        keys: RowKeys | None = None,
     ) -> None:
         assert settings.shards is not None, "it is no table"
         self.of, self.folder = of, settings.shards
@@ -79,10 +94,12 @@ class JoinedShards:
             raise DataError(f"{of}: {error}") from error
         self._known.held_rows = HELD_ROWS
         self._first_rows, self._sides = index.starts, sides
-        self._made_of = {"version": VERSION, "samples": self._known.fingerprint, "key": settings.key}
-        self._name = side_name(self.folder, os.path.abspath(self.folder), settings.key)
-        found = self._side("rows", partial(self._match, index, keys or (lambda shard: index.shard(shard).keys)))
+        self._made_of = {"version": VERSION, "samples": self._known.fingerprint, "keys": keys and keys.fingerprint}
+        self._name = side_name(self.folder, os.path.abspath(self.folder), settings.key, keys and keys.place)
+        keys_of = keys.of_shard if keys else lambda shard: index.shard(shard).keys
+        found = self._side("rows", partial(self._match, index, keys_of))
         self.path = found.path
+        self.fingerprint = digest_of(self._known.fingerprint, found.fingerprint)
         # (num_rows,), the sample of each row, -1 where there is none
         self._samples: NDArray[np.int64] = found.array("sample").to_numpy()
         self.num_found = int(np.count_nonzero(self._samples >= 0))
@@ -142,9 +159,9 @@ class JoinedShards:
 
     def _side(self, kind: str, make: Callable[[], Any], member: str | None = None) -> SideFile:
         """The side file of some kind that is made of the tars' samples, or of the captions of a member."""
-        name = self._name if member is None else side_name(self.folder, os.path.abspath(self.folder), member)
+        of_member = "" if member is None else f".{digest_of(member)}"
         what = f"{self.of}: {self}" if member is None else f"{self.of}: the captions of {member} in {self}"
-        return self._sides.get(f"{name}.{kind}", {**self._made_of, "member": member}, make, what=what)
+        return self._sides.get(f"{self._name}{of_member}.{kind}", {**self._made_of, "member": member}, make, what=what)
 
     def _match(self, index: Index, keys_of: Callable[[int], Any]) -> Any:
         known = self._keys()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmdata.cli import main
 from mmdata.errors import DataError
 from mmdata.images import probe
 from mmdata.index import Index, IndexedSample, Sample, ShardWriter, build_index
@@ -102,6 +103,37 @@ def test_index_sample_with_a_label_alone_has_no_captions(
     found = Index.open(tmp_path)[0]
     assert (found.captions, found.label) == ([], 3)
     assert repr(found) == "Sample(row 0, key '0', JPEG 20 × 30, label 3, in 'a.tar')"
+
+
+def test_index_sample_without_an_image_says_so(tmp_path: Path, tar: Callable[..., bytes]):
+    (tmp_path / "a.tar").write_bytes(tar([("0.json", b'{"uid": "a"}'), ("1.json", b'{"uid": "b"}')]))
+    build_index(tmp_path)
+    found = list(Index.open(tmp_path))
+    assert [(sample.key, sample.format, sample.captions) for sample in found] == [("0", "", []), ("1", "", [])]
+    assert repr(found[1]) == "Sample(row 1, key '1', no image, in 'a.tar')"
+    with pytest.raises(DataError, match=r"^shard 'a\.tar', sample '1': no image: .*\(data\.join\)$"):
+        found[1].image  # noqa: B018
+
+
+@pytest.mark.parametrize("command", ["report", "duplicates"])
+def test_commands_that_show_images_refuse_an_index_without_any(
+    tmp_path: Path,
+    tar: Callable[..., bytes],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+):
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "a.tar").write_bytes(tar([("0.json", b'{"uid": "a"}')]))
+    build_index(tmp_path / "features")
+    out = tmp_path / "out.parquet"
+    monkeypatch.setattr("sys.argv", ["mmdata", command, str(tmp_path / "features"), "--out", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "features': samples without images, whose members come to the rows of others: data.join" in line
+    assert ended.value.code == 2
+    assert not out.exists()
 
 
 def test_index_and_sample_are_shown_in_a_line(shards: Path):

@@ -94,3 +94,17 @@ def test_a_file_that_was_changed_or_cut_is_refused(index: Index, data: Any):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"run `mmdata join CONFIG`$"):
         read(index, {"files": [1]}, name="flipped")
+
+
+@pytest.mark.parametrize("head", [b"[1, 2]", b"3", b'"made_of"', b"null"])
+def test_a_head_that_is_no_object_is_refused(index: Index, head: bytes):
+    path = write(index, {"files": [1]}, name="head").path
+    path.write_bytes(head + path.read_bytes()[path.read_bytes().index(b"\n") :])
+    with pytest.raises(ConfigError, match=r"run `mmdata join CONFIG`$"):
+        read(index, {"files": [1]}, name="head")
+
+
+def test_a_head_may_be_long(index: Index):
+    made_of = {"names": ["x" * 2**21]}
+    write(index, made_of, name="long")
+    assert read(index, made_of, name="long").columns.equals(COLUMNS)

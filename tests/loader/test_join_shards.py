@@ -153,6 +153,50 @@ def test_resumed_batches_have_the_same_members(reinforced: Reinforced, same: Cal
     assert all(same(one, other) for one, other in zip(rest, again, strict=True))
 
 
+def turned_round(reinforced: Reinforced) -> dict[str, Any]:
+    """Settings that join the same tars by the uids of another table, which has them in the opposite order."""
+    keys = [f"{row // 20:05d}{row:04d}" for row in range(ROWS)]
+    path = reinforced.folder / "turned" / "uids.parquet"
+    path.parent.mkdir()
+    pyarrow.parquet.write_table(pa.table({"key": keys, "uid": UIDS[::-1]}), path)
+    return {"join": [{"table": str(path), "key": "key"}, reinforced.shards]}
+
+
+def uids_of(loader: Loader) -> dict[int, str]:
+    """The uid that each row gets."""
+    found: dict[int, str] = {}
+    with loader:
+        for batch in loader:
+            entries: dict[str, Any] = dict(batch)
+            found.update(zip(entries["rows"].tolist(), entries["uid"], strict=True))
+    return found
+
+
+def test_two_tables_may_give_the_keys_of_the_same_tars(reinforced: Reinforced):
+    turned = turned_round(reinforced)
+    assert uids_of(reinforced.loader()) == dict(enumerate(UIDS))
+    assert uids_of(reinforced.loader(**turned)) == dict(enumerate(UIDS[::-1]))
+    assert uids_of(Loader.from_config(reinforced.settings)) == dict(enumerate(UIDS))
+
+
+def test_a_match_by_keys_that_changed_since_is_refused(reinforced: Reinforced):
+    reinforced.loader().close()
+    turned_round(reinforced)
+    (reinforced.folder / "turned" / "uids.parquet").replace(reinforced.folder / "images" / "00000.parquet")
+    (reinforced.folder / "images" / "00001.parquet").unlink()
+    table = reinforced.settings["join"][0]
+    reinforced.loader(join=[table], fields={"uid": "join:uid"}).close()  # the table is joined anew, the tars are not
+    with pytest.raises(ConfigError, match=r"^data\.join\.1: .* is not joined .* that changed since"):
+        Loader.from_config(reinforced.settings)
+
+
+def test_a_state_goes_on_with_the_same_match_only(reinforced: Reinforced):
+    with reinforced.loader() as loader:
+        state = loader.state_dict()
+    with reinforced.loader(**turned_round(reinforced)) as loader, pytest.raises(ConfigError, match=r"data\.fields"):
+        loader.load_state_dict(state)
+
+
 def test_rows_that_the_tars_lack_are_kept_left_out_or_an_error(
     tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]], caplog: pytest.LogCaptureFixture
 ):
@@ -378,6 +422,23 @@ def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: 
     with reinforced.loader(**changes) as loader:
         loader.load_state_dict(state)
         assert loader.identity["captions"] == identity
+
+
+def test_the_same_tars_by_two_keys_are_two_sources_of_captions(reinforced: Reinforced, tokenizer: Path):
+    path = reinforced.folder / "others.parquet"
+    keys = [f"{row // 20:05d}{row:04d}" for row in range(ROWS)]
+    pyarrow.parquet.write_table(pa.table({"key": keys, "other": UIDS[::-1]}), path)
+    other = {**reinforced.shards, "name": "other", "key": "other"}
+    join = [*reinforced.settings["join"], {"table": str(path), "key": "key"}, other]
+    sources = {SYN: 0.5, SYN.replace("join:dr", "join:other"): 0.5}
+    with reinforced.loader(
+        join=join, fields={}, captions=sources, add_captions=True, tokenizer=str(tokenizer)
+    ) as loader:
+        for batch in loader:
+            entries: dict[str, Any] = dict(batch)
+            drawn = zip(entries["captions"], entries["caption_sources"], entries["caption_numbers"], strict=True)
+            for row, (text, source, number) in zip(entries["rows"].tolist(), drawn, strict=True):
+                assert text == f"synthetic {row if source == SYN else ROWS - 1 - row} {number}"
 
 
 def test_captions_of_joined_tars_are_counted_once(

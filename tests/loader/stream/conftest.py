@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -77,23 +75,6 @@ def config(tokenizer):
         return grouped(**settings | changes)
 
     return make
-
-
-def make_tar(members: list[tuple[str, bytes]]) -> bytes:
-    """A tar by Python's own writer."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-@pytest.fixture(scope="session")
-def tar():
-    """`tar([(name, data), …]) -> bytes`."""
-    return make_tar
 
 
 @pytest.fixture
