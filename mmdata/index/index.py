@@ -49,6 +49,13 @@ Rows = npt.NDArray[np.int64]
 _ONCE = "use weight or repeat instead of listing a dataset twice"
 
 
+SHOWN = [
+    *("bytes", "captions", "class_names", "column", "fingerprint", "has_captions", "has_images", "has_labels", "keys"),
+    *("lists", "locate", "manifests", "num_shards", "open", "sample", "shard_path", "take", "take_lists", "tokenizer"),
+]
+"""What `dir(index)` and tab completion show: what users call. The other names are for mmdata's own parts."""
+
+
 class ShardsOfFolder(NamedTuple):
     """A folder of an index, and its shards.
 
@@ -140,6 +147,9 @@ class Index:
 
     def __len__(self) -> int:
         return self._num_rows
+
+    def __dir__(self) -> list[str]:
+        return SHOWN
 
     def __repr__(self) -> str:
         where = f"'{self.manifests[0].folder}'" if len(self.manifests) == 1 else f"{len(self.manifests)} folders"

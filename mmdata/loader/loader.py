@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
@@ -315,9 +316,10 @@ class Loader(Interoperable):
                 self.ledger.check()
         except BaseException as error:
             # Prefetched batches are dropped. A loop that has had the last batch and is then left keeps them: they are
-            # those of the next epoch.
-            at_the_end = position.step == self._known_steps(epoch)
-            if position.is_of(iteration) and not (at_the_end and isinstance(error, GeneratorExit)):
+            # those of the next epoch. While Python ends, its modules are gone, and nobody asks for another batch.
+            is_left = isinstance(error, GeneratorExit)
+            keeps = is_left and not sys.is_finalizing() and position.step == self._known_steps(epoch)
+            if position.is_of(iteration) and not keeps:
                 self._stop()
             raise
         position.end(iteration)

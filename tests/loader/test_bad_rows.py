@@ -277,8 +277,10 @@ def test_loader_names_a_shard_that_was_replaced(damaged: Corpus, num_workers: in
 
 def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
     folder = damaged.folder / "shards"
-    path = folder / "__mmdata__" / damaged.index.manifests[0].entry(1).index
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    path = folder / "__mmdata__" / "index-00000.arrow"
+    entry, content = damaged.index.manifests[0].entry(1), bytearray(path.read_bytes())
+    content[entry.index_offset + entry.index_bytes // 2] ^= 1
+    path.write_bytes(content)
     with pytest.raises(DataError, match=str(path.name)):
         list(damaged.loader())
 

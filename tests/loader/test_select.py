@@ -175,7 +175,7 @@ def test_shards_without_a_selected_row_are_never_opened(corpus: Corpus, tmp_path
     own = corpus.copy(tmp_path / "own")
     np.save(tmp_path / "rows.npy", np.arange(34, 50))
     gone = [path for path in (own.folder / "shards").rglob("*") if path.name.startswith(("000000.", "000001."))]
-    assert {path.suffix for path in gone} == {".tar", ".arrow"}  # the shards and their index files
+    assert len(gone) == 2
     for path in gone:
         path.unlink()
     assert selected(own, select=str(tmp_path / "rows.npy")) == list(range(34, 50))
