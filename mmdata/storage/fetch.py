@@ -110,10 +110,8 @@ class RemoteFolder:
         url = self.url_of(".", part.name)
 
         def fetch() -> bytes:
-            # An HTTP server says how large the whole file is; elsewhere no more is asked for than the part.
-            size = part.size if is_http(url) else part.end
             data = bytearray()
-            with self._explaining(url, Event(), start=part.start, size=size) as file:
+            with self._explaining(url, Event(), start=part.start, size=part.size, end=part.end) as file:
                 while file.at < part.end and (read := file.read()):
                     data += read
             return bytes(data[: part.end - part.start])
@@ -201,10 +199,14 @@ class RemoteFolder:
             key = hashlib.sha256(f"{file.name}\n{file.size}\n{file.version}".encode()).hexdigest()
             return Remote(file.name, key, file.size, partial(self._chunks, url, file.size, stop), is_hash=False)
 
-    def file(self, url: str, stop: Event, *, start: int = 0, size: int | None = None) -> HttpFile | ObjectFile:
+    def file(
+        self, url: str, stop: Event, *, start: int = 0, size: int | None = None, end: int | None = None
+    ) -> HttpFile | ObjectFile:
         """A file to be read from front to back; nothing is asked for yet. Its errors are those of the protocol."""
-        kind = HttpFile if is_http(url) else ObjectFile
-        return kind(self.file_system(), url, display_name(url), stop, start=start, size=size)
+        file_system, name = self.file_system(), display_name(url)
+        if is_http(url):  # whose server says how large the whole file is
+            return HttpFile(file_system, url, name, stop, start=start, size=size, end=end)
+        return ObjectFile(file_system, url, name, stop, start=start, size=size if end is None else end)
 
     def has_shard(self, shard: ListedShard) -> bool:
         """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
@@ -217,10 +219,10 @@ class RemoteFolder:
 
     @contextmanager
     def _explaining(
-        self, url: str, stop: Event, *, start: int = 0, size: int | None = None
+        self, url: str, stop: Event, *, start: int = 0, size: int | None = None, end: int | None = None
     ) -> Generator[HttpFile | ObjectFile, None, None]:
         """A file to be read, whose errors are raised as ours."""
-        file = self.file(url, stop, start=start, size=size)
+        file = self.file(url, stop, start=start, size=size, end=end)
         try:
             yield file
         except Exception as error:

@@ -81,6 +81,7 @@ class HttpFile:
         stop: ends the reading, and the waiting between two requests.
         start: offset of the first byte to read.
         size: bytes that the file must have; None: not known.
+        end: offset behind the last byte that is asked for, and the caller reads no further; None: all are.
 
     Attributes:
         size: bytes of the whole file; None if the server has not said it.
@@ -93,11 +94,19 @@ class HttpFile:
     """
 
     def __init__(
-        self, file_system: Any, url: str, name: str, stop: Event, *, start: int = 0, size: int | None = None
+        self,
+        file_system: Any,
+        url: str,
+        name: str,
+        stop: Event,
+        *,
+        start: int = 0,
+        size: int | None = None,
+        end: int | None = None,
     ) -> None:
         self.name, self.size, self.at, self.failures = name, size, start, 0
         self._request = (file_system, url, name, stop)
-        self._stop = stop
+        self._stop, self._end = stop, end
         self._is_indexed = size is not None
         self._piece = start  # offset of the piece that is read
         self._first: _Answer | None = None
@@ -158,7 +167,7 @@ class HttpFile:
 
     def _ask(self) -> _Answer:
         with self._counting():
-            self._answer = answer = _Answer(*self._request, start=self.at)
+            self._answer = answer = _Answer(*self._request, start=self.at, end=self._end)
             first = self._first or answer
             version = (first.etag, answer.etag) if first.etag and answer.etag else (first.modified, answer.modified)
             # What was indexed is compared with its hash, and mirrors may call one version by several names.
@@ -182,17 +191,17 @@ class HttpFile:
 
 
 class _Answer:
-    """The answer to one request for the bytes of a file from `start` on: headers that were checked, and the body.
+    """The answer to a request for the bytes of a file from `start` on, or to `end`: checked headers, and the body.
 
     Attributes:
         size: bytes of the whole file; None if the server does not say.
         etag, modified: what the server says of the file's version (ETag, Last-Modified); "" without it.
     """
 
-    def __init__(self, file_system: Any, url: str, name: str, stop: Event, *, start: int) -> None:
+    def __init__(self, file_system: Any, url: str, name: str, stop: Event, *, start: int, end: int | None) -> None:
         self._loop, self._stop, self._rate, self._start = file_system.loop, stop, _Rate(name), start
         self._failure: Exception | None = None  # after the bytes that were given last
-        self._response: ClientResponse = _sync(self._loop, _respond, file_system, url, start, stop)
+        self._response: ClientResponse = _sync(self._loop, _respond, file_system, url, (start, end), stop)
         headers = self._response.headers
         self.etag = headers.get("ETag", "").removeprefix("W/")
         self.modified = headers.get("Last-Modified", "")
@@ -322,11 +331,14 @@ async def _within(waiting: Coroutine[Any, Any, T], seconds: float, stop: Event) 
         task.cancel()
 
 
-async def _respond(file_system: Any, url: str, start: int, stop: Event) -> ClientResponse:
-    """The response to a request for all bytes from `start` on: headers checked, body not read yet."""
+async def _respond(file_system: Any, url: str, span: tuple[int, int | None], stop: Event) -> ClientResponse:
+    """The response to a request for the bytes of a span, or from its start on: headers checked, body not read yet."""
     from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
 
-    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
+    start, end = span
+    headers = {"Accept-Encoding": "identity"}
+    if is_part := bool(start) or end is not None:
+        headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
     session = await file_system.set_session()
     request = session.get(file_system.encode_url(url), headers=headers, max_redirects=MAX_REDIRECTS)
     try:
@@ -338,7 +350,7 @@ async def _respond(file_system: Any, url: str, start: int, stop: Event) -> Clien
     except asyncio.TimeoutError as error:
         raise Failed(str(error) or f"no answer for {ANSWER_S} s") from error
     try:
-        _check_is_file(response, (200, 206) if start else (200,))
+        _check_is_file(response, (200, 206) if is_part else (200,))
     except BaseException:
         response.close()
         raise

@@ -96,7 +96,7 @@ class JoinedShards:
         self._first_rows, self._sides = index.starts, sides
         self._made_of = {"version": VERSION, "samples": self._known.fingerprint, "keys": keys and keys.fingerprint}
         self._name = side_name(self.folder, os.path.abspath(self.folder), settings.key, keys and keys.place)
-        keys_of = keys.of_shard if keys else lambda shard: index.shard(shard).keys
+        keys_of: Callable[[int], Any] = keys.of_shard if keys else lambda shard: index.shard(shard).keys
         found = self._side("rows", partial(self._match, index, keys_of))
         self.path = found.path
         self.fingerprint = digest_of(self._known.fingerprint, found.fingerprint)

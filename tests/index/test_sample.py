@@ -108,7 +108,7 @@ def test_index_sample_with_a_label_alone_has_no_captions(
 def test_index_sample_without_an_image_says_so(tmp_path: Path, tar: Callable[..., bytes]):
     (tmp_path / "a.tar").write_bytes(tar([("0.json", b'{"uid": "a"}'), ("1.json", b'{"uid": "b"}')]))
     build_index(tmp_path)
-    found = list(Index.open(tmp_path))
+    found = Index.open(tmp_path)
     assert [(sample.key, sample.format, sample.captions) for sample in found] == [("0", "", []), ("1", "", [])]
     assert repr(found[1]) == "Sample(row 1, key '1', no image, in 'a.tar')"
     with pytest.raises(DataError, match=r"^shard 'a\.tar', sample '1': no image: .*\(data\.join\)$"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -246,3 +247,13 @@ def test_a_shard_cut_while_it_is_open_is_an_error(shards):
     os.truncate(shards / "000000.tar", 600)
     with pytest.raises(DataError, match=rf"000000\.tar': is shorter than indexed, {size} bytes; the shard changed"):
         store.read(0, 512, 512)
+
+
+def test_the_columns_of_a_shard_are_asked_for_alone(shards, cache):
+    with serve(shards) as server:
+        index = Index.open(server.url, cache=cache)
+        assert sum(len(index.shard(shard)) for shard in range(index.num_shards)) == len(index)
+        asked = [range_ for path, range_ in server.requests if path == "/__mmdata__/index-00000.arrow"]
+    spans = [[int(word) for word in (range_ or "").removeprefix("bytes=").split("-")] for range_ in asked]
+    assert len(spans) == index.num_shards > 1
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(spans))
