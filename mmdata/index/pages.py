@@ -156,7 +156,7 @@ class PageColumns:
         offsets, cells, counts = _histograms(batch, of=of)
         # Views would keep the whole file in memory, so all that remains is copied.
         numbers = {name: view(batch.column(name), np.int64, of=of).copy() for name in _NUMBERS}
-        texts = {name: pa.array(batch.column(name).to_pylist(), pa.string()) for name in _TEXTS}
+        texts = {name: pa.concat_arrays([batch.column(name)]) for name in _TEXTS}
         counted = np.where(numbers["captions"] > 0, numbers["captions"], numbers["rows"])
         without_captions = (numbers["captions"] == 0) & (numbers["rows"] > 0)
         whole = (
