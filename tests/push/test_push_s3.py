@@ -130,7 +130,7 @@ def test_push_killed_anywhere_shows_nothing_and_goes_on_with_the_rest(s3, shards
 
 
 def test_failed_requests_are_repeated(s3, shards, tmp_path):
-    s3.fault_every = 5
+    s3.fault_every = 3
     push_now(shards)
     assert {"reset", "error", "cut"} <= set(s3.faults)
     s3.fault_every = 0
