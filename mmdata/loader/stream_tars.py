@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -39,6 +40,7 @@ from mmdata.storage.fetch import RemoteFolder, display_name
 from mmdata.storage.folder import LocalFolder
 from mmdata.storage.listed import ListedShard
 from mmdata.tables.joined import Joined
+from mmdata.tables.row_files import read_lines
 from mmdata.tables.select import below_share, filters_of
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Scan, scan_file
@@ -184,6 +186,7 @@ class TarIndexer:
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
         self._rows_kept = 0
+        self._lines = cache(read_lines)  # once: one set of keys for all tars, also if the file changes
         self._reading: dict[int, Lock] = {}
         self._lock = new_lock()
 
@@ -268,7 +271,7 @@ class TarIndexer:
             return tar
         index = GrowingIndex.of(self, [tar], stride=count)
         mask = np.ones(count, np.bool_)
-        for rule in filters_of(self._data, index, Joined([], index)):
+        for rule in filters_of(self._data, index, Joined([], index), lines=self._lines):
             mask &= rule.mask(0)
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,12 @@ UID_TYPES = ("u8", "u8")
 def is_file(text: str) -> bool:
     """Whether a selection is the name of a file."""
     return text.lower().endswith(SUFFIXES)
+
+
+class ReadsLines(Protocol):
+    """Reads a file of keys; see `read_lines`."""
+
+    def __call__(self, file: str, column: str | None, *, of: str) -> list[str]: ...
 
 
 def read_lines(file: str, column: str | None, *, of: str) -> list[str]:

@@ -22,7 +22,7 @@ from mmdata.tables.arrow_values import compute
 from mmdata.tables.condition import parse_condition
 from mmdata.tables.joined import Joined, JoinedTable
 from mmdata.tables.row_columns import RowColumns
-from mmdata.tables.row_files import SUFFIXES, NpyFile, has_uids, is_file, read_lines, uids_of
+from mmdata.tables.row_files import SUFFIXES, NpyFile, ReadsLines, has_uids, is_file, read_lines, uids_of
 from mmdata.tables.selection import Selection
 
 logger = logging.getLogger("mmdata")
@@ -140,29 +140,38 @@ def excluded_by(data: DataConfig, index: Index, row: int, joined: Joined | None 
     return found
 
 
-def filters_of(data: DataConfig, index: Index, joined: Joined | None) -> Iterator[Filter]:
-    """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out."""
+def filters_of(
+    data: DataConfig, index: Index, joined: Joined | None, *, lines: ReadsLines = read_lines
+) -> Iterator[Filter]:
+    """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out.
+
+    Args:
+        data, index, joined: as for `select_rows`.
+        lines: reads the files of keys.
+    """
     if data.select is None and not data.join and all(source.select is None for source in sources(data)):
         return
     joined = joined or Joined.from_config(data, index)
     for table in (one for one in joined.parts if one.leaves_out):
         yield Filter(f"{table.of} missing: mask", (0, index.num_shards), table.has_rows, reads_index=False)
     if data.select is not None:
-        yield _filter(data.select, index, joined, (0, index.num_shards), of="data.select")
+        yield _filter(data.select, index, joined, (0, index.num_shards), of="data.select", lines=lines)
     listed = sources(data)
     for number, (source, indexed) in enumerate(zip(listed, index.sources, strict=True)):
         if source.select is not None:
             span = (indexed.first_shard, indexed.last_shard)
-            yield _filter(source.select, index, joined, span, of=f"data.shards.{number}.select")
+            yield _filter(source.select, index, joined, span, of=f"data.shards.{number}.select", lines=lines)
 
 
-def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
+def _filter(
+    select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str, lines: ReadsLines
+) -> Filter:
     if isinstance(select, str) and not is_file(select):
-        return _of_condition(select, index, joined, shards, of=of)
+        return _of_condition(select, index, joined, shards, of=of, lines=lines)
     file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
     name = f"{of} {Path(file).name}" + (f" column {column}" if column else "")
     if not file.lower().endswith(".npy"):
-        return _of_keys(read_lines(file, column, of=of), index, None, shards, name)
+        return _of_keys(lines(file, column, of=of), index, None, shards, name)
     array = NpyFile(file, of=of)
     if has_uids(array.dtype):
         return _of_keys(uids_of(array), index, joined.table_of(UID) if UID in joined.types else None, shards, name)
@@ -180,11 +189,13 @@ def _filter(select: str | SelectFile, index: Index, joined: Joined, shards: tupl
     return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
 
 
-def _of_condition(select: str, index: Index, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
+def _of_condition(
+    select: str, index: Index, joined: Joined, shards: tuple[int, int], *, of: str, lines: ReadsLines
+) -> Filter:
     if _is_a_path(select):
         raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
     columns = RowColumns(index, joined)
-    condition = parse_condition(select, columns.types, of=of, lines=partial(read_lines, of=of))
+    condition = parse_condition(select, columns.types, of=of, lines=partial(lines, of=of))
     columns.warn_of_hidden(condition.names, of=of)
 
     def mask(shard: int) -> Bools:

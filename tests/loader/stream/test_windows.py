@@ -109,6 +109,18 @@ def keys_of(batches: Iterable[Batch]) -> list[str]:
     return sorted(key for batch in batches for key in batch["keys"] if key)
 
 
+@pytest.mark.parametrize("condition", ["{}", "key in lines('{}')"])
+def test_a_file_of_keys_is_read_once_for_all_tars(uneven: Any, config: Any, tmp_path: Path, condition: str):
+    folder = uneven(*[5] * 8)
+    every = keys_of(mmdata.stream(folder, config(global_batch_size=2)))
+    names = tmp_path / "keys.txt"
+    names.write_text("\n".join(every[::2]))
+    settings = config(global_batch_size=2, shuffle_window_rows=5, select=condition.format(names))
+    stream = mmdata.stream(folder, settings)  # reads the first tars
+    names.unlink()
+    assert keys_of(stream) == every[::2] != []
+
+
 def test_select_names_a_tar_by_its_file_name_and_the_ledger_by_its_place(shards: Path, config: Any):
     settings = config(shards=str(shards), select="shard != '000002.tar'", global_batch_size=2)
     expected = keys_of(mmdata.Loader.from_config(settings))
