@@ -88,11 +88,12 @@ def test_diagnosis_names_the_server_of_a_slow_stream(
     make: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr("mmdata.loader.stream_tars.FIRST_ROWS", 4)
-    settings = make(48, shard_rows=2) | {"shuffle_window_rows": 4}
+    # A first window of 8 rows, four tars: those after it are fetched while batches are taken.
+    settings = make(48, shard_rows=2) | {"shuffle_window_rows": 4, "global_batch_size": 2}
     settings["loading"] = {**settings.get("loading", {}), "cache_dir": str(tmp_path / "cache")}
     with running(SlowServer(folder=Path(settings["shards"]))) as server:
         urls = [f"{server.url}/{path.name}" for path in sorted(Path(settings["shards"]).glob("*.tar"))]
-        assert profile(mmdata.stream(urls, settings), 4).bottleneck == "read"
+        assert profile(mmdata.stream(urls, settings), 12).bottleneck == "read"
 
 
 def test_diagnosis_names_slow_decoding(make: Callable[..., dict[str, Any]]):
