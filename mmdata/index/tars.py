@@ -14,7 +14,7 @@ from mmdata.storage.folder import local_folder
 from mmdata.storage.listed import check_plain_name
 from mmdata.tars.foreign import find_shards, guess_members, refuse_not_utf8
 from mmdata.tars.members import Members
-from mmdata.tars.scan import scan_shard
+from mmdata.tars.samples import scan_shard
 
 
 class Tars(Protocol):
