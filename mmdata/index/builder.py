@@ -25,7 +25,7 @@ from mmdata.progress import Bar, Progress
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import Edges, Scan, ScannedSample
+from mmdata.tars.scan import Edges, Scan, ScannedSample
 from mmdata.tars.texts import Losses
 
 MAX_LISTED = 20

@@ -16,7 +16,7 @@ from mmdata.images.probe import FORMATS
 from mmdata.index.store import ShardStore
 from mmdata.nearest import nearest
 from mmdata.tars.captions import captions_of
-from mmdata.tars.samples import NO_IMAGE
+from mmdata.tars.scan import NO_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image

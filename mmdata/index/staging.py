@@ -19,7 +19,7 @@ from mmdata.hashing import fast_hash
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import INDEX_FILE
 from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
-from mmdata.tars.samples import Scan
+from mmdata.tars.scan import Scan
 
 STAGING_NAME = ".mmdata-index"
 GUESS_NAME = "members.json"

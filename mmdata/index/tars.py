@@ -14,7 +14,7 @@ from mmdata.storage.folder import local_folder
 from mmdata.storage.listed import check_plain_name
 from mmdata.tars.foreign import find_shards, guess_members, refuse_not_utf8
 from mmdata.tars.members import Members
-from mmdata.tars.samples import scan_shard
+from mmdata.tars.scan import scan_shard
 
 
 class Tars(Protocol):
@@ -113,7 +113,7 @@ class LocalTars:
         """Read a tar; the arguments are those of `scan_shard`."""
         path = self._paths[number]
         digest = hashlib.sha256()
-        scan = scan_shard(path, limits=limits, members=members, step=step, digest=digest)
+        scan = scan_shard(path, limits=limits, members=members, step=step, name=path.name, on_bytes=digest.update)
         return ReadTar(scan, digest.hexdigest(), path.stat().st_size)
 
     def close(self) -> None:

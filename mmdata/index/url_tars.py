@@ -20,7 +20,7 @@ from mmdata.storage.folder import MANIFEST_NAME
 from mmdata.storage.urls import TarUrls
 from mmdata.tars.foreign import guess_members
 from mmdata.tars.members import Members
-from mmdata.tars.samples import scan_shard
+from mmdata.tars.scan import scan_shard
 
 READERS = 4
 """Tars that are fetched and read concurrently."""

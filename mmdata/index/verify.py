@@ -35,7 +35,7 @@ from mmdata.storage.folder import (
 )
 from mmdata.tars.foreign import given_tars, guess_members
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import Edges, Scan, scan_shard
+from mmdata.tars.scan import Edges, Scan, scan_shard
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class _Check:
         if (size := path.stat().st_size) != entry.bytes:
             yield f"{size} bytes, and the manifest says {entry.bytes}"
         digest, members = hashlib.sha256(), self._manifest.members
-        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=entry.name, digest=digest)
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=entry.name, on_bytes=digest.update)
         if size == entry.bytes and digest.hexdigest() != entry.sha256:
             yield "its SHA-256 is not the manifest's: the content changed"
         columns = None
@@ -332,7 +332,7 @@ def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> t
     """The suspects of a tar, how many samples it has, whether any has a caption, and may lack images; or an error."""
     try:
         check_regular(path, "shard")
-        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step)
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=path.name)
         return scan.without_sound_rows(), len(scan.samples), scan.has_captions, scan.may_lack_images
     except (DataError, OSError) as error:
         return _detail(path.name, error)

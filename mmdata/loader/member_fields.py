@@ -26,7 +26,7 @@ from mmdata.plan.rows import first_rows
 from mmdata.tables.joined import Joined
 from mmdata.tables.shards import JoinedShards
 from mmdata.tars.members import EXACT, MAX_BYTES, absent, as_array, open_member, pick
-from mmdata.tars.samples import IndexedMember
+from mmdata.tars.scan import IndexedMember
 
 PROBED_VALUES = 64
 """Values that decide the type of an entry: numbers are whole if these are."""

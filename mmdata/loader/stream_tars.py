@@ -43,7 +43,7 @@ from mmdata.tables.joined import Joined
 from mmdata.tables.row_files import read_lines
 from mmdata.tables.select import below_share, filters_of
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import Scan, scan_file
+from mmdata.tars.scan import Scan, scan_shard
 from mmdata.tars.texts import Loss
 from mmdata.text.tokenizer import Tokenizer
 
@@ -263,9 +263,9 @@ class TarIndexer:
             if stop.is_set():
                 raise Interrupted(name)
 
-        with os.fdopen(self.source.open(number, stop), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            scan = scan_file(file, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
+        descriptor = self.source.open(number, stop)
+        size = os.fstat(descriptor).st_size
+        scan = scan_shard(descriptor, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
         return size, scan.of_corpus(captions=True, members=self.members) if self._needs_captions else scan
 
     def _selected(self, tar: IndexedTar) -> IndexedTar:

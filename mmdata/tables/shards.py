@@ -25,7 +25,7 @@ from mmdata.tables.match import OtherKeys, check_missing, first_twice, match, wa
 from mmdata.tables.table import take_rows
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_captions
 from mmdata.tars.members import Selector, absent, kind_of, open_member, pick
-from mmdata.tars.samples import IndexedMember
+from mmdata.tars.scan import IndexedMember
 
 logger = logging.getLogger("mmdata")
 

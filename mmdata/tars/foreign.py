@@ -41,14 +41,15 @@ def expand_braces(name: str) -> list[str]:
     """
     if "{" not in name:
         return [name]
+    if name.count("{") != name.count("}"):
+        raise ConfigError(f"shards '{name}': braces that do not close")
     from braceexpand import braceexpand  # not needed for local folders
 
     try:
         # Counted before, because braceexpand keeps all names of each pair of braces in memory.
-        names = list(islice(braceexpand(name, escape=False), MAX_SHARDS + 1)) if most_names(name) <= MAX_SHARDS else []
-    except ValueError as error:
-        raise ConfigError(f"shards '{name}': braces that do not close: {error}") from error
-    except RecursionError:
+        is_small = most_names(name) <= MAX_SHARDS
+        names = list(islice(braceexpand(name, escape=False), MAX_SHARDS + 1)) if is_small else []
+    except (RecursionError, ValueError):
         raise ConfigError(f"shards '{name[:100]}…': hundreds of nested braces; write the names out") from None
     if not 0 < len(names) <= MAX_SHARDS:
         raise ConfigError(

@@ -58,6 +58,7 @@ class Member(NamedTuple):
         name: as it stands in the tar; bytes that are not UTF-8 become "\\xNN".
         offset, size: of the payload, in bytes.
         start: offset of the first header block that belongs to it.
+        split: key and extension, see `split_name`.
         xxh3: `fast_hash` of the payload; 0 where only headers are read.
     """
 
@@ -65,6 +66,7 @@ class Member(NamedTuple):
     offset: int
     size: int
     start: int
+    split: tuple[str, str] | None = None
     xxh3: int = 0
 
 
@@ -173,7 +175,7 @@ class _TarReader:
                 self._sample = (split[0], start)
             self._check_whole(payload, size, position)
             if kind in _REGULAR and not (kind == b"\0" and name.endswith("/")):
-                return Member(name, payload, size, start), following
+                return Member(name, payload, size, start, split), following
             if kind not in (b"5", b"\0"):
                 what = _REFUSED.get(kind, f"of unknown type {kind!r}")
                 self._fail(position, f"member '{name}' is {what}; shards hold regular files only")
@@ -202,10 +204,9 @@ class _TarReader:
         return path
 
     def _name(self, block: bytes, given: dict[bytes, str], position: int) -> str:
-        names = {name for name in given.values() if name}
-        if len(names) > 1:
-            self._fail(position, f"two names for one member: {sorted(names)}")
-        if names:
+        if names := {name for name in given.values() if name} if given else None:
+            if len(names) > 1:
+                self._fail(position, f"two names for one member: {sorted(names)}")
             return names.pop()
         name = self._text(block[:100].split(b"\0")[0], position)
         # The prefix exists only in POSIX headers; GNU headers keep times in these bytes.
