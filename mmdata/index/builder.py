@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
-from mmdata.images.decoder_warnings import sample_name
+from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.encode import CountTokens, encode
 from mmdata.index.labels import Labels, number_labels

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, fast_hash_of, hash64
-from mmdata.images.decoder_warnings import name_warnings, sample_name
+from mmdata.images.pillow import name_warnings, sample_name
 from mmdata.images.probe import FORMATS, Limits, probe
 from mmdata.tars.captions import JSON, JSON_KEY, NO_CAPTION, TXT
 from mmdata.tars.members import USUAL, Members
