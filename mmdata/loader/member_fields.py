@@ -25,8 +25,8 @@ from mmdata.plan import Plan
 from mmdata.plan.rows import first_rows
 from mmdata.tables.joined import Joined
 from mmdata.tables.shards import JoinedShards
-from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
-from mmdata.tars.row import IndexedMember
+from mmdata.tars.members import EXACT, MAX_BYTES, absent, as_array, open_member, pick
+from mmdata.tars.scan import IndexedMember
 
 PROBED_VALUES = 64
 """Values that decide the type of an entry: numbers are whole if these are."""

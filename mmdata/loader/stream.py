@@ -14,7 +14,7 @@ from typing import Any, cast
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError, Reason, counted
-from mmdata.images.decoder_warnings import sample_name
+from mmdata.images.pillow import sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder

@@ -24,9 +24,8 @@ from mmdata.tables.captions import TableCaptions, cleaned
 from mmdata.tables.match import OtherKeys, check_missing, first_twice, match, warn_of_shared_keys
 from mmdata.tables.table import take_rows
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_captions
-from mmdata.tars.member_values import absent, kind_of, open_member, pick
-from mmdata.tars.members import Selector
-from mmdata.tars.row import IndexedMember
+from mmdata.tars.members import Selector, absent, kind_of, open_member, pick
+from mmdata.tars.scan import IndexedMember
 
 logger = logging.getLogger("mmdata")
 

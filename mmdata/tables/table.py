@@ -20,7 +20,7 @@ from mmdata.nearest import meant
 from mmdata.recognize import wide_encoding
 from mmdata.safe_read import check_exists, check_regular
 from mmdata.tables.arrow_values import date_kind, iso_texts
-from mmdata.tars.braces import expand_braces
+from mmdata.tars.foreign import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
