@@ -20,8 +20,8 @@ from typing_extensions import Self
 
 from mmdata.errors import ConfigError
 from mmdata.launcher import Ranks, resolve_ranks
+from mmdata.loader.position import Position, check_count, check_epoch, check_state
 from mmdata.plan.plan import rank_slice
-from mmdata.plan.position import Position, check_count, check_epoch, check_state
 from mmdata.plan.windows import KeyedPermutation
 
 Ints = NDArray[np.int64]
