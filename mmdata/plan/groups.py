@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config.data import GroupsConfig
-from mmdata.errors import ConfigError, DataError, counted
+from mmdata.errors import ConfigError, counted
 from mmdata.index import Index
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.ranges import mix_evenly
-from mmdata.tables.row_files import NpyFile
+from mmdata.plan.rows import npy_of_rows
 
 Ints = NDArray[np.int64]
 
@@ -173,9 +173,9 @@ def groups_of(settings: GroupsConfig, index: Index) -> Groups:
     """The group of each row of an index: its label, or that of a file.
 
     Raises:
-        ConfigError: no row has a label; or the file does not exist, or was made for another corpus, or no rows of it
-            would stand together.
-        DataError: the file is damaged, or has other content.
+        ConfigError: no row has a label; or the file does not exist, has other content, or was made for another corpus,
+            or no rows of it would stand together.
+        DataError: the file is damaged.
     """
     size, candidates = settings.size or 1, settings.candidates or 0
     if settings.source == "run":  # which makes groups between its epochs
@@ -194,21 +194,14 @@ def groups_of(settings: GroupsConfig, index: Index) -> Groups:
 
 def _of_file(name: str, index: Index, settings: GroupsConfig) -> Ints:
     """The groups in a .npy file."""
-    file = NpyFile(name, of=OF)
-    if file.dtype != np.int64:
-        raise DataError(f"{OF} '{name}': expected int64, got {file.dtype}; save the group of each row, -1 for none")
-    if len(file) != len(index):
-        raise ConfigError(
-            f"{OF} '{name}': made for another corpus: {len(file):,} rows, and data.shards has {len(index):,}; make it "
-            "anew, with `mmdata neighbours` or your own program"
-        )
-    of_rows = file.read(0, len(file))
+    file = npy_of_rows(name, index, of=OF, kinds="iu", what="save the group of each row as int64, -1 for none")
+    of_rows = file.read(0, len(file)).astype(np.int64)
     largest = int(np.unique(of_rows[of_rows >= 0], return_counts=True)[1].max(initial=0))
     together = settings.size or 1 + (settings.candidates or 0)
     if together > largest:
         setting = f"size is {settings.size}" if settings.size else f"candidates is {settings.candidates}"
         raise ConfigError(
-            f"{OF} '{name}': its largest group has {counted(largest, 'row')}, and data.groups.{setting}: no {together} "
-            "rows would stand together; set a lower one"
+            f"{OF}: '{name}': its largest group has {counted(largest, 'row')}, and data.groups.{setting}: no "
+            f"{together} rows would stand together; set a lower one"
         )
     return of_rows

@@ -212,7 +212,7 @@ class Plan:
             "window_rows": self.window_rows,
             "num_lanes": self.num_lanes,
             "mixture": self.mixture.fingerprint,
-            "leftover": self.leftover,
+            **({} if self.leftover == "merge" else {"leftover": self.leftover}),
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:

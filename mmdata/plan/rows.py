@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.index.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.index.index import Index
@@ -17,6 +18,7 @@ from mmdata.index.ragged import offsets_of
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.plan.ranges import passes_of, rows_of
+from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 
 Ints = NDArray[np.int64]
@@ -279,3 +281,28 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
     digest = hashlib.sha256(named.encode())
     digest.update(np.asarray(policy.assign(shapes), np.int64).tobytes())
     return digest.hexdigest()[:16]
+
+
+def npy_of_rows(name: str, index: Index, *, of: str, kinds: str, what: str) -> NpyFile:
+    """A .npy file with a number for each row of an index.
+
+    Args:
+        name: of the file.
+        index: of the rows.
+        of: name of the setting, for messages.
+        kinds: of numbers, as numpy calls them.
+        what: a number is, in words.
+
+    Raises:
+        ConfigError: no such file, or an array of other values or of another length.
+        DataError: the file is damaged.
+    """
+    file = NpyFile(name, of=of)
+    if file.dtype.kind not in kinds:
+        raise ConfigError(f"{of}: '{name}' is an array of {file.dtype}; {what}")
+    if len(file) != len(index):
+        raise ConfigError(
+            f"{of}: '{name}' has {len(file):,} values, and the index has {len(index):,} rows: it was made for other "
+            "shards"
+        )
+    return file

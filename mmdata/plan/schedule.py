@@ -20,7 +20,6 @@ from mmdata.plan.buckets import Bucket, merge_groups
 Ints = NDArray[np.int64]
 
 Leftover = Literal["merge", "pad", "drop"]
-LEFTOVERS: tuple[Leftover, ...] = get_args(Leftover)
 """What becomes of rows that fill no batch of their own bucket at the end of an epoch. merge: they are merged into
 buckets that hold them, and the last batches are padded. pad: the last batch of each bucket is padded. drop: they are
 left out of the epoch. Only `merge` puts rows of several buckets into a batch."""
@@ -29,10 +28,10 @@ MERGE_AT_BATCHES = 8
 """Batches that wait in every lane share, on average over the buckets, before they are merged in mid-epoch."""
 
 
-def check_leftover(leftover: str) -> Leftover:
+def check_leftover(leftover: Leftover) -> Leftover:
     """What becomes of rows that fill no batch; raises a ValueError if it is another word."""
-    if leftover not in LEFTOVERS:
-        raise ValueError(f"leftover must be one of {', '.join(LEFTOVERS)}: got '{leftover}'")
+    if leftover not in (known := get_args(Leftover)):
+        raise ValueError(f"leftover must be one of {', '.join(known)}: got '{leftover}'")
     return leftover
 
 

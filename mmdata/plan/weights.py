@@ -30,11 +30,10 @@ from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.mixture import Mixture
 from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first
 from mmdata.plan.ranges import MAX_EPOCH, MAX_PASS, occurrences_of
-from mmdata.plan.rows import Rows
+from mmdata.plan.rows import Rows, npy_of_rows
 from mmdata.seeding import mix
 from mmdata.tables.joined import Joined
 from mmdata.tables.row_columns import RowColumns
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import Selection
 from mmdata.tables.table import in_condition
 
@@ -287,7 +286,9 @@ def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined | Non
     if given == LABEL_BALANCED:
         values = _balanced(index, rows)
     elif given.lower().endswith(".npy"):
-        name, values = Path(given).name, _of_file(given, index, rows)
+        name = Path(given).name
+        file = npy_of_rows(given, index, of=OF, kinds="iuf", what="a weight is a number")
+        values = _of_rows(index, rows, lambda shard: file.read(*index.starts[shard : shard + 2].tolist()))
     else:
         columns = RowColumns(index, joined or Joined.from_config(data, index))
         of_shard = columns.pick(given, "number", "bool", of=OF, what="numbers", also=LABEL_BALANCED)
@@ -323,18 +324,6 @@ def _of_rows(index: Index, rows: Rows, of_shard: Callable[[int], NDArray[np.gene
 
 def _as_floats(values: Any) -> Floats:
     return values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
-
-
-def _of_file(file: str, index: Index, rows: Rows) -> Floats:
-    array = NpyFile(file, of=OF)
-    if array.dtype.kind not in "iuf":
-        raise ConfigError(f"{OF}: '{file}' is an array of {array.dtype}; a weight is a number")
-    if len(array) != len(index):
-        raise ConfigError(
-            f"{OF}: '{file}' has {len(array):,} weights, and the index has {len(index):,} rows: it was made for other "
-            "shards"
-        )
-    return _of_rows(index, rows, lambda shard: array.read(*index.starts[shard : shard + 2].tolist()))
 
 
 def _balanced(index: Index, rows: Rows) -> Floats:

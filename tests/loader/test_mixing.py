@@ -42,24 +42,19 @@ def test_groups_of_a_missing_file(corpus, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "message"),
+    ("values", "message"),
     [
-        (
-            np.arange(50, dtype=np.int32),
-            DataError,
-            "got int32; save the group of each row, -1 for none",
-        ),
-        (np.arange(50.0), DataError, "expected int64, got float64"),
-        (np.arange(50).reshape(25, 2), ConfigError, "is an array of int64 and shape (25, 2)"),
-        (np.array([{}] * 50), ConfigError, "is an array of object"),
-        (np.arange(49), ConfigError, "made for another corpus: 49 rows, and data.shards has 50; make it anew"),
-        (np.full(50, -1), ConfigError, "its largest group has 0 rows, and data.groups.size is 2: no 2 rows would"),
+        (np.arange(50.0), "is an array of float64; save the group of each row as int64, -1 for none"),
+        (np.arange(50).reshape(25, 2), "is an array of int64 and shape (25, 2)"),
+        (np.array([{}] * 50), "is an array of object"),
+        (np.arange(49), "has 49 values, and the index has 50 rows: it was made for other shards"),
+        (np.full(50, -1), "its largest group has 0 rows, and data.groups.size is 2: no 2 rows would stand together"),
     ],
     ids=str,
 )
-def test_groups_of_other_values_are_refused(corpus, tmp_path: Path, values: Any, kind: type[Exception], message: str):
+def test_groups_of_other_values_are_refused(corpus, tmp_path: Path, values: Any, message: str):
     path = saved(tmp_path / "g.npy", values, allow_pickle=True)
-    with pytest.raises(kind, match=rf"^data.groups.source:? '{path}'.*{re.escape(message)}"):
+    with pytest.raises(ConfigError, match=rf"^data.groups.source: '{path}'.*{re.escape(message)}"):
         groups_of(settings_for(path), corpus.index)
 
 

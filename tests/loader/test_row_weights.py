@@ -185,7 +185,7 @@ def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptu
         ({"row_weights": "FOLDER/none.npy"}, "^data.row_weights: '.*none.npy': no such file"),
         (
             {"row_weights": "FOLDER/short.npy"},
-            "'.*short.npy' has 49 weights, and the index has 50 rows: it was made for",
+            "'.*short.npy' has 49 values, and the index has 50 rows: it was made for",
         ),
         ({"row_weights": "FOLDER/text.npy"}, "'.*text.npy' is an array of <U1; a weight is a number"),
         ({"row_weights": "FOLDER/zero.npy"}, "zero.npy: every row has the weight 0"),
