@@ -74,22 +74,22 @@ def build_plan(
     joined = joined or Joined.from_config(data, index)
     starts = starts_of(index, data.max_rows)
     selection = select_rows(data, index, starts, joined)
+    if tokenizer is not None and captions is None:
+        captions = caption_sources(data, index, joined)
+    if captions is not None:
+        _check_rows(captions, index, starts, selection)
     if tokenizer is None:
         captions = CaptionSources.in_turn(NoTexts(index))
-    else:
-        captions = captions or caption_sources(data, index, joined)
-        if captions is None:
-            check_captions(
-                index,
-                "data.tokenizer",
-                "leave data.tokenizer out for batches of images and labels; or make captions of the class names with "
-                '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`',
-            )
-            captions = CaptionSources.in_turn(ShardCaptions(index))
-        else:
-            _check_rows(captions, index, starts, selection)
-        if count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1:
-            captions.count(counts_of(tokenizer, data.caption_template))
+    elif captions is None:
+        check_captions(
+            index,
+            "data.tokenizer",
+            "leave data.tokenizer out for batches of images and labels; or make captions of the class names with "
+            '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`',
+        )
+        captions = CaptionSources.in_turn(ShardCaptions(index))
+    if tokenizer is not None and (count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1):
+        captions.count(counts_of(tokenizer, data.caption_template))
     equals = equal_rows(data, index, joined)
     rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
     settings: dict[str, Any] = {
@@ -181,13 +181,13 @@ def build_mixture(data: DataConfig, index: Index) -> Mixture:
     return Mixture(tuple(spans), groups_of(data.groups, index) if data.groups else None)
 
 
-def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None) -> CaptionSources | None:
+def caption_sources(data: DataConfig, index: Index, joined: Joined) -> CaptionSources | None:
     """The sources that a section `data` names; None: the captions of the shards in turn.
 
     Args:
         data: settings.
         index: of the shards.
-        joined: what `data.join` names; None: it is opened here.
+        joined: what `data.join` names.
 
     Raises:
         ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
@@ -196,7 +196,6 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
     if isinstance(data.captions, str):
         return None
     of = "data.captions"
-    joined = joined or Joined.from_config(data, index)
     tables = (JOINED + name for name in joined.types)
     known = [SHARDS, *tables, *(f"{JOINED}{name}:MEMBER" for name in joined.shards)]
     found: dict[str, CaptionSource] = {}
@@ -256,7 +255,7 @@ def _check_rows(captions: CaptionSources, index: Index, starts: NDArray[np.int64
             )
 
 
-def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> NDArray[np.int64] | None:
+def equal_rows(data: DataConfig, index: Index, joined: Joined) -> NDArray[np.int64] | None:
     """What stands for the hashes of captions, by the column that `data.caption_hash` names; None: nothing does.
 
     Returns:
@@ -267,9 +266,8 @@ def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> 
     """
     if data.caption_hash is None:
         return None
-    columns = RowColumns(index, joined or Joined.from_config(data, index))
     kinds, what = ("number", "bool", "text", *DATES), "numbers, texts or dates"
-    of_shard = columns.pick(data.caption_hash, *kinds, of="data.caption_hash", what=what)
+    of_shard = RowColumns(index, joined).pick(data.caption_hash, *kinds, of="data.caption_hash", what=what)
     index.fetch_columns(np.arange(index.num_shards))
     found = (_hashes_of_values(of_shard(shard)) for shard in range(index.num_shards))
     return np.concatenate([np.empty(0, np.int64), *found])

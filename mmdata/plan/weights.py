@@ -262,14 +262,14 @@ class WeightedPlan(Plan):
         return plans[part]
 
 
-def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined | None = None) -> RowWeights | None:
+def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined) -> RowWeights | None:
     """The weights that a section `data` gives its rows, 0 to those that are not planned; None: every row comes once.
 
     Args:
         data: settings.
         index: of the shards.
         rows: of the index.
-        joined: what `data.join` names; None: it is opened here.
+        joined: what `data.join` names.
 
     Raises:
         ConfigError: no such column or file, a weight that is negative or no number, or no weight above 0.
@@ -290,8 +290,7 @@ def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined | Non
         file = npy_of_rows(given, index, of=OF, kinds="iuf", what="a weight is a number")
         values = _of_rows(index, rows, lambda shard: file.read(*index.starts[shard : shard + 2].tolist()))
     else:
-        columns = RowColumns(index, joined or Joined.from_config(data, index))
-        of_shard = columns.pick(given, "number", "bool", of=OF, what="numbers", also=LABEL_BALANCED)
+        of_shard = RowColumns(index, joined).pick(given, "number", "bool", of=OF, what="numbers", also=LABEL_BALANCED)
         values = _of_rows(index, rows, lambda shard: _as_floats(of_shard(shard)))
         without = f": leave out the rows without one (data.select='{in_condition(given)} is not None')"
     wrong = ~(np.isfinite(values) & (values >= 0))

@@ -103,6 +103,8 @@ class BucketBatchSampler(PlannedBatchSampler):
             world_size=world_size,
             sampler=sampler,
         )
+        bounds_digest = digest(np.asarray(self.bounds, np.int64))
+        self._identity |= {"lengths": digest(self._lengths), "bounds": bounds_digest, "leftover": leftover}
 
     def __len__(self) -> int:
         """Batches of an epoch, exact, the same on every rank."""
@@ -155,10 +157,6 @@ class BucketBatchSampler(PlannedBatchSampler):
     def _buckets(self, rows: Ints) -> Ints:
         """The smallest bound that holds each row: positions in `bounds`, (n,)."""
         return np.searchsorted(self.bounds, self._lengths[rows])
-
-    def _own_identity(self) -> dict[str, str | int | bool]:
-        bounds = digest(np.asarray(self.bounds, np.int64))
-        return {"lengths": digest(self._lengths), "bounds": bounds, "leftover": self.leftover}
 
 
 def _choose_bounds(lengths: Ints, count: int) -> list[int]:
