@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.data import sources
+from mmdata.config.corpus import sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.index import Index

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.config.data import GroupsConfig
+from mmdata.config.batches import GroupsConfig
 from mmdata.errors import ConfigError, counted
 from mmdata.index import Index
 from mmdata.plan.buckets import Bucket

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdata.config.data import GroupsConfig
+from mmdata.config.batches import GroupsConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
 from mmdata.index import Sample
