@@ -22,8 +22,7 @@ from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
-from mmdata.plan.position import MAX_EPOCH
-from mmdata.plan.rows import selection_of
+from mmdata.plan.ranges import MAX_EPOCH
 from mmdata.plan.weights import WeightedPlan
 
 MAX_NUMBERS = 16
@@ -133,7 +132,7 @@ def find_step(
         raise ConfigError(f"row {row}: there is no such row; the rows of these shards are 0 to {rows - 1:,}")
     if not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch {epoch}: there is no such epoch; they are 0 to {MAX_EPOCH:,}")
-    if (selection := selection_of(plan.rows)) is not None and not selection.has(row):
+    if (selection := plan.rows.selection) is not None and not selection.has(row):
         rules = excluded_by(row) if excluded_by is not None else []
         why = f"{' and '.join(rules)} {'leave' if len(rules) > 1 else 'leaves'} it out" if rules else selection.name
         raise ConfigError(f"row {row} is not loaded: {why}; `mmdata replay SHARDS` makes any row of a folder of shards")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mmdata.errors import ConfigError
 from mmdata.index.index import Index
+from mmdata.nearest import meant
 from mmdata.tables.arrow_values import kind_of
 from mmdata.tables.joined import Joined
 
@@ -48,9 +51,25 @@ class RowColumns:
         of_index = {name: kind for name, kind in OF_INDEX.items() if name not in absent}
         self.types: dict[str, Any] = {**joined.types, **of_index}
 
-    def names(self, *kinds: str) -> list[str]:
-        """The columns of some kinds, in order; see `kind_of`."""
-        return sorted(name for name, kind in self.types.items() if kind_of(kind) in kinds)
+    def pick(self, name: str, *kinds: str, of: str, what: str, also: str | None = None) -> Callable[[int], Any]:
+        """What gives the values of a column for all rows of a shard: an Arrow array (n,).
+
+        Args:
+            name: of the column.
+            kinds: that it may have, see `kind_of`.
+            of: name of the setting, for messages.
+            what: the kinds in words, likewise.
+            also: another word that the setting takes.
+
+        Raises:
+            ConfigError: no such column; the nearest one is named.
+        """
+        known = sorted(column for column, kind in self.types.items() if kind_of(kind) in kinds)
+        if name not in known:
+            words = [*known, also] if also else known
+            raise ConfigError(f"{of}: no column '{name}' of {what}{meant(name, words)}; there are {', '.join(words)}")
+        self.warn_of_hidden([name], of=of)
+        return partial(self.of_shard, name=name)
 
     def warn_of_hidden(self, names: Iterable[str], *, of: str) -> None:
         """Warn of columns that the index and a table have: that of the index is meant."""
