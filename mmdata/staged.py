@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from mmdata.atomic import naming, sync_folder
@@ -93,7 +93,7 @@ class Staged:
 
 @contextmanager
 def whole_folder(folder: Path) -> Generator[Path, None, None]:
-    """An empty folder, which takes its place when the block ends; if the block fails, nothing is left of it.
+    """An empty folder, which takes its place when the block ends, unless the block fails or removes it.
 
     Args:
         folder: the place; an empty folder may be there, or none. What a killed run has left beside it is removed.
@@ -103,18 +103,23 @@ def whole_folder(folder: Path) -> Generator[Path, None, None]:
     aside.mkdir(parents=True)
     try:
         yield aside
-        for path in aside.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                with naming(path), path.open("rb") as file:
-                    os.fsync(file.fileno())
-            elif path.is_dir():
-                sync_folder(path)
-        sync_folder(aside)
-        os.rename(aside, folder)
+        if aside.exists():
+            sync_tree(aside)
+            os.rename(aside, folder)
+            sync_folder(folder.parent)
     finally:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(aside)
-    sync_folder(folder.parent)
+        remove(aside)
+
+
+def sync_tree(folder: Path) -> None:
+    """Sync a folder to disk, with all files and folders in it."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with naming(path), path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
 
 
 def remove(path: Path) -> None:

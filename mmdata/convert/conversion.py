@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +11,8 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from itertools import repeat
-from pathlib import Path
 from typing import TypeVar
 
-from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeless
 from mmdata.convert.cut import Units
 from mmdata.convert.decide import Decider
@@ -38,6 +35,7 @@ from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.hashing import least_share
 from mmdata.progress import Track
+from mmdata.staged import sync_tree
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -217,9 +215,7 @@ class Conversion:
             inner = folder / INNER / TOKENIZER_NAME
             if inner != first:
                 shutil.copytree(first, inner)
-            for path in inner.iterdir():
-                _sync(path)
-            sync_folder(inner)
+            sync_tree(inner)
             (folder / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
         return Tokenizer.load(first, max_length=self._config.max_length)
 
@@ -408,8 +404,3 @@ def _listed(flags: Sequence[str]) -> str:
     """All of them, or the first and how many more."""
     more = f" and {len(flags) - PARTS_NAMED} more" if len(flags) > PARTS_NAMED else ""
     return ", ".join(flags[:PARTS_NAMED]) + more
-
-
-def _sync(path: Path) -> None:
-    with naming(path), path.open("rb") as file:
-        os.fsync(file.fileno())
