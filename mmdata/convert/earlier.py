@@ -98,7 +98,7 @@ class Earlier:
         """Columns of the list of all rows, as Arrow record batches.
 
         Raises:
-            DataError: the list is damaged, or of a version that kept none or had no such column.
+            DataError: the list is missing or damaged.
         """
         count = 0
         for part in self.parts:
@@ -109,17 +109,14 @@ class Earlier:
         if count != self.accounts["rows"]:
             raise DataError(
                 f"retry '{self.folder}': {INNER}{ROWS_FOLDER}/ lists {count:,} of {self.accounts['rows']:,} rows; "
-                "an earlier version made no such list, and a copy may have left it out: convert anew"
+                "was it left out of a copy? Copy it too, or convert anew"
             )
 
 
 def _read(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
-            if missing := sorted(set(columns) - set(file.schema_arrow.names)):
-                raise DataError(
-                    f"'{path}': no column '{missing[0]}', which an earlier version did not write; convert anew"
-                )
-            yield from file.iter_batches(columns=list(columns))
-    except (OSError, pa.ArrowException) as error:
+            for batch in file.iter_batches(columns=list(columns)):
+                yield batch.select(list(columns))
+    except (OSError, KeyError, pa.ArrowException) as error:
         raise DataError(f"'{path}': not a list of rows that is whole ({error}); convert anew") from error

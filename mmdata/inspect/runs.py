@@ -67,7 +67,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Sections of a run's config.yaml as plain data; the file may be of an earlier version, so it is not validated."""
+    """Sections of a run's config.yaml as plain data, not validated."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -297,7 +297,7 @@ def test_whoever_opens_the_folder_of_a_stopped_conversion_is_told(
         ("table", "the source was of the kind folder, and is of the kind table"),
         (
             "many",
-            'check: was not set, is "header"; max_aspect: was 20.0, is 9.0; max_pixels: was 178956970, is 1000000; '
+            'check: was "full", is "header"; max_aspect: was 20.0, is 9.0; max_pixels: was 178956970, is 1000000; '
             "min_side: was 2, is 9; shard_bytes: was 1000000000, is 7; and 1 more",
         ),
     ],
