@@ -6,7 +6,6 @@ its first million.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from mmdata.convert.missing import where_looked
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
+from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
@@ -241,7 +241,7 @@ def _facts_of_rows(path: Path, source: Source) -> Facts:
         DataError: none of these rows can be used.
     """
     examiner = Examiner.from_config(source, ConvertConfig())
-    found: list[Examined] = list(in_order(os.cpu_count() or 1, examiner, islice(source.rows(), LOOKED_ROWS)))
+    found: list[Examined] = list(in_order(usable_cores(), examiner, islice(source.rows(), LOOKED_ROWS)))
     samples = [(one.sample, one.label) for one in found if one.sample is not None and not one.fault]
     faults = [(one.fault[0], one.path) for one in found if one.fault]
     if not samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,13 +15,17 @@ from mmdata.convert.fetch import FetchStage, has_url
 from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
+from mmdata.cores import usable_cores
 from mmdata.errors import DataError
+from mmdata.processes import Step, tell_from_processes
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 CHUNK = 16
 """Rows that a thread takes at once."""
+AHEAD = 2
+"""Units that a process holds, the one in work included."""
 
 
 class Progress(NamedTuple):
@@ -44,11 +47,9 @@ def local(num_workers: int | None = None) -> Engine:
     Args:
         num_workers: None takes one for each core.
     """
-    workers = num_workers or os.cpu_count() or 1
+    workers = num_workers or usable_cores()
 
     def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
-        from mmdata.convert.processes import processes
-
         iterator = iter(units)
         first = list(islice(iterator, 2))
         later = chain(first, iterator)
@@ -67,13 +68,58 @@ def threads(num_workers: int | None = None) -> Engine:
     Args:
         num_workers: threads that examine rows; None takes one for each core.
     """
-    workers = num_workers or os.cpu_count() or 1
+    workers = num_workers or usable_cores()
 
     def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         with FetchStage.from_config(job.config) as fetch:
             yield from make_units(job, units, fetch, workers)
 
     return run
+
+
+def processes(num_workers: int | None = None) -> Engine:
+    """An engine of processes, each of which makes whole units.
+
+    Args:
+        num_workers: processes; None takes one for each core.
+    """
+    workers = num_workers or usable_cores()
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        given: dict[int, Unit] = {}
+        examined: dict[int, int] = {}
+
+        def note_each() -> Iterator[Unit]:
+            for place, unit in enumerate(units):
+                given[place], examined[place] = unit, 0
+                yield unit
+
+        def name(place: int) -> str:
+            return f"rows {given[place].start} to {given[place].stop - 1}"
+
+        for told in tell_from_processes(partial(_make_unit, job), note_each(), name=name, workers=workers, ahead=AHEAD):
+            if told.kind == "failed":
+                raise told.content
+            rows = told.content if told.kind == "step" else len(given[told.place])
+            yield Progress(rows - examined[told.place])
+            examined[told.place] = rows
+            if told.kind == "done":
+                del given[told.place], examined[told.place]
+                yield told.content
+
+    return run
+
+
+def _make_unit(job: Job, unit: Unit, step: Step) -> Receipt:
+    """Make a unit in a process of `processes`."""
+    with FetchStage.from_config(job.config) as fetch:
+        rows = 0
+        for event in make_units(job, [unit], fetch, 1):
+            if isinstance(event, Receipt):
+                return event
+            rows += event.rows
+            step(rows)
+    raise AssertionError("make_units gives a receipt, or raises")
 
 
 def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int) -> Iterator[Receipt | Progress]:

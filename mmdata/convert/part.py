@@ -22,6 +22,7 @@ from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
+from mmdata.cores import usable_cores
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.writer import shard_name
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
@@ -72,7 +73,7 @@ class OutputFolder:
         self._rows, self._bytes = 0, len(END)  # of that shard
         self._num_shards = 0  # begun
         self._composing: deque[Future[Composed]] = deque()
-        self._most_composing = 4 * (os.cpu_count() or 1)
+        self._most_composing = 4 * usable_cores()
         self._relabelled = count()
 
     def __enter__(self) -> OutputFolder:

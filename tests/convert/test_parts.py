@@ -18,8 +18,7 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.arrow import ParquetTable
-from mmdata.convert.engines import Engine, Progress, threads
-from mmdata.convert.processes import processes
+from mmdata.convert.engines import Engine, Progress, processes, threads
 from mmdata.convert.staging import Receipt
 from mmdata.convert.tables import TableRow
 from mmdata.convert.unit import Job, Unit

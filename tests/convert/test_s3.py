@@ -23,8 +23,7 @@ import pytest
 import mmdata.storage.s3 as s3_module
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
-from mmdata.convert.engines import threads
-from mmdata.convert.processes import processes
+from mmdata.convert.engines import processes, threads
 from mmdata.convert.unit import Job
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
