@@ -14,7 +14,7 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
-from mmdata.progress import SILENT, Pass, ShownTrack, duration
+from mmdata.progress import SILENT, Pass, Track, duration
 from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program, run_program
@@ -79,21 +79,22 @@ def test_duration_is_rounded_up(seconds: float, text: str) -> None:
 
 def test_silent_track_passes_things_through() -> None:
     things = [1, 2]
-    assert SILENT(things, "x", 2) is things
+    assert list(SILENT(things, "x", 2)) == things
     SILENT.skip(1)
     SILENT.leave_out(1, of=2)
     SILENT.say("x")
 
 
-class Told(ShownTrack):
+class Told(Track):
     """Notes what it is told."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self.note)
         self.ended: list[tuple[str, str]] = []
 
-    def _end(self, one: Pass) -> None:
-        self.ended.append((one.what, re.sub(r", .* \w+/s", "", one.text(0.0))))
+    def note(self, one: Pass) -> None:
+        if one.has_ended:
+            self.ended.append((one.what, re.sub(r", .* \w+/s", "", one.text(0.0))))
 
 
 @pytest.fixture
