@@ -1,6 +1,6 @@
-"""Calls a function for several items in processes of this machine. They start in scripts and notebooks alike.
+"""Cores for workers; a function called for several items in processes; what a forked process must find free.
 
-A process imports nothing of the program that started it, and ends with it.
+A process that is started here imports nothing of the program that started it, and ends with it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from threading import Lock
 from time import monotonic
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from weakref import ref
 
-from mmdata.cores import usable_cores
 from mmdata.errors import ConfigError, DataError
 
 WORTH_BYTES = 2**28
@@ -28,15 +30,56 @@ STEP_S = 0.2
 """Seconds between two reports of how far an item is."""
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.processes import main; main()"
 
+NumWorkers = int | Literal["auto"]
+"""The type of `data.loading.num_workers`; "auto" is all usable cores of the rank."""
+
 logger = logging.getLogger("mmdata")
 
 T = TypeVar("T")
 R = TypeVar("R")
 Step = Callable[[int], None]
-"""Told how far an item is."""
+"""ItemEvent how far an item is."""
+
+held = set[int]()
+"""Descriptors of files that this process has locked. A child would share these locks, and keep them."""
+_locks = set[ref[Lock]]()
 
 
-class Told(NamedTuple):
+def most_workers(num_workers: NumWorkers) -> int:
+    """The number of workers that a setting stands for."""
+    return usable_cores() if num_workers == "auto" else num_workers
+
+
+def usable_cores(environment: Mapping[str, str] | None = None, *, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores for the workers of one rank, at least 1.
+
+    They are the cores that this process may run on, within the container's quota, divided by the number of ranks of
+    this host (LOCAL_WORLD_SIZE, set by torchrun).
+    """
+    quota = cpu_quota(cgroup)
+    cores = num_cores() if quota is None else min(num_cores(), max(1, int(quota)))
+    ranks = (os.environ if environment is None else environment).get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1))
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the container's quota (cgroup v2 or v1) allows; None without a quota."""
+    try:
+        words = (root / "cpu.max").read_text().split()
+    except OSError:
+        try:
+            words = [(root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
+        except OSError:
+            return None
+    return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+
+
+class ItemEvent(NamedTuple):
     """What a process tells of an item.
 
     Attributes:
@@ -68,7 +111,7 @@ def map_in_processes(
     """The results of `function(item, step)` for each item, in order; the first error in this order is raised.
 
     Args:
-        function, items: see `tell_from_processes`.
+        function, items: see `events_of_processes`.
         names: of the items, for messages.
         workers: processes; 1: this one.
         step: of the place of an item, gives what is told how far it is, in this process.
@@ -81,13 +124,13 @@ def map_in_processes(
         for place, item in enumerate(items):
             yield function(item, step(place))
         return
-    done: dict[int, Told] = {}
+    done: dict[int, ItemEvent] = {}
     following = 0
-    for told in tell_from_processes(function, items, name=lambda place: f"'{names[place]}'", workers=workers):
-        if told.kind == "step":
-            step(told.place)(told.content)
+    for event in events_of_processes(function, items, name=lambda place: f"'{names[place]}'", workers=workers):
+        if event.kind == "step":
+            step(event.place)(event.content)
             continue
-        done[told.place] = told
+        done[event.place] = event
         while following in done:
             first = done.pop(following)
             following += 1
@@ -96,14 +139,14 @@ def map_in_processes(
             yield first.content
 
 
-def tell_from_processes(
+def events_of_processes(
     function: Callable[[T, Step], R],
     items: Iterable[T],
     *,
     name: Callable[[int], str],
     workers: int,
     ahead: int = 1,
-) -> Iterator[Told]:
+) -> Iterator[ItemEvent]:
     """What processes tell of `function(item, step)` for each item, as it comes.
 
     Args:
@@ -135,9 +178,9 @@ def tell_from_processes(
         feed()
         while busy := {worker.connection: worker for worker in started if worker.places}:
             for connection in cast("list[Connection]", wait(list(busy))):
-                told = busy[connection].receive(name)
-                if told is not None:
-                    yield told
+                event = busy[connection].receive(name)
+                if event is not None:
+                    yield event
             feed()
     finally:
         for worker in started:
@@ -169,7 +212,7 @@ class _Worker:
         self.places.append(place)
         self._send(item)
 
-    def receive(self, name: Callable[[int], str]) -> Told | None:
+    def receive(self, name: Callable[[int], str]) -> ItemEvent | None:
         """What it tells of the item in work; None for a line of the log."""
         place = self.places[0]
         try:
@@ -186,7 +229,7 @@ class _Worker:
             return None
         if kind != "step":
             self.places.popleft()
-        return Told(place, kind, content)
+        return ItemEvent(place, kind, content)
 
     def end(self) -> None:
         """Kill it."""
@@ -220,7 +263,7 @@ class _Parent:
     """The process that started this one, which ends with it. A thread receives the next item while one is in work."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection, self._lock = connection, threading.Lock()
+        self._connection, self._lock = connection, Lock()
         self._received: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=self._receive_all, name="receive", daemon=True).start()
 
@@ -273,3 +316,43 @@ def _sendable(error: Exception) -> Exception:
     except Exception:  # whatever a pickle does
         return DataError(f"{type(error).__name__}: {error}")
     return error
+
+
+def new_lock() -> Lock:
+    """A lock that is free in a forked child, whichever thread of the parent held it.
+
+    What it guards must be of use after each single operation: the thread that held it may have been between two.
+    """
+    lock = Lock()
+    # `discard` is C code, in which no interrupt is lost. A WeakSet would run Python code when the lock is collected.
+    _locks.add(ref(lock, _locks.discard))
+    return lock
+
+
+class cached_property(Generic[T]):
+    """`functools.cached_property` without the lock that it has before Python 3.12, one for all objects of a class."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:
+        if instance is None:  # asked of the class, by `help` for one
+            return cast("T", self)
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
+
+
+def _free_in_child() -> None:
+    for reference in list(_locks):
+        if (lock := reference()) is not None and lock.locked():
+            lock.release()
+    for descriptor in held:
+        os.close(descriptor)
+    held.clear()
+
+
+os.register_at_fork(after_in_child=_free_in_child)

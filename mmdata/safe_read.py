@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from mmdata.errors import BadSample, ConfigError, DataError, Reason
-from mmdata.nearest import nearest
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, nearest
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before its row is quarantined."""

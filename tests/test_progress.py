@@ -14,8 +14,8 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
+from mmdata.files import shipped
 from mmdata.progress import SILENT, Pass, Track, duration
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program, run_program
 

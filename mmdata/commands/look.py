@@ -24,10 +24,10 @@ from mmdata.convert.missing import where_looked
 from mmdata.convert.packed import is_packed
 from mmdata.convert.rows import Source
 from mmdata.convert.sources import open_source
-from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
+from mmdata.processes import usable_cores
 from mmdata.storage.fetch import display_name
 from mmdata.storage.folder import has_manifest, local_folder
 from mmdata.storage.urls import is_url

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from mmdata.config.settings import Integer, Location, Settings
-from mmdata.nearest import did_you_mean
+from mmdata.errors import did_you_mean
 
 
 class ArmConfig(Settings):

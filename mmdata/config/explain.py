@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from mmdata.config.settings import Settings, sections_of
 from mmdata.config.words import type_in_words
-from mmdata.errors import excerpt
-from mmdata.nearest import SHORT, did_you_mean, nearest
+from mmdata.errors import SHORT, did_you_mean, excerpt, nearest
 
 OTHER_NAMES = {
     "batch_size": "global_batch_size",

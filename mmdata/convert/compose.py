@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import naming
+from mmdata.files import naming
 from mmdata.images import ImageInfo
 from mmdata.images.probe import FORMATS
 from mmdata.index import Sample

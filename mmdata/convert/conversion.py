@@ -31,11 +31,11 @@ from mmdata.convert.rows import ImageSource, InputRow, Source, images_of
 from mmdata.convert.seen import ChangedFile, changed_file
 from mmdata.convert.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, Unit, part_of
-from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, DataError, printable
+from mmdata.files import sync_tree
 from mmdata.hashing import least_share
+from mmdata.processes import usable_cores
 from mmdata.progress import Track
-from mmdata.staged import sync_tree
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 

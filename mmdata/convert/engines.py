@@ -15,9 +15,8 @@ from mmdata.convert.fetch import FetchStage, has_url
 from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
-from mmdata.cores import usable_cores
 from mmdata.errors import DataError
-from mmdata.processes import Step, tell_from_processes
+from mmdata.processes import Step, events_of_processes, usable_cores
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -97,15 +96,17 @@ def processes(num_workers: int | None = None) -> Engine:
         def name(place: int) -> str:
             return f"rows {given[place].start} to {given[place].stop - 1}"
 
-        for told in tell_from_processes(partial(_make_unit, job), note_each(), name=name, workers=workers, ahead=AHEAD):
-            if told.kind == "failed":
-                raise told.content
-            rows = told.content if told.kind == "step" else len(given[told.place])
-            yield Progress(rows - examined[told.place])
-            examined[told.place] = rows
-            if told.kind == "done":
-                del given[told.place], examined[told.place]
-                yield told.content
+        for event in events_of_processes(
+            partial(_make_unit, job), note_each(), name=name, workers=workers, ahead=AHEAD
+        ):
+            if event.kind == "failed":
+                raise event.content
+            rows = event.content if event.kind == "step" else len(given[event.place])
+            yield Progress(rows - examined[event.place])
+            examined[event.place] = rows
+            if event.kind == "done":
+                del given[event.place], examined[event.place]
+                yield event.content
 
     return run
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mmdata.atomic import naming, sync_folder
 from mmdata.convert.decide import Decided
 from mmdata.convert.examine import DIGEST_BYTES
 from mmdata.errors import Reason
+from mmdata.files import naming, sync_folder
 
 ROWS_FOLDER = "rows"
 TIMINGS_NAME = "timings.parquet"

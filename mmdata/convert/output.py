@@ -17,17 +17,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from mmdata.atomic import LOCK_NAME, lock
 from mmdata.convert.compose import compose
 from mmdata.convert.differences import Run, differences
 from mmdata.convert.input_rows import ROWS_FOLDER, TIMINGS_NAME
 from mmdata.convert.part import Compose
 from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
+from mmdata.files import LOCK_NAME, Staged, lock, remove
 from mmdata.index.manifest import Manifest
 from mmdata.index.writer import published_names
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.staged import Staged, remove
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 
 SOURCE_NAME = ".source-"

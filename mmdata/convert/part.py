@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.compose import Composed, Fragment, compose, relabel
 from mmdata.convert.decide import Decided
@@ -22,9 +21,10 @@ from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
-from mmdata.cores import usable_cores
+from mmdata.files import naming, sync_folder
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.writer import shard_name
+from mmdata.processes import usable_cores
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
 

@@ -24,8 +24,8 @@ from mmdata.convert.rows import images_of
 from mmdata.convert.sampled_row import RowLook, SampledRow
 from mmdata.convert.sampling import Estimate, SampleOf
 from mmdata.convert.survey import Survey
-from mmdata.cores import usable_cores
 from mmdata.errors import Reason
+from mmdata.processes import usable_cores
 from mmdata.progress import SILENT, Track
 
 NONE = Estimate(0, 0, 0, 0)

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
+from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
-from mmdata.staged import whole_folder
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER
 from mmdata.storage.s3 import CONNECTIONS, S3Folder

@@ -16,7 +16,7 @@ from typing import Any
 
 import PIL
 
-from mmdata.forked import new_lock
+from mmdata.processes import new_lock
 
 logger = logging.getLogger("mmdata")
 

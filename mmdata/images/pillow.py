@@ -24,8 +24,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from mmdata.errors import BadSample, Reason
-from mmdata.forked import new_lock
 from mmdata.images.jxl import jxl_size
+from mmdata.processes import new_lock
 
 MAX_PIXELS = 178_956_970
 """Images with more pixels are not decoded: Pillow's limit."""

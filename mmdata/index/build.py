@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import lock
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import lock
 from mmdata.hashing import hash64
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
 from mmdata.index.builder import IndexBuilder

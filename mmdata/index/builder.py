@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
+from mmdata.files import write_whole
 from mmdata.images.decoder_warnings import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.encode import CountTokens, encode

@@ -21,11 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
-from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.forked import cached_property, new_lock
+from mmdata.files import write_whole
 from mmdata.index.columns import SCHEMA_VERSION, ShardColumns
 from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, ManifestPage, PageColumns, ShardEntry, page_name
+from mmdata.processes import cached_property, new_lock
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import (
     INNER,

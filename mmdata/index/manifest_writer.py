@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mmdata.atomic import naming, write_whole
 from mmdata.errors import DataError
+from mmdata.files import naming, write_whole
 from mmdata.hashing import file_sha256
 from mmdata.index.columns import SCHEMA
 from mmdata.index.histogram import unpack_cells

@@ -13,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmdata.atomic import write_whole
 from mmdata.errors import DamagedShard
+from mmdata.files import Staged, remove, write_whole
 from mmdata.hashing import fast_hash
 from mmdata.index.manifest import Manifest
-from mmdata.staged import Staged, remove
 from mmdata.storage.folder import INNER, MANIFEST_NAME
 from mmdata.tars.row import IndexedMember, IndexRow
 from mmdata.tars.scan import Edge, Scan

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import naming
 from mmdata.errors import BadSample, Reason
+from mmdata.files import naming
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images.probe import EXTENSIONS, FORMATS, ImageInfo
 from mmdata.index.encode import Encoded

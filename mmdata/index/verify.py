@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mmdata.atomic import explain
-from mmdata.errors import BadSample, DataError, Reason, printable
+from mmdata.errors import BadSample, DataError, Reason, explain, printable
 from mmdata.hashing import file_sha256
 from mmdata.images.probe import NO_LIMITS
 from mmdata.index.columns import SCHEMA, ShardColumns

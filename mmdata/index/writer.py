@@ -8,14 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mmdata.atomic import lock
 from mmdata.errors import DataError
+from mmdata.files import Staged, lock, remove
 from mmdata.index.encode import CountTokens, encode
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.pages import INDEX_FILE
 from mmdata.index.tar_writer import Sample, TarWriter, members_of, size_in_tar
-from mmdata.staged import Staged, remove
 from mmdata.storage.folder import INNER, MANIFEST_NAME
 from mmdata.tars.tar import END
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import yaml
 
-from mmdata.atomic import read_json_lines
 from mmdata.errors import DataError, excerpt
+from mmdata.files import read_json_lines
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 
 METRICS, EVALUATION, CONFIG = "metrics.jsonl", "evaluation.json", "config.yaml"

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, cast
 
 from mmdata.config import DataConfig
-from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError, Reason, counted
 from mmdata.images.decoder_warnings import sample_name
 from mmdata.index import Index
@@ -35,6 +34,7 @@ from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.position import MAX_EPOCH, check_count, check_epoch, check_state
+from mmdata.processes import most_workers
 from mmdata.tables.joined import Joined
 from mmdata.tars.texts import Losses
 from mmdata.text.tokenizer import load_tokenizer

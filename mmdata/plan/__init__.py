@@ -9,7 +9,6 @@
 - `from_config` makes a plan of settings. Nothing in this package reads an image.
 """
 
-from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import (
     Bucket,
     BucketPolicy,
@@ -19,7 +18,7 @@ from mmdata.plan.buckets import (
     TokenBudgetPolicy,
 )
 from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions, choose_captions
-from mmdata.plan.choose import choose_image_shapes
+from mmdata.plan.choose import choose_image_shapes, choose_lengths
 from mmdata.plan.mixture import BatchShare, Groups, Mixture, ShardSpan
 from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan, Step, rank_slice

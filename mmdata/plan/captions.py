@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from mmdata.config import DataConfig
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, meant
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
 from mmdata.index.ragged import spans
-from mmdata.nearest import meant
 from mmdata.seeding import mix
 from mmdata.tables.arrow_values import DATES
 from mmdata.tables.joined import JOINED, Joined

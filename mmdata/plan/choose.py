@@ -1,6 +1,6 @@
 """Chooses the shapes of batches: of settings, and those that pad and crop least for the counts of a corpus.
 
-Text bounds alone: `mmdata.length_bounds`. Reads no image.
+Reads no image.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.index import Index
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
-from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, TokenBudgetPolicy
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
 from mmdata.plan.rows import IndexRows
@@ -208,3 +207,45 @@ def _least_cropped(
         begins.append(longer.argmax(axis=0))
         area = longer.max(axis=0)
     return chosen[::-1]
+
+
+def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
+    """The text length bounds that leave the least padding.
+
+    Args:
+        histogram: (L,), captions by length: entry i counts those of i tokens. The longest length that occurs is always
+            a bound.
+        count: largest number of bounds.
+
+    Returns:
+        Rising bounds, `count` or fewer.
+
+    Raises:
+        ValueError: the histogram is empty.
+
+    Example:
+        Lengths 4 (ten captions), 5 (ten) and 20 (one), two bounds: [5, 20] pads 10 tokens; [4, 20] would pad 150.
+
+    Method: dynamic programming over the length at which each bound begins, O(count · lengths²).
+    """
+    if not np.any(histogram):
+        raise ValueError("choose_lengths: the histogram is empty")
+    lengths = np.flatnonzero(histogram)
+    captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
+    # group[i, j]: tokens of the captions of lengths i … j-1, all padded to the longest of them
+    group = (captions_below[None, :] - captions_below[:, None]) * np.concatenate([[0], lengths])[None, :]
+    group[np.tril_indices(len(group))] = np.inf
+    # cost[j]: least tokens for the first j lengths, with as many bounds as rounds have passed
+    cost = np.full(len(lengths) + 1, np.inf)
+    cost[0] = 0.0
+    begins: list[NDArray[np.int64]] = []  # of each round, [j]: where the last bound's lengths begin
+    for _ in range(min(count, len(lengths))):
+        total = cost[:, None] + group  # [i, j]: the last bound holds lengths i … j-1
+        begins.append(total.argmin(axis=0))
+        cost = total.min(axis=0)
+    bounds: list[int] = []
+    end = len(lengths)
+    for begin in reversed(begins):  # back from the last bound to the first
+        bounds.append(int(lengths[end - 1]))
+        end = int(begin[end])
+    return bounds[::-1]

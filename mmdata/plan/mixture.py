@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError, counted
+from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.ranges import mix_evenly

@@ -12,9 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, meant
 from mmdata.index import Index
-from mmdata.nearest import meant
 from mmdata.plan.weights import RowWeights
 from mmdata.tables.joined import Joined
 from mmdata.tables.row_columns import RowColumns

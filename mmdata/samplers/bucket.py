@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from mmdata.length_bounds import choose_lengths
+from mmdata.plan.choose import choose_lengths
 from mmdata.plan.schedule import LEFTOVERS, Leftover
 from mmdata.samplers.planned import Ints, PlannedBatchSampler, digest, whole_numbers
 from mmdata.seeding import Purpose

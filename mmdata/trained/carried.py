@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mmdata.atomic import write_whole
 from mmdata.config import DataConfig, ModelConfig
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import remove, whole_folder, write_whole
 from mmdata.recognize import CHECKPOINTS
-from mmdata.staged import remove, whole_folder
 from mmdata.text.tokenizer import Tokenizer, save_tokenizer
 from mmdata.train.evaluation.prompts import read_classes
 from mmdata.train.models.dual_encoder import DualEncoder

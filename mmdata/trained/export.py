@@ -30,7 +30,7 @@ from transformers import (
 import mmdata.train.models.towers
 import mmdata.train.models.transformers_towers
 from mmdata.errors import ConfigError
-from mmdata.staged import whole_folder
+from mmdata.files import whole_folder
 from mmdata.train.models.towers import PRESETS, ImageTower
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,

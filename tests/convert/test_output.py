@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from mmdata import Loader, stream
-from mmdata.atomic import lock
 from mmdata.commands.look import look
 from mmdata.commands.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
+from mmdata.files import lock
 from mmdata.index import Index, Manifest, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content

@@ -23,8 +23,8 @@ from mmdata.convert.staging import Receipt
 from mmdata.convert.tables import TableRow
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import shipped
 from mmdata.index import Manifest
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program
 

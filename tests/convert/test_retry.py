@@ -22,9 +22,9 @@ from mmdata.convert import ConvertConfig, Report, Retry, convert, convert_part
 from mmdata.convert.engines import local, threads
 from mmdata.convert.retry import RETRIED
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import shipped
 from mmdata.index import Index, build_index
 from mmdata.index.verify import verify
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from mmdata.files import shipped
 from mmdata.inspect.builds import Build, build_of, check_torchvision, mismatch
 from mmdata.inspect.doctor import Check, examine
-from mmdata.shipped import shipped
 
 
 @pytest.fixture
