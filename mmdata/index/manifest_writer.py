@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from mmdata.errors import DataError
-from mmdata.files import naming, write_whole
+from mmdata.files import end_file, naming, write_whole
 from mmdata.hashing import file_sha256
 from mmdata.index.columns import SCHEMA
 from mmdata.index.histogram import unpack_cells
@@ -177,9 +177,7 @@ class _IndexFile:
         """End the file, which is on disk when this returns."""
         with naming(self.path):
             self._writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            end_file(self._file)
 
     def discard(self) -> None:
         """Close the file, and remove it."""
