@@ -40,8 +40,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes | memoryview | Callabl
                 data(file)
             else:
                 file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            end_file(file)
         os.replace(aside, target)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (aside, os.fspath(aside)):
@@ -64,6 +63,14 @@ def naming(path: str | os.PathLike[str]) -> Generator[None, None, None]:
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+def end_file(file: BinaryIO) -> None:
+    """Put a file that was written on disk, and close it."""
+    with naming(file.name):
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
 
 
 def read_json_lines(path: str | os.PathLike[str], needs: Mapping[str, type]) -> Iterator[dict[str, Any]]:

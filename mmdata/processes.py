@@ -38,7 +38,7 @@ logger = logging.getLogger("mmdata")
 T = TypeVar("T")
 R = TypeVar("R")
 Step = Callable[[int], None]
-"""ItemEvent how far an item is."""
+"""Told how far an item is."""
 
 held = set[int]()
 """Descriptors of files that this process has locked. A child would share these locks, and keep them."""

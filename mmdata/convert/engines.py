@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from time import perf_counter
@@ -17,6 +16,7 @@ from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
 from mmdata.errors import DataError
 from mmdata.processes import Step, events_of_processes, usable_cores
+from mmdata.storage.concurrently import map_concurrently
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -166,17 +166,9 @@ def in_order(workers: int, function: Callable[[A], R], rows: Iterable[A]) -> Ite
     if workers == 1:
         yield from map(function, rows)
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
-    pending: deque[Future[list[R]]] = deque()
-    try:
-        for chunk in chunks(rows, CHUNK):
-            pending.append(pool.submit(_call_for_all, function, chunk))
-            if len(pending) > 2 * workers:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    call = partial(_call_for_all, function)
+    for results in map_concurrently(call, chunks(rows, CHUNK), threads=workers, end=lambda: None, ahead=2):
+        yield from results
 
 
 def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:

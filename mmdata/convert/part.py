@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
-from mmdata.files import naming, sync_folder
+from mmdata.files import end_file, naming, sync_folder
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.writer import shard_name
 from mmdata.processes import usable_cores
@@ -112,10 +111,7 @@ class OutputFolder:
 
     def close_ledger(self) -> None:
         """Put the list of the rows left out on disk."""
-        with naming(self._ledger):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+        end_file(self._file)
 
     def close(self, more: dict[str, object], tokenizer: str | None) -> None:
         """Finish the shards and, last, the manifest.
