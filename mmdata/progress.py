@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-WINDOW_S = 30.0
-"""Seconds over which a rate is measured."""
-MARK_S = 1.0
-"""Seconds between two marks of how far a pass is."""
+MEASURED_S = 1.0
+"""Seconds after which a rate is told."""
 LINE_S = 60.0
 """Seconds between two lines in a log; what is shorter prints none."""
 DRAW_S = 0.1
@@ -43,7 +40,6 @@ class Pass:
         self._noun = noun
         self._left_out, self._judged = 0, 0
         self._began = now
-        self._marks = deque([(now, 0)])  # when so many had been made
         self._ended: float | None = None
 
     @property
@@ -64,18 +60,10 @@ class Pass:
         """Nothing more will come."""
         self._ended, self.total, self.is_exact = now, self.done, True
 
-    def mark(self, now: float) -> None:
-        """Remember how far it is, for the rate; called every few seconds at least."""
-        if now - self._marks[-1][0] >= MARK_S:
-            self._marks.append((now, self.made))
-        while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_S:
-            self._marks.popleft()
-
     def rate(self, now: float) -> float | None:
-        """Things made a second, over the last WINDOW_S; None where too little time has passed to tell."""
-        begin, made = (self._began, 0) if self._ended is not None else self._marks[0]
-        elapsed = (now if self._ended is None else self._ended) - begin
-        return (self.made - made) / elapsed if elapsed >= MARK_S else None
+        """Things made a second; None where too little time has passed to tell."""
+        elapsed = (now if self._ended is None else self._ended) - self._began
+        return self.made / elapsed if elapsed >= MEASURED_S else None
 
     def text(self, now: float) -> str:
         """How far it is, for people.
@@ -98,7 +86,7 @@ class Pass:
 
     def _left(self, rate: float, now: float) -> str:
         if not rate:
-            return f"none for {duration(now - self._marks[0][0])}"
+            return f"none for {duration(now - self._began)}"
         return f"{'' if self.is_exact else 'at most '}{duration((self.total - self.done) / rate)} left"
 
 
@@ -204,9 +192,7 @@ def _bars(console: Any) -> Generator[Track]:
         """How far a pass is."""
 
         def render(self, task: Task) -> Text:
-            one, now = task.fields["state"], time.monotonic()
-            one.mark(now)
-            return Text(one.text(now))
+            return Text(task.fields["state"].text(time.monotonic()))
 
     tasks: dict[Pass, Any] = {}
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=12), State(), console=console) as bars:
@@ -227,15 +213,9 @@ def _lines() -> Generator[Track]:
     track, stop = Track(), threading.Event()
 
     def print_lines() -> None:
-        printed = time.monotonic()
-        while not stop.wait(min(MARK_S, LINE_S)):
-            one, now = track.current, time.monotonic()
-            if one is None:
-                continue
-            one.mark(now)
-            if now - printed >= LINE_S:
-                print(f"{one.what}: {one.text(now)}", file=sys.stderr, flush=True)
-                printed = now
+        while not stop.wait(LINE_S):
+            if (one := track.current) is not None:
+                print(f"{one.what}: {one.text(time.monotonic())}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=print_lines, name="progress", daemon=True)
     thread.start()
