@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -280,32 +281,16 @@ def test_a_shard_whose_name_no_manifest_follows_is_refused_unread(tmp_path):
 
 
 KILL_EACH = """
-import os, shutil, signal, sys
+import os, shutil, sys
 from pathlib import Path
 from mmdata.index import build_index
-from mmdata.index.verify import verify
+from tests.convert.killed import before, die
 
 shards, good, old, out = map(Path, sys.argv[1:])
-names = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
-real = {name: getattr(os, name) for name in names}
 
 
 def content(folder):
-    inner = folder / "__mmdata__"
-    return {path.name: path.read_bytes() for path in inner.iterdir()}
-
-
-def kill_before(number):
-    left = [number]
-
-    def wrapped(name, *args, **options):
-        left[0] -= 1
-        if left[0] == -1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real[name](*args, **options)
-
-    for name in names:
-        setattr(os, name, lambda *args, name=name, **options: wrapped(name, *args, **options))
+    return {path.name: path.read_bytes() for path in (folder / "__mmdata__").iterdir()}
 
 
 for number in range(1000):
@@ -313,7 +298,7 @@ for number in range(1000):
     shutil.copytree(old, out)
     child = os.fork()
     if child == 0:
-        kill_before(number)
+        before(number, die)
         build_index(shards, out=out, overwrite=True)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
@@ -333,7 +318,8 @@ def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any
     build_index(shards, out=good)
     build_index(shards, out=old, count_tokens=count, tokenizer="another")
     places = [str(path) for path in (shards, good, old, tmp_path / "out")]
-    done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True)
+    root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True, env=root)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20  # moments at which it was killed
 
