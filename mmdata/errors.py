@@ -5,10 +5,19 @@ A sample is skipped only with a `Reason`; everything else is an error that names
 
 from __future__ import annotations
 
+import difflib
+import errno
 import logging
+import os
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import PurePath
 from typing import cast
+
+NEAR = 0.6
+"""Least similarity of two names, as difflib counts it: twice the letters in common, by the letters of both."""
+SHORT = 3
+"""Up to this many letters the first one must be the same: another one makes another word, as cpu of gpu."""
 
 
 class Reason(str, Enum):
@@ -170,6 +179,84 @@ def excerpt(value: object, length: int = 80) -> str:
         return repr(value) if len(value) <= length else f"{value[:length]!r}… ({len(value)} characters)"
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
+
+
+def nearest(word: str, known: Iterable[str], *, least: float = NEAR) -> str | None:
+    """The known name that is nearest to a word; None if none is near.
+
+    Upper case, hyphens, underscores and dots do not count.
+
+    Args:
+        word: as it was typed.
+        known: all names that it may be.
+        least: similarity from which on a name is near.
+
+    Example:
+        "trian" gives "train" of ["plan", "train"], "ViT-B-16" gives "vit_b_16" of ["tiny", "vit_b_16"], "xyz" None.
+    """
+    names: dict[str, str] = {}
+    for name in known:
+        names.setdefault(_plain(name), name)
+    plain = _plain(word)
+    likely = [name for name in names if len(plain) > SHORT or name[:1] == plain[:1]]
+    found = difflib.get_close_matches(plain, likely, n=1, cutoff=least)
+    return names[found[0]] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message: "; did you mean 'train'?", or "" if no known name is near."""
+    found = nearest(word, known)
+    return f"; did you mean '{found}'?" if found is not None else ""
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Within a message that goes on: " (did you mean 'train'?)", or "" if no known name is near."""
+    found = nearest(word, known)
+    return f" (did you mean '{found}'?)" if found is not None else ""
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter not in "-_. ")
+
+
+def explain(error: OSError) -> str:
+    """One sentence for an error of the system: the file, what happened, and the remedy.
+
+    Example:
+        'out/000001.tar': no space left on device; free some space or choose another disk, then run this again
+    """
+    if error.errno is None or not error.strerror:  # raised by a library, with a message of its own
+        return str(error)
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
+    where = " to ".join(f"'{name}'" for name in names)
+    reason = f"{error.strerror[:1].lower()}{error.strerror[1:]}"
+    remedy = _REMEDIES.get(error.errno, "")
+    return ": ".join(filter(None, (where, "; ".join(filter(None, (reason, remedy))))))
+
+
+_WRITABLE = "choose a folder that this user may write, or change its permissions"
+_REMEDIES = {
+    errno.ENOSPC: "free some space or choose another disk, then run this again",
+    errno.EDQUOT: "this user's quota is used up: free some space or choose another disk, then run this again",
+    errno.EFBIG: "the file system, or `ulimit -f`, allows no larger file: raise the limit or choose another disk",
+    errno.EROFS: "choose a folder on a disk that can be written, or mount this one for writing",
+    errno.EACCES: "this user has no permission: choose another path, or change its permissions",
+    errno.EPERM: _WRITABLE,
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EISDIR: "a file is expected there, and it is a folder: choose another path",
+    errno.EEXIST: "something is there already: choose another path, or move it away",
+    errno.ENOTEMPTY: "the folder is not empty: choose another path, or move its files away",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "links lead in a circle: choose another path",
+    errno.EXDEV: "it is moved to another disk: choose folders of one disk",
+    errno.EMFILE: "too many files are open: raise `ulimit -n`",
+    errno.ENFILE: "the machine has too many files open: end other programs",
+    errno.ENOMEM: "memory is used up: end other programs, or ask for less",
+    errno.EIO: "the disk or network failed: check it (`dmesg`), then run this again",
+    errno.ESTALE: "the network file system lost the file: mount it again, then run this again",
+    errno.ETXTBSY: "another program runs this file: end it first",
+}
 
 
 def where_to_look(error: Exception, module: str) -> str:

@@ -1,21 +1,27 @@
-"""Calls a function for several items in processes of this machine. They start in scripts and notebooks alike.
+"""Cores for workers; a function called for several items in processes; what a forked process must find free.
 
-A process imports nothing of the program that started it, and ends with it.
+A process that is started here imports nothing of the program that started it, and ends with it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from threading import Lock
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from weakref import ref
 
-from mmdata.cores import usable_cores
 from mmdata.errors import ConfigError, DataError
 
 WORTH_BYTES = 2**28
@@ -24,12 +30,67 @@ STEP_S = 0.2
 """Seconds between two reports of how far an item is."""
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.processes import main; main()"
 
+NumWorkers = int | Literal["auto"]
+"""The type of `data.loading.num_workers`; "auto" is all usable cores of the rank."""
+
 logger = logging.getLogger("mmdata")
 
 T = TypeVar("T")
 R = TypeVar("R")
 Step = Callable[[int], None]
 """Told how far an item is."""
+
+held = set[int]()
+"""Descriptors of files that this process has locked. A child would share these locks, and keep them."""
+_locks = set[ref[Lock]]()
+
+
+def most_workers(num_workers: NumWorkers) -> int:
+    """The number of workers that a setting stands for."""
+    return usable_cores() if num_workers == "auto" else num_workers
+
+
+def usable_cores(environment: Mapping[str, str] | None = None, *, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores for the workers of one rank, at least 1.
+
+    They are the cores that this process may run on, within the container's quota, divided by the number of ranks of
+    this host (LOCAL_WORLD_SIZE, set by torchrun).
+    """
+    quota = cpu_quota(cgroup)
+    cores = num_cores() if quota is None else min(num_cores(), max(1, int(quota)))
+    ranks = (os.environ if environment is None else environment).get("LOCAL_WORLD_SIZE", "1")
+    return max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1))
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the container's quota (cgroup v2 or v1) allows; None without a quota."""
+    try:
+        words = (root / "cpu.max").read_text().split()
+    except OSError:
+        try:
+            words = [(root / "cpu" / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period")]
+        except OSError:
+            return None
+    return None if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+
+
+class ItemEvent(NamedTuple):
+    """What a process tells of an item.
+
+    Attributes:
+        place: of the item, from 0.
+        kind: "step", "done" or "failed".
+        content: how far the item is, the result, or the error.
+    """
+
+    place: int
+    kind: Literal["step", "done", "failed"]
+    content: Any
 
 
 def workers_for(num_bytes: int, num_workers: int | None) -> int:
@@ -50,8 +111,7 @@ def map_in_processes(
     """The results of `function(item, step)` for each item, in order; the first error in this order is raised.
 
     Args:
-        function: and the items and results are sent from process to process: they can be pickled.
-        items: given to it, in their order.
+        function, items: see `events_of_processes`.
         names: of the items, for messages.
         workers: processes; 1: this one.
         step: of the place of an item, gives what is told how far it is, in this process.
@@ -64,37 +124,67 @@ def map_in_processes(
         for place, item in enumerate(items):
             yield function(item, step(place))
         return
+    done: dict[int, ItemEvent] = {}
+    following = 0
+    for event in events_of_processes(function, items, name=lambda place: f"'{names[place]}'", workers=workers):
+        if event.kind == "step":
+            step(event.place)(event.content)
+            continue
+        done[event.place] = event
+        while following in done:
+            first = done.pop(following)
+            following += 1
+            if first.kind == "failed":
+                raise first.content
+            yield first.content
+
+
+def events_of_processes(
+    function: Callable[[T, Step], R],
+    items: Iterable[T],
+    *,
+    name: Callable[[int], str],
+    workers: int,
+    ahead: int = 1,
+) -> Iterator[ItemEvent]:
+    """What processes tell of `function(item, step)` for each item, as it comes.
+
+    Args:
+        function: and the items and results are sent from process to process: they can be pickled.
+        items: taken as processes need them.
+        name: of the item at a place, for messages.
+        workers: most processes; there are no more of them than items.
+        ahead: items that a process holds, the one in work included.
+
+    Raises:
+        DataError: a process died; names the item that it was at work on.
+    """
     started: list[_Worker] = []
+    numbered = enumerate(items)
+
+    def feed() -> None:
+        for held in range(ahead):
+            for number in range(workers):
+                if number < len(started) and len(started[number].places) > held:
+                    continue
+                following = next(numbered, None)
+                if following is None:
+                    return
+                if number == len(started):
+                    started.append(_Worker(function))
+                started[number].give(*following)
+
     try:
-        for _ in range(workers):
-            started.append(_Worker(function))
-        done: dict[int, Any] = {}
-        following = iter(range(len(items)))
-        for worker in started:
-            worker.give(next(following, -1), items)
-        for place in range(len(items)):
-            while place not in done:
-                for worker in _ready(started):
-                    kind, content = worker.receive(names)
-                    if kind == "step":
-                        step(worker.place)(content)
-                    elif kind == "log":
-                        logger.log(*content)
-                    else:
-                        done[worker.place] = (kind, content)
-                        worker.give(next(following, -1), items)
-            kind, content = done.pop(place)
-            if kind == "failed":
-                raise content
-            yield content
+        feed()
+        while busy := {worker.connection: worker for worker in started if worker.places}:
+            for connection in cast("list[Connection]", wait(list(busy))):
+                event = busy[connection].receive(name)
+                if event is not None:
+                    yield event
+            feed()
     finally:
         for worker in started:
             worker.end()
-
-
-def _ready(workers: list[_Worker]) -> list[_Worker]:
-    ready = cast("list[Connection]", wait([one.connection for one in workers if one.place >= 0]))
-    return [one for one in workers if one.connection in ready]
 
 
 class _Worker:
@@ -102,11 +192,11 @@ class _Worker:
 
     Attributes:
         connection: to it.
-        place: of the item that it is at work on; -1: none.
+        places: of the items that it holds, the one in work first.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.place = -1
+        self.places: deque[int] = deque()
         self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
@@ -117,23 +207,29 @@ class _Worker:
             )
         self._send(function)
 
-    def give(self, place: int, items: Sequence[Any]) -> None:
-        """Give it the item at this place; -1: none."""
-        self.place = place
-        if place >= 0:
-            self._send(items[place])
+    def give(self, place: int, item: object) -> None:
+        """Give it the item at a place."""
+        self.places.append(place)
+        self._send(item)
 
-    def receive(self, names: Sequence[str]) -> tuple[str, Any]:
-        """What it says: a kind and its content."""
+    def receive(self, name: Callable[[int], str]) -> ItemEvent | None:
+        """What it tells of the item in work; None for a line of the log."""
+        place = self.places[0]
         try:
-            return self.connection.recv()
+            kind, content = self.connection.recv()
         except (EOFError, OSError):
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise DataError(
-                f"a process died ({how}) at work on '{names[self.place]}'; has the machine memory enough? "
+                f"a process died ({how}) at work on {name(place)}; has the machine memory enough? "
                 "--workers 1 needs least"
             ) from None
+        if kind == "log":
+            logger.log(*content)
+            return None
+        if kind != "step":
+            self.places.popleft()
+        return ItemEvent(place, kind, content)
 
     def end(self) -> None:
         """Kill it."""
@@ -148,43 +244,69 @@ class _Worker:
 
 def main() -> None:
     """Serve the process that started this one, until it ends."""
-    connection = Connection(int(sys.argv[1]))
-    logger.addHandler(_Forward(connection))
+    parent = _Parent(Connection(int(sys.argv[1])))
+    logger.addHandler(_Forward(parent))
     logger.propagate = False
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        function = connection.recv()
+    function, unreadable = parent.receive()
+    while True:
+        item, error = parent.receive()
+        try:
+            if error := unreadable or error:
+                raise error
+            answer = ("done", function(item, _Steps(parent)))
+        except Exception as failure:
+            answer = ("failed", _sendable(failure))
+        parent.send(answer)
+
+
+class _Parent:
+    """The process that started this one, which ends with it. A thread receives the next item while one is in work."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, Lock()
+        self._received: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._receive_all, name="receive", daemon=True).start()
+
+    def receive(self) -> tuple[Any, Exception | None]:
+        """The next message, or why it cannot be read."""
+        return self._received.get()
+
+    def send(self, message: tuple[str, Any]) -> None:
+        """Tell it something."""
+        with suppress(BrokenPipeError, ConnectionResetError), self._lock:  # it has ended, and so does this process
+            self._connection.send(message)
+
+    def _receive_all(self) -> None:
         while True:
-            item = connection.recv()
             try:
-                answer = ("done", function(item, _Steps(connection)))
-            except (BrokenPipeError, ConnectionResetError):
-                return
-            except Exception as error:
-                answer = ("failed", _sendable(error))
-            connection.send(answer)
+                self._received.put((self._connection.recv(), None))
+            except (EOFError, OSError):
+                os._exit(0)
+            except Exception as error:  # whatever a pickle does
+                self._received.put((None, error))
 
 
 class _Steps:
     """Tells the first process how far an item is, a few times a second."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._told = connection, monotonic()
+    def __init__(self, parent: _Parent) -> None:
+        self._parent, self._told = parent, monotonic()
 
     def __call__(self, offset: int) -> None:
         if monotonic() - self._told > STEP_S:
             self._told = monotonic()
-            self._connection.send(("step", offset))
+            self._parent.send(("step", offset))
 
 
 class _Forward(logging.Handler):
     """Sends log records to the first process, where the user's handlers are."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, parent: _Parent) -> None:
         super().__init__()
-        self._connection = connection
+        self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._connection.send(("log", (record.levelno, "%s", record.getMessage())))
+        self._parent.send(("log", (record.levelno, "%s", record.getMessage())))
 
 
 def _sendable(error: Exception) -> Exception:
@@ -194,3 +316,43 @@ def _sendable(error: Exception) -> Exception:
     except Exception:  # whatever a pickle does
         return DataError(f"{type(error).__name__}: {error}")
     return error
+
+
+def new_lock() -> Lock:
+    """A lock that is free in a forked child, whichever thread of the parent held it.
+
+    What it guards must be of use after each single operation: the thread that held it may have been between two.
+    """
+    lock = Lock()
+    # `discard` is C code, in which no interrupt is lost. A WeakSet would run Python code when the lock is collected.
+    _locks.add(ref(lock, _locks.discard))
+    return lock
+
+
+class cached_property(Generic[T]):
+    """`functools.cached_property` without the lock that it has before Python 3.12, one for all objects of a class."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> T:
+        if instance is None:  # asked of the class, by `help` for one
+            return cast("T", self)
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
+
+
+def _free_in_child() -> None:
+    for reference in list(_locks):
+        if (lock := reference()) is not None and lock.locked():
+            lock.release()
+    for descriptor in held:
+        os.close(descriptor)
+    held.clear()
+
+
+os.register_at_fork(after_in_child=_free_in_child)

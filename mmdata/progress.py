@@ -5,21 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:  # rich is imported where something is shown
-    from rich.progress import Progress as RichProgress
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-WINDOW_S = 30.0
-"""Seconds over which a rate is measured."""
-MARK_S = 1.0
-"""Seconds between two marks of how far a pass is."""
+MEASURED_S = 1.0
+"""Seconds after which a rate is told."""
 LINE_S = 60.0
 """Seconds between two lines in a log; what is shorter prints none."""
 DRAW_S = 0.1
@@ -27,37 +21,6 @@ DRAW_S = 0.1
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-
-class Track:
-    """What a conversion tells of its progress. This one shows nothing."""
-
-    def __call__(
-        self, things: Iterable[T], what: str, total: int, *, noun: str = "rows", is_exact: bool = True
-    ) -> Iterable[T]:
-        """Pass things through, and show how many have passed.
-
-        Args:
-            things: of the pass.
-            what: name of the pass.
-            total: upper bound of their number.
-            noun: what they are.
-            is_exact: whether `total` is their number.
-        """
-        return things
-
-    def skip(self, rows: int) -> None:
-        """Count rows of the pass in progress that an earlier run has done: they say nothing about the rate."""
-
-    def leave_out(self, rows: int, of: int) -> None:
-        """Count rows of the pass in progress that cannot be used, among so many that were judged."""
-
-    def say(self, what: str) -> None:
-        """Name what is going on now, where nothing is counted."""
-
-
-SILENT = Track()
-"""Shows nothing."""
 
 
 class Pass:
@@ -81,8 +44,12 @@ class Pass:
         self._noun = noun
         self._left_out, self._judged = 0, 0
         self._began = now
-        self._marks = deque([(now, 0)])  # when so many had been made
         self._ended: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended is not None
 
     @property
     def done(self) -> int:
@@ -90,25 +57,17 @@ class Pass:
         return self.made + self.skipped
 
     def leave_out(self, rows: int, of: int) -> None:
-        """See `Track.leave_out`."""
+        """Count things that cannot be used, among so many that were judged."""
         self._left_out, self._judged = self._left_out + rows, self._judged + of
 
     def end(self, now: float) -> None:
         """Nothing more will come."""
         self._ended, self.total, self.is_exact = now, self.done, True
 
-    def mark(self, now: float) -> None:
-        """Remember how far it is, for the rate; called every few seconds at least."""
-        if now - self._marks[-1][0] >= MARK_S:
-            self._marks.append((now, self.made))
-        while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_S:
-            self._marks.popleft()
-
     def rate(self, now: float) -> float | None:
-        """Things made a second, over the last WINDOW_S; None where too little time has passed to tell."""
-        begin, made = (self._began, 0) if self._ended is not None else self._marks[0]
-        elapsed = (now if self._ended is None else self._ended) - begin
-        return (self.made - made) / elapsed if elapsed >= MARK_S else None
+        """Things made a second; None where too little time has passed to tell."""
+        elapsed = (now if self._ended is None else self._ended) - self._began
+        return self.made / elapsed if elapsed >= MEASURED_S else None
 
     def text(self, now: float) -> str:
         """How far it is, for people.
@@ -131,7 +90,7 @@ class Pass:
 
     def _left(self, rate: float, now: float) -> str:
         if not rate:
-            return f"none for {duration(now - self._marks[0][0])}"
+            return f"none for {duration(now - self._began)}"
         return f"{'' if self.is_exact else 'at most '}{duration((self.total - self.done) / rate)} left"
 
 
@@ -144,87 +103,82 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
-class ShownTrack(Track):
-    """A track that keeps what it is told.
+class Track:
+    """What a conversion tells of its progress.
+
+    Args:
+        show: is given a pass when it begins, every DRAW_S while it goes on, and when it has ended; None: nothing is
+            shown.
 
     Attributes:
         skipped: rows, over all passes, that an earlier run has done.
         current: the pass in progress; None before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[Pass], object] | None = None) -> None:
         self.skipped = 0
         self.current: Pass | None = None
+        self._show = show or _show_nothing
 
     def __call__(
         self, things: Iterable[T], what: str, total: int, *, noun: str = "rows", is_exact: bool = True
     ) -> Iterator[T]:
-        """See `Track`."""
-        self._end_saying()
-        one = self.current = Pass(what, total, noun, is_exact=is_exact, now=time.monotonic())
-        self._begin(one)
+        """Pass things through, and show how many have passed.
+
+        Args:
+            things: of the pass.
+            what: name of the pass.
+            total: upper bound of their number.
+            noun: what they are.
+            is_exact: whether `total` is their number.
+        """
+        drawn = time.monotonic()
+        one = self._begin(Pass(what, total, noun, is_exact=is_exact, now=drawn))
         for thing in things:
             yield thing
             one.made += 1
-            self._moved(one)
-        one.end(time.monotonic())
+            if (now := time.monotonic()) - drawn > DRAW_S:
+                drawn = now
+                self._show(one)
         self._end(one)
 
     def skip(self, rows: int) -> None:
-        """See `Track`."""
+        """Count rows of the pass in progress that an earlier run has done: they say nothing about the rate."""
         self.skipped += rows
         if self.current is not None:
             self.current.skipped += rows
 
     def leave_out(self, rows: int, of: int) -> None:
-        """See `Track`."""
+        """Count rows of the pass in progress that cannot be used, among so many that were judged."""
         if self.current is not None:
             self.current.leave_out(rows, of)
 
     def say(self, what: str) -> None:
-        """See `Track`."""
-        self._end_saying()
-        self.current = Pass(what, 0, now=time.monotonic())
-        self._begin(self.current)
+        """Name what is going on now, where nothing is counted."""
+        self._begin(Pass(what, 0, now=time.monotonic()))
 
-    def _end_saying(self) -> None:
-        if self.current is not None and not self.current.total and not self.current.done:
-            self.current.end(time.monotonic())
+    def _begin(self, one: Pass) -> Pass:
+        if self.current is not None and not self.current.total and not self.current.done:  # what `say` has named
             self._end(self.current)
-
-    def _begin(self, one: Pass) -> None:
-        """A pass begins."""
-
-    def _moved(self, one: Pass) -> None:
-        """A thing has passed."""
+        self.current = one
+        self._show(one)
+        return one
 
     def _end(self, one: Pass) -> None:
-        """A pass has ended."""
+        one.end(time.monotonic())
+        self._show(one)
 
 
-class _Bars(ShownTrack):
-    """Bars of rich, one a pass."""
+def _show_nothing(one: Pass) -> None:
+    """Of a track that nobody sees."""
 
-    def __init__(self, bars: RichProgress) -> None:
-        super().__init__()
-        self._bars = bars
-        self._tasks: dict[Pass, Any] = {}
-        self._drawn = 0.0
 
-    def _begin(self, one: Pass) -> None:
-        self._tasks[one] = self._bars.add_task(one.what, total=one.total or None, state=one)
-
-    def _moved(self, one: Pass) -> None:
-        if (now := time.monotonic()) - self._drawn > DRAW_S:
-            self._drawn = now
-            self._bars.update(self._tasks[one], completed=one.done)
-
-    def _end(self, one: Pass) -> None:
-        self._bars.update(self._tasks[one], completed=one.done or 1, total=one.done or 1)
+SILENT = Track()
+"""Shows nothing."""
 
 
 @contextmanager
-def progress_in_rows() -> Generator[ShownTrack]:
+def progress_in_rows() -> Generator[Track]:
     """Shows progress on stderr until the end of the context: bars on a terminal, else a line every LINE_S."""
     from rich.console import Console
 
@@ -234,7 +188,7 @@ def progress_in_rows() -> Generator[ShownTrack]:
 
 
 @contextmanager
-def _bars(console: Any) -> Generator[ShownTrack]:
+def _bars(console: Any) -> Generator[Track]:
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text
 
@@ -242,28 +196,30 @@ def _bars(console: Any) -> Generator[ShownTrack]:
         """How far a pass is."""
 
         def render(self, task: Task) -> Text:
-            one, now = task.fields["state"], time.monotonic()
-            one.mark(now)
-            return Text(one.text(now))
+            return Text(task.fields["state"].text(time.monotonic()))
 
+    tasks: dict[Pass, Any] = {}
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=12), State(), console=console) as bars:
-        yield _Bars(bars)
+
+        def show(one: Pass) -> None:
+            if one not in tasks:
+                tasks[one] = bars.add_task(one.what, total=one.total or None, state=one)
+            elif one.has_ended:
+                bars.update(tasks[one], completed=one.done or 1, total=one.done or 1)
+            else:
+                bars.update(tasks[one], completed=one.done)
+
+        yield Track(show)
 
 
 @contextmanager
-def _lines() -> Generator[ShownTrack]:
-    track, stop = ShownTrack(), threading.Event()
+def _lines() -> Generator[Track]:
+    track, stop = Track(), threading.Event()
 
     def print_lines() -> None:
-        printed = time.monotonic()
-        while not stop.wait(min(MARK_S, LINE_S)):
-            one, now = track.current, time.monotonic()
-            if one is None:
-                continue
-            one.mark(now)
-            if now - printed >= LINE_S:
-                print(f"{one.what}: {one.text(now)}", file=sys.stderr, flush=True)
-                printed = now
+        while not stop.wait(LINE_S):
+            if (one := track.current) is not None:
+                print(f"{one.what}: {one.text(time.monotonic())}", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=print_lines, name="progress", daemon=True)
     thread.start()

@@ -7,11 +7,11 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
-from mmdata.errors import BadSample, ConfigError, DataError, Reason
-from mmdata.nearest import nearest
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, nearest
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before its row is quarantined."""
@@ -67,11 +67,11 @@ def check_regular(path: str | os.PathLike[str], what: str = "file") -> None:
     _check_mode(os.stat(path).st_mode, path, what)
 
 
-def open_regular(path: str | os.PathLike[str], what: str = "file") -> int:
-    """A descriptor of a regular file, which the caller closes; see `check_regular`."""
+def open_regular(path: str | os.PathLike[str], what: str = "file", *, flags: int = 0) -> int:
+    """A descriptor of a regular file, which the caller closes; see `check_regular`. `flags` are those of `os.open`."""
     check_regular(path, what)
     # The file may have been replaced since the check: NONBLOCK does not wait in a FIFO, and the check is repeated.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     try:
         _check_mode(os.fstat(descriptor).st_mode, path, what)
     except DataError:
@@ -119,8 +119,6 @@ def read_inside_with_status(root: str, path: str, *, max_bytes: int) -> tuple[by
             before = os.stat(real)
         except OSError as error:  # removed since `locate` found it
             raise _absent(error, path) from error
-        if not stat.S_ISREG(before.st_mode):  # before opening: a FIFO would block, a device may act
-            raise BadSample(Reason.NOT_A_FILE, f"{_kind(before.st_mode)} '{path}' is not read; expected a regular file")
         if before.st_size > max_bytes:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{path}' has {before.st_size} bytes; the limit is {max_bytes}")
         data, after = _read(real, path, max_bytes)
@@ -136,15 +134,10 @@ def glimpse_inside(root: str, path: str) -> bytes:
         BadSample, OSError: as `read_inside`.
     """
     real = locate(root, path)
-    try:
-        with open(open_regular(real), "rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - GLIMPSE_BYTES))
-            return b"%d " % size + file.read(GLIMPSE_BYTES)
-    except DataError as error:
-        raise BadSample(Reason.NOT_A_FILE, str(error)) from error
-    except OSError as error:
-        raise _absent(error, path) from error
+    with _open(real, path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - GLIMPSE_BYTES))
+        return b"%d " % size + file.read(GLIMPSE_BYTES)
 
 
 def locate(root: str, path: str) -> str:
@@ -191,22 +184,25 @@ def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
     return error
 
 
-def _read(real: str, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+def _open(real: str, path: str) -> FileIO:
+    """The file at a real path; NOFOLLOW: a link may have taken its place since it was found."""
     try:
-        # NONBLOCK and NOFOLLOW: the regular file may have been replaced by a FIFO or a link since the check.
-        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return FileIO(open_regular(real, flags=os.O_NOFOLLOW))
+    except DataError as error:
+        raise BadSample(Reason.NOT_A_FILE, f"'{path}' is no regular file, and was not opened") from error
     except OSError as error:
         raise _absent(error, path) from error
-    with open(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadSample(Reason.NOT_A_FILE, f"'{path}' is not a regular file any more")
+
+
+def _read(real: str, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    with _open(real, path) as file:
         parts: list[bytes] = []
-        left = min(status.st_size, max_bytes) + 1  # not more: as much memory is taken before a byte is read
+        size = os.fstat(file.fileno()).st_size
+        left = min(size, max_bytes) + 1  # not more: as much memory is taken before a byte is read
         while left and (part := file.read(left)):
             parts.append(part)
             left -= len(part)
-        return b"".join(parts), os.fstat(descriptor)
+        return b"".join(parts), os.fstat(file.fileno())
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -22,7 +22,7 @@ class Purpose(IntEnum):
     ROW_TRANSFORM = 3
     LANES = 4
     UNIT_ORDER = 5
-    AUGMENTATION = 7  # 6 was another purpose of earlier versions
+    AUGMENTATION = 7
     TEXT_TRANSFORM = 8
     CAPTION_DROPOUT = 9
     GROUP_SHARE = 10

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.errors import BadSample, ConfigError, DataError, LoadError, Problems, Reason, printable
+from mmdata.errors import (
+    BadSample,
+    ConfigError,
+    DataError,
+    LoadError,
+    Problems,
+    Reason,
+    did_you_mean,
+    nearest,
+    printable,
+)
 from mmdata.index import build_index
 from tests.programs import run_program
 
@@ -90,3 +100,29 @@ def test_programs_print_no_control_characters_of_keys_and_file_names(tmp_path: P
         assert done.returncode == status, printed
         assert said in printed
         assert printable(printed, keep="\n") == printed
+
+
+COMMANDS = ["bench", "compare", "convert", "doctor", "evaluate", "plan", "replay", "report", "train", "verify"]
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "found"),
+    [
+        ("trian", COMMANDS, "train"),
+        ("eval", COMMANDS, "evaluate"),
+        ("Verfiy", COMMANDS, "verify"),
+        ("xyzzy", COMMANDS, None),
+        ("help", COMMANDS, None),
+        ("ViT-B-16", ["tiny", "vit_b_16"], "vit_b_16"),
+        ("topk", ["all", "top_k", "ratio"], "top_k"),
+        ("foo", ["dropout", "loss", "for_all"], None),
+        ("lrr", ["lr", "k"], "lr"),
+        ("ab", ["bc"], None),  # half of two letters is no likeness
+        ("gpu", ["auto", "cpu", "cuda"], None),
+        ("", COMMANDS, None),
+        ("x", [], None),
+    ],
+)
+def test_nearest_is_a_name_that_was_probably_meant(word: str, known: list[str], found: str | None):
+    assert nearest(word, known) == found
+    assert did_you_mean(word, known) == (f"; did you mean '{found}'?" if found else "")

@@ -20,17 +20,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mmdata"
 
 GROUND = [
-    *(
-        "atomic",
-        "batch",
-        "cores",
-        "errors",
-        "forked",
-        "hashing",
-        "launcher",
-        "nearest",
-    ),
-    *("picture", "processes", "progress", "recognize", "safe_read", "seeding", "shipped"),
+    *("batch", "errors", "files", "hashing", "launcher", "picture", "processes"),
+    *("progress", "recognize", "safe_read", "seeding"),
 ]
 TOP = [*GROUND, "cli", "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
@@ -55,7 +46,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "convert": INDEX,
     "duplicates": INDEX,
     "push": INDEX,
-    "train": ["atomic", "batch", "config", "errors", "launcher", "recognize"],
+    "train": ["batch", "config", "errors", "files", "launcher", "recognize"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
     "commands": [*DATA_HALF, "train", "trained", "inspect"],

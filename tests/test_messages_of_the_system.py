@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mmdata.atomic import explain, lock, naming, sync_folder, write_whole
-from mmdata.errors import DataError
+from mmdata.errors import DataError, explain
+from mmdata.files import lock, naming, sync_folder, write_whole
 from mmdata.index import build_index
 from tests.programs import PATIENCE_S, run_program
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from mmdata import processes
 from mmdata.errors import DamagedShard, DataError
-from mmdata.processes import WORTH_BYTES, map_in_processes, workers_for
+from mmdata.processes import WORTH_BYTES, cpu_quota, map_in_processes, most_workers, usable_cores, workers_for
 from tests.loader.worker_processes import gone
 from tests.programs import run_program
 
@@ -99,3 +100,26 @@ def test_a_process_starts_for_each_core_where_there_is_enough_to_read(monkeypatc
     monkeypatch.setattr("mmdata.processes.usable_cores", lambda: 6)
     assert [workers_for(size, None) for size in (0, WORTH_BYTES - 1, WORTH_BYTES)] == [1, 1, 6]
     assert [workers_for(0, 3), workers_for(WORTH_BYTES, 1)] == [3, 1]
+
+
+def test_cpu_quota_reads_both_cgroup_versions(tmp_path: Path):
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert cpu_quota(tmp_path) == 0.5
+
+
+def test_usable_cores_are_those_of_the_container_shared_by_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "num_cores", lambda: 16)
+    assert usable_cores({}, cgroup=tmp_path) == 16
+    assert usable_cores({"LOCAL_WORLD_SIZE": "8"}, cgroup=tmp_path) == 2
+    assert usable_cores({"LOCAL_WORLD_SIZE": "many"}, cgroup=tmp_path) == 16
+    (tmp_path / "cpu.max").write_text("650000 100000\n")
+    assert usable_cores({}, cgroup=tmp_path) == 6
+    assert usable_cores({"LOCAL_WORLD_SIZE": "64"}, cgroup=tmp_path) == 1
+    assert most_workers(0) == 0

@@ -16,8 +16,8 @@ from rich.table import Table
 from mmdata.cli import Parser, run
 from mmdata.commands.paths import check_shards
 from mmdata.config import DataConfig, load_config
-from mmdata.cores import most_workers
 from mmdata.errors import ConfigError
+from mmdata.processes import most_workers
 
 if TYPE_CHECKING:
     from mmdata.inspect.profile import Profile

@@ -35,7 +35,8 @@ from mmdata.convert.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
 from mmdata.index import Manifest
 from mmdata.progress import duration, progress_in_rows
-from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
+from mmdata.storage.folder import QUARANTINE_NAME, find_ledger
+from mmdata.storage.listed import INNER
 from mmdata.storage.urls import is_url
 
 SETTINGS = {
@@ -295,7 +296,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     table.add_row("in", f"{report.accounts['rows']:,}")
     accounts = report.accounts
     for name in ("written", "merged", "duplicate", "filtered", "quarantined"):
-        table.add_row(name, f"{accounts.get(name, 0):,}")  # an earlier version merged none
+        table.add_row(name, f"{accounts[name]:,}")
     for reason, count in accounts["reasons"].items():
         if reason not in (Reason.DUPLICATE_IMAGE, Reason.FILTERED):  # which have a line of their own
             table.add_row(f"  {reason}", f"[dim]{count:,}[/dim]")
@@ -344,12 +345,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
         parts = {inside(out, "train"): report.manifest, inside(out, "val"): report.val}
     for folder, manifest in parts.items():
         print(printable(one_folder(folder, manifest)))
-    if accounts["duplicate"] and "merged" not in accounts and report.source["kind"] == "table":
-        print(
-            "duplicates: an earlier version of mmdata made this conversion, and did not merge the captions of rows "
-            "that name one image; --overwrite converts anew, and does"
-        )
-    elif accounts.get("differing"):
+    if accounts.get("differing"):
         print(
             f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
             "same image that was written: --group-by content gives that row their captions"

@@ -26,7 +26,7 @@ from rich.table import Table
 from mmdata.cli import Parser, run
 from mmdata.config import load_config
 from mmdata.errors import ConfigError
-from mmdata.shipped import shipped
+from mmdata.files import shipped
 
 CORPUS = ["--seed", "0", "--train", "16000", "--val", "500", "--pairs", "200-per-type"]
 MARK = ".mmdata-demo"

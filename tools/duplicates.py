@@ -29,8 +29,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmdata.cli import Parser, run
 from mmdata.commands.paths import check_folder
-from mmdata.cores import usable_cores
 from mmdata.errors import ConfigError, counted, printable
+from mmdata.processes import usable_cores
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
 

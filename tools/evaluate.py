@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
 from mmdata.commands.paths import check_folder, check_run
 from mmdata.config.corpus import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
+from mmdata.files import write_whole
 
 COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
 """Scores of a compositional test, and the share that chance gets right."""

@@ -38,8 +38,8 @@ def main() -> int:
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
     import numpy as np
 
-    from mmdata.atomic import write_whole
     from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
+    from mmdata.files import write_whole
     from mmdata.loader.corpus import open_index
     from mmdata.train.memory.neighbours import mean_similarity, usable_rows
     from mmdata.train.ranks import collectives

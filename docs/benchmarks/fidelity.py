@@ -30,10 +30,10 @@ from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.corpus import ValConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.loading import LoadingConfig
+from mmdata.files import shipped
 from mmdata.images import probe
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.index import Sample, ShardWriter
-from mmdata.shipped import shipped
 from mmdata.storage.folder import has_manifest
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer

@@ -39,8 +39,8 @@ import torch
 from gpu_report import page
 from gpu_run import ROOT, Program, rows_of
 
-from mmdata.atomic import write_whole
-from mmdata.cores import usable_cores
+from mmdata.files import write_whole
+from mmdata.processes import usable_cores
 from mmdata.train.run.sessions import cpu_name, git_commit
 
 HERE = Path(__file__).parent

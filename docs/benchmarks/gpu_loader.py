@@ -29,9 +29,9 @@ from gpu_step import Step
 from PIL import Image
 
 import mmdata
-from mmdata.cores import usable_cores
 from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
+from mmdata.processes import usable_cores
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train.compiler import compiles
 from mmdata.train.precision import choose_precision, numerics

@@ -14,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmdata.atomic import explain
-from mmdata.errors import ConfigError, printable
-from mmdata.nearest import did_you_mean
-from mmdata.shipped import shipped
+from mmdata.errors import ConfigError, did_you_mean, explain, printable
+from mmdata.files import shipped
 
 LINE_END = "\n"
 SETTING = "section.key=value"

@@ -11,12 +11,11 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from mmdata.atomic import explain
 from mmdata.config import Config, DataConfig
 from mmdata.config.corpus import sources
 from mmdata.config.data import evaluation_data
 from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
-from mmdata.errors import ConfigError, Problems
+from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mmdata.atomic import append_json_line, naming, read_json_lines
 from mmdata.cli import main as mmdata
 from mmdata.commands.pairs import score_pairs
 from mmdata.config import CompareConfig, Config, load_config
 from mmdata.errors import ConfigError
+from mmdata.files import append_json_line, naming, read_json_lines
 from mmdata.inspect.paired import markdown
 from mmdata.train.run.trainer import EVALUATION
 from mmdata.trained.pairs import read_pairs

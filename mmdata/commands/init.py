@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import yaml
 
-from mmdata.atomic import write_whole
 from mmdata.commands.look import Facts, Look, facts_of_index, look, refuse_labels_only
 from mmdata.commands.parts import find_part, find_val
 from mmdata.commands.starter import Machine, Starter, choose_share, config_text, default_path
@@ -23,6 +22,7 @@ from mmdata.convert.accounts import CannotPublish
 from mmdata.convert.opening import PARTS
 from mmdata.convert.tables import shown
 from mmdata.errors import ConfigError, DataError, counted
+from mmdata.files import write_whole
 from mmdata.index import Index, build_index
 from mmdata.index.encode import CountTokens
 from mmdata.plan.from_config import build_plan

@@ -6,7 +6,6 @@ its first million.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mmdata.convert.sources import open_source
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
+from mmdata.processes import usable_cores
 from mmdata.storage.fetch import display_name
 from mmdata.storage.folder import has_manifest, local_folder
 from mmdata.storage.urls import is_url
@@ -241,7 +241,7 @@ def _facts_of_rows(path: Path, source: Source) -> Facts:
         DataError: none of these rows can be used.
     """
     examiner = Examiner.from_config(source, ConvertConfig())
-    found: list[Examined] = list(in_order(os.cpu_count() or 1, examiner, islice(source.rows(), LOOKED_ROWS)))
+    found: list[Examined] = list(in_order(usable_cores(), examiner, islice(source.rows(), LOOKED_ROWS)))
     samples = [(one.sample, one.label) for one in found if one.sample is not None and not one.fault]
     faults = [(one.fault[0], one.path) for one in found if one.fault]
     if not samples:

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.data import once_in_order
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import DataError
+from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus

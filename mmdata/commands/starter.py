@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from mmdata.commands.look import Facts
-from mmdata.cores import usable_cores
+from mmdata.processes import usable_cores
 
 VAL_ROWS = 5000
 """Rows that are evaluated on, at most: retrieval among more takes longer and tells the same."""

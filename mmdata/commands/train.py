@@ -11,13 +11,13 @@ import torch
 import yaml
 from torch import nn
 
-from mmdata.atomic import write_whole
 from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from mmdata.commands.evaluate import ledger_of, of_evaluation
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
+from mmdata.files import write_whole
 from mmdata.loader import Loader
 from mmdata.loader.ledger import cut_ledger
 from mmdata.loader.regrouped import RegroupedLoader, is_of_run

@@ -12,7 +12,7 @@ from mmdata.config.model import ModelConfig
 from mmdata.config.settings import Integer, Location, Settings
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.config.train import TrainConfig
-from mmdata.nearest import did_you_mean
+from mmdata.errors import did_you_mean
 
 
 class ArmConfig(Settings):

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import ValidationError
 
 from mmdata.config.settings import Settings, sections_of, type_in_words
-from mmdata.errors import excerpt
-from mmdata.nearest import SHORT, did_you_mean, nearest
+from mmdata.errors import SHORT, did_you_mean, excerpt, nearest
 
 OTHER_NAMES = {
     "batch_size": "global_batch_size",

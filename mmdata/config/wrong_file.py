@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from mmdata.errors import printable
-from mmdata.nearest import nearest
+from mmdata.errors import nearest, printable
+from mmdata.files import shipped
 from mmdata.recognize import Kind, find_run, recognize
-from mmdata.shipped import shipped
 
 EXPECTED = "and a config (a YAML file with the sections data, model, train) is expected"
 WRITES_ONE = "`mmdata init SOURCE` writes one for a table, a folder of images, or shards"

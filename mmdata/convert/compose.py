@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import naming
+from mmdata.files import end_file, naming
 from mmdata.images import ImageInfo
 from mmdata.images.probe import FORMATS
 from mmdata.index import Sample
@@ -27,7 +27,7 @@ from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import CountTokens, Encoded, encode, rearranged
 from mmdata.index.pages import ShardEntry
 from mmdata.index.tar_writer import TarWriter, members_of
-from mmdata.storage.folder import INNER
+from mmdata.storage.listed import INNER
 from mmdata.tars.tar import BLOCK, END, read_members, split_name
 
 COPIED_BYTES = 2**23
@@ -146,8 +146,7 @@ def finish_fragment(shard: TarWriter, count_tokens: CountTokens | None) -> Shard
     entry, path = shard.finish(encoded), index_of(shard.path)
     with naming(path), path.open("xb") as file:
         file.write(encoded.data)
-        file.flush()
-        os.fsync(file.fileno())
+        end_file(file)
     return entry
 
 
@@ -165,8 +164,7 @@ def _link(old: Path, new: Path) -> None:
     except OSError:
         with naming(new), old.open("rb") as source, new.open("xb") as target:
             shutil.copyfileobj(source, target, COPIED_BYTES)
-            target.flush()
-            os.fsync(target.fileno())
+            end_file(target)
 
 
 def _copy(tar: Path, starts: NDArray[np.int64], ends: NDArray[np.int64], shard: TarWriter) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,20 +11,19 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from itertools import repeat
-from pathlib import Path
 from typing import TypeVar
 
-from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeless
 from mmdata.convert.cut import Units
 from mmdata.convert.decide import Decider
+from mmdata.convert.differences import Run
 from mmdata.convert.engines import Engine, Progress, in_order
 from mmdata.convert.equal_images import equal_digests
 from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.files import digest_of_zip
 from mmdata.convert.group import Merges, grouping, image_key, row_key
-from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, Run, publish_all
+from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, publish_all
 from mmdata.convert.part import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.records import Records
@@ -34,11 +32,13 @@ from mmdata.convert.rows import ImageSource, InputRow, Source, images_of
 from mmdata.convert.seen import ChangedFile, changed_file
 from mmdata.convert.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.unit import Job, Unit, part_of
-from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, DataError, printable
+from mmdata.files import sync_tree
 from mmdata.hashing import least_share
+from mmdata.processes import usable_cores
 from mmdata.progress import Track
-from mmdata.storage.folder import INNER, QUARANTINE_NAME
+from mmdata.storage.folder import QUARANTINE_NAME
+from mmdata.storage.listed import INNER
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
@@ -217,9 +217,7 @@ class Conversion:
             inner = folder / INNER / TOKENIZER_NAME
             if inner != first:
                 shutil.copytree(first, inner)
-            for path in inner.iterdir():
-                _sync(path)
-            sync_folder(inner)
+            sync_tree(inner)
             (folder / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
         return Tokenizer.load(first, max_length=self._config.max_length)
 
@@ -408,8 +406,3 @@ def _listed(flags: Sequence[str]) -> str:
     """All of them, or the first and how many more."""
     more = f" and {len(flags) - PARTS_NAMED} more" if len(flags) > PARTS_NAMED else ""
     return ", ".join(flags[:PARTS_NAMED]) + more
-
-
-def _sync(path: Path) -> None:
-    with naming(path), path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmdata.convert.accounts import add_up
+from mmdata.convert.differences import Run
 from mmdata.convert.input_rows import ROWS_FOLDER
-from mmdata.convert.output import Run
 from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
-from mmdata.storage.folder import INNER, has_manifest
+from mmdata.storage.folder import has_manifest
+from mmdata.storage.listed import INNER
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Earlier:
         """Columns of the list of all rows, as Arrow record batches.
 
         Raises:
-            DataError: the list is damaged, or of a version that kept none or had no such column.
+            DataError: the list is missing or damaged.
         """
         count = 0
         for part in self.parts:
@@ -109,17 +110,14 @@ class Earlier:
         if count != self.accounts["rows"]:
             raise DataError(
                 f"retry '{self.folder}': {INNER}{ROWS_FOLDER}/ lists {count:,} of {self.accounts['rows']:,} rows; "
-                "an earlier version made no such list, and a copy may have left it out: convert anew"
+                "was it left out of a copy? Copy it too, or convert anew"
             )
 
 
 def _read(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
-            if missing := sorted(set(columns) - set(file.schema_arrow.names)):
-                raise DataError(
-                    f"'{path}': no column '{missing[0]}', which an earlier version did not write; convert anew"
-                )
-            yield from file.iter_batches(columns=list(columns))
-    except (OSError, pa.ArrowException) as error:
+            for batch in file.iter_batches(columns=list(columns)):
+                yield batch.select(list(columns))
+    except (OSError, KeyError, pa.ArrowException) as error:
         raise DataError(f"'{path}': not a list of rows that is whole ({error}); convert anew") from error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from time import perf_counter
@@ -17,12 +15,16 @@ from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
 from mmdata.errors import DataError
+from mmdata.processes import Step, events_of_processes, usable_cores
+from mmdata.storage.concurrently import map_concurrently
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 CHUNK = 16
 """Rows that a thread takes at once."""
+AHEAD = 2
+"""Units that a process holds, the one in work included."""
 
 
 class Progress(NamedTuple):
@@ -44,11 +46,9 @@ def local(num_workers: int | None = None) -> Engine:
     Args:
         num_workers: None takes one for each core.
     """
-    workers = num_workers or os.cpu_count() or 1
+    workers = num_workers or usable_cores()
 
     def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
-        from mmdata.convert.processes import processes
-
         iterator = iter(units)
         first = list(islice(iterator, 2))
         later = chain(first, iterator)
@@ -67,13 +67,60 @@ def threads(num_workers: int | None = None) -> Engine:
     Args:
         num_workers: threads that examine rows; None takes one for each core.
     """
-    workers = num_workers or os.cpu_count() or 1
+    workers = num_workers or usable_cores()
 
     def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         with FetchStage.from_config(job.config) as fetch:
             yield from make_units(job, units, fetch, workers)
 
     return run
+
+
+def processes(num_workers: int | None = None) -> Engine:
+    """An engine of processes, each of which makes whole units.
+
+    Args:
+        num_workers: processes; None takes one for each core.
+    """
+    workers = num_workers or usable_cores()
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        given: dict[int, Unit] = {}
+        examined: dict[int, int] = {}
+
+        def note_each() -> Iterator[Unit]:
+            for place, unit in enumerate(units):
+                given[place], examined[place] = unit, 0
+                yield unit
+
+        def name(place: int) -> str:
+            return f"rows {given[place].start} to {given[place].stop - 1}"
+
+        for event in events_of_processes(
+            partial(_make_unit, job), note_each(), name=name, workers=workers, ahead=AHEAD
+        ):
+            if event.kind == "failed":
+                raise event.content
+            rows = event.content if event.kind == "step" else len(given[event.place])
+            yield Progress(rows - examined[event.place])
+            examined[event.place] = rows
+            if event.kind == "done":
+                del given[event.place], examined[event.place]
+                yield event.content
+
+    return run
+
+
+def _make_unit(job: Job, unit: Unit, step: Step) -> Receipt:
+    """Make a unit in a process of `processes`."""
+    with FetchStage.from_config(job.config) as fetch:
+        rows = 0
+        for event in make_units(job, [unit], fetch, 1):
+            if isinstance(event, Receipt):
+                return event
+            rows += event.rows
+            step(rows)
+    raise AssertionError("make_units gives a receipt, or raises")
 
 
 def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int) -> Iterator[Receipt | Progress]:
@@ -119,17 +166,9 @@ def in_order(workers: int, function: Callable[[A], R], rows: Iterable[A]) -> Ite
     if workers == 1:
         yield from map(function, rows)
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
-    pending: deque[Future[list[R]]] = deque()
-    try:
-        for chunk in chunks(rows, CHUNK):
-            pending.append(pool.submit(_call_for_all, function, chunk))
-            if len(pending) > 2 * workers:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    call = partial(_call_for_all, function)
+    for results in map_concurrently(call, chunks(rows, CHUNK), threads=workers, end=lambda: None, ahead=2):
+        yield from results
 
 
 def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:

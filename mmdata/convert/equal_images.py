@@ -16,8 +16,8 @@ from mmdata.convert.files import glimpse_file
 from mmdata.convert.group import row_key
 from mmdata.convert.repeats import KEY_BYTES, Repeats
 from mmdata.convert.rows import InputRow
-from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, Reason
+from mmdata.processes import usable_cores
 
 CHUNK = 4096
 """Rows of which is known at once whether another may have the same image."""

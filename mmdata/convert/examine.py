@@ -7,7 +7,6 @@ boxes that a table gives are blurred.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,9 +68,6 @@ class Examined:
     needs_label: bool = True
     seen: str = ""
     modified_ns: list[int | None] = field(default_factory=list[Any])
-
-
-Examine = Callable[[InputRow], Examined]
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ class Examiner:
 
 @dataclass(frozen=True)
 class Digester:
-    """Reads the images of rows and hashes them; an `Examine` whose results have only a digest, empty after a fault."""
+    """Reads the images of rows and hashes them; the results have only a digest, empty after a fault."""
 
     examiner: Examiner
 

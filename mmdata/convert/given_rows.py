@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, cast
 
 from PIL import Image, ImageOps
 
-from mmdata.atomic import naming
 from mmdata.convert.arrow import as_stored
 from mmdata.convert.json_tables import ROWS_SEEN
 from mmdata.convert.tables import SourceTable, TableRow
 from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.files import naming
 from mmdata.images.pillow import file_of
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]

@@ -6,7 +6,6 @@ machine: the seconds that each row took, and when its files were changed last.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -17,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mmdata.atomic import naming, sync_folder
 from mmdata.convert.decide import Decided
 from mmdata.convert.examine import DIGEST_BYTES
 from mmdata.errors import Reason
+from mmdata.files import end_file, naming, sync_folder
 
 ROWS_FOLDER = "rows"
 TIMINGS_NAME = "timings.parquet"
@@ -118,9 +117,7 @@ class _ParquetFile:
         """Put the file on disk."""
         with naming(self._path):
             self._writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            end_file(self._file)
 
     def discard(self) -> None:
         """Close the file, whatever has been written."""

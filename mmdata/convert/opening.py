@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmdata.convert.chosen import ChosenRows
+from mmdata.convert.differences import Run
 from mmdata.convert.files import exists
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.given_source import open_rows
-from mmdata.convert.output import Output, Run, open_outputs
+from mmdata.convert.output import Output, open_outputs
 from mmdata.convert.recipe import ALL, ConvertConfig
 from mmdata.convert.remote_tables import fetched
 from mmdata.convert.retry import Retry
@@ -164,12 +165,7 @@ def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None
     # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
     # wherever it lies, and the limits decide whether shards are published, not what is in them.
     settings = config.model_dump(mode="json", exclude={"table", *LIMITS, *HOW_TO_ASK})
-    for name in ("hash_column", "blur_boxes", "ignore_opt_outs", "allow_private_addresses"):
-        if not settings[name]:  # conversions made before there was this setting are the same
-            del settings[name]
     if config.resize is None and config.blur_boxes is None:
         del settings["quality"]  # has no effect without them
-    if config.check == "full":
-        del settings["check"]  # earlier versions knew nothing else
     settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
     return {"source": source.describe(), "settings": settings}

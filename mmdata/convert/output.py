@@ -17,19 +17,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from mmdata.atomic import LOCK_NAME, lock, sync_folder
 from mmdata.convert.compose import compose
 from mmdata.convert.differences import Run, differences
 from mmdata.convert.input_rows import ROWS_FOLDER, TIMINGS_NAME
 from mmdata.convert.part import Compose
 from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
+from mmdata.files import LOCK_NAME, Staged, lock, remove
 from mmdata.index.manifest import Manifest
 from mmdata.index.writer import published_names
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
+from mmdata.storage.folder import JOINS_NAME, QUARANTINE_NAME, has_manifest
+from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME
 
-OLD_NAME = "old"
 SOURCE_NAME = ".source-"
 """How the names of folders with fetched tables begin, in the hidden folder."""
 TOKENIZER_NAME = "tokenizer"
@@ -51,6 +51,7 @@ class Output:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.private = folder / PRIVATE_NAME
+        self._staged = Staged(folder, self.private, last=INNER + MANIFEST_NAME, names=_names_with_joins)
 
     @property
     def place(self) -> str:
@@ -90,7 +91,7 @@ class Output:
         (self.private / INNER).mkdir(parents=True, exist_ok=True)
         for path in self.private.iterdir():
             if not path.name.startswith(keep):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                remove(path)
         (self.private / INNER).mkdir()
 
     def remove_private(self) -> None:
@@ -166,7 +167,7 @@ class Output:
             ours |= _names(published)
         if complete := _manifest(self.private):  # a killed run may have moved a part of its files into place
             ours |= _names(complete) - _listing(self.private)
-        if old := _manifest(self.private / OLD_NAME):
+        if old := _manifest(self._staged.old):
             ours |= _names(old)
         foreign = sorted(_listing(self.folder) - ours)
         if foreign:
@@ -174,41 +175,12 @@ class Output:
 
     def publish(self) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
-        manifest, inner = INNER + MANIFEST_NAME, self.folder / INNER
-        inner.mkdir(exist_ok=True)
-        for name in sorted(_listing(self.private) - {manifest, OLD_NAME}):
-            if not name.startswith("."):  # hidden files are the writer's own
-                os.rename(self.private / name, self.folder / name)
-        sync_folder(inner)
-        sync_folder(self.folder)
-        os.rename(self.private / manifest, self.folder / manifest)
-        sync_folder(inner)
+        self._staged.publish()
         self.remove_private()
 
     def withdraw_old(self) -> None:
         """Remove the conversion that is replaced. It may be killed at any point and repeated."""
-        # The old manifest is first moved, not deleted: after a kill it still names the files to remove. Its pages are
-        # moved too, because the new manifest has pages of the same names.
-        old = self.private / OLD_NAME
-        top = INNER + MANIFEST_NAME
-        if has_manifest(self.folder):
-            (old / INNER).mkdir(parents=True, exist_ok=True)
-            os.rename(self.folder / top, old / top)
-            sync_folder(old / INNER)
-            sync_folder(self.folder / INNER)
-        if manifest := _manifest(old):
-            for name in (INNER + name for name in manifest.files):
-                if (self.folder / name).exists():
-                    os.rename(self.folder / name, old / name)
-            sync_folder(old / INNER)
-            for name in _names(manifest) - {top}:
-                path = self.folder / name
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-            shutil.rmtree(self.folder / INNER / JOINS_NAME, ignore_errors=True)
-            sync_folder(self.folder / INNER)
-            sync_folder(self.folder)
-            (old / top).unlink()
-            sync_folder(old / INNER)
+        self._staged.withdraw()
 
     def _wrong_sizes(self, manifest: Manifest) -> Iterator[str]:
         """Names shards whose size is not the manifest's; only `mmdata verify` hashes them."""
@@ -343,6 +315,10 @@ def _manifest(folder: Path) -> Manifest | None:
     return Manifest.read(folder) if has_manifest(folder) else None
 
 
+def _names_with_joins(folder: Path) -> set[str]:
+    return {*_names(Manifest.read(folder)), INNER + JOINS_NAME} - {INNER + MANIFEST_NAME}
+
+
 def _listing(folder: Path) -> set[str]:
     """Files of a folder and of its `__mmdata__`: paths relative to the folder."""
     names = set(os.listdir(folder))
@@ -359,9 +335,8 @@ def _names(manifest: Manifest) -> set[str]:
     if run is None:
         return set()
     # Not from its pages: a run that was killed while moving files may have moved them.
-    names = {*published_names(manifest), INNER + MANIFEST_NAME, INNER + QUARANTINE_NAME}
-    if "version" in (manifest.accounts or {}):  # earlier versions made no such lists
-        names |= {INNER + ROWS_FOLDER, INNER + TIMINGS_NAME}
+    lists = (MANIFEST_NAME, QUARANTINE_NAME, ROWS_FOLDER, TIMINGS_NAME)
+    names = {*published_names(manifest), *(INNER + name for name in lists)}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
         names.add(INNER + TOKENIZER_NAME)

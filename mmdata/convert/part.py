@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +13,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from mmdata.atomic import naming, sync_folder
 from mmdata.convert.accounts import Accounts
 from mmdata.convert.compose import Composed, Fragment, compose, relabel
 from mmdata.convert.decide import Decided
@@ -22,9 +20,12 @@ from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
+from mmdata.files import end_file, naming, sync_folder
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.writer import shard_name
-from mmdata.storage.folder import INNER, QUARANTINE_NAME
+from mmdata.processes import usable_cores
+from mmdata.storage.folder import QUARANTINE_NAME
+from mmdata.storage.listed import INNER
 from mmdata.tars.tar import END
 
 logger = logging.getLogger("mmdata")
@@ -72,7 +73,7 @@ class OutputFolder:
         self._rows, self._bytes = 0, len(END)  # of that shard
         self._num_shards = 0  # begun
         self._composing: deque[Future[Composed]] = deque()
-        self._most_composing = 4 * (os.cpu_count() or 1)
+        self._most_composing = 4 * usable_cores()
         self._relabelled = count()
 
     def __enter__(self) -> OutputFolder:
@@ -111,10 +112,7 @@ class OutputFolder:
 
     def close_ledger(self) -> None:
         """Put the list of the rows left out on disk."""
-        with naming(self._ledger):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+        end_file(self._file)
 
     def close(self, more: dict[str, object], tokenizer: str | None) -> None:
         """Finish the shards and, last, the manifest.

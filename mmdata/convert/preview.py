@@ -25,6 +25,7 @@ from mmdata.convert.sampled_row import RowLook, SampledRow
 from mmdata.convert.sampling import Estimate, SampleOf
 from mmdata.convert.survey import Survey
 from mmdata.errors import Reason
+from mmdata.processes import usable_cores
 from mmdata.progress import SILENT, Track
 
 NONE = Estimate(0, 0, 0, 0)
@@ -144,7 +145,7 @@ def preview(
     Raises:
         DataError, ConfigError: as `convert`, where the corpus or the settings cannot be used.
     """
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     workers = min(workers or cores, cores)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmdata-preview-")))

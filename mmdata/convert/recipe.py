@@ -10,9 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from mmdata.config.settings import Location, Positive, Settings, Share
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.convert.tables import TableFormat, TableOptions
-from mmdata.errors import ConfigError
-from mmdata.nearest import did_you_mean
-from mmdata.shipped import shipped
+from mmdata.errors import ConfigError, did_you_mean
+from mmdata.files import shipped
 
 RESERVED = frozenset({"captions", "caption", "label"})
 """Names in a sample's JSON with a meaning of their own."""

@@ -17,12 +17,12 @@ from threading import Event
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from mmdata.atomic import naming
 from mmdata.convert.layouts import PARTS_OF_DICT, STATE, part_of
 from mmdata.convert.output import SOURCE_NAME
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import naming
 from mmdata.storage.attempts import GIVE_CREDENTIALS, WrongAnswer, cause_of, is_denied, is_missing, repeated
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.fetch import RemoteFolder, display_name, is_http

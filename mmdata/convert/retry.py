@@ -24,9 +24,8 @@ from mmdata.convert.output import TOKENIZER_NAME
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.retried import RetriedRows
 from mmdata.convert.rows import Source
-from mmdata.errors import ConfigError, DataError, Reason
+from mmdata.errors import ConfigError, DataError, Reason, did_you_mean
 from mmdata.hashing import hash64
-from mmdata.nearest import did_you_mean
 from mmdata.storage.folder import local_folder
 
 compute: Any = pyarrow.compute  # pyarrow's functions have no types

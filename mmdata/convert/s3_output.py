@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 
 from mmdata.convert.accounts import CannotPublish
 from mmdata.convert.compose import Composed, Fragment, compose, take_whole
-from mmdata.convert.output import PRIVATE_NAME, TOKENIZER_NAME, Output, Run, digest_of, foreign_files, identified
+from mmdata.convert.differences import Run
+from mmdata.convert.output import TOKENIZER_NAME, Output, digest_of, foreign_files, identified
 from mmdata.convert.part import Compose
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.s3_staging import THREADS, S3Staging, remove_units, units_are_gone
@@ -26,8 +27,10 @@ from mmdata.convert.staging import RUN_NAME, UNITS_NAME, Staging
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
+from mmdata.recognize import PRIVATE_NAME
 from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
+from mmdata.storage.folder import JOINS_NAME
+from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME
 from mmdata.storage.s3 import CONNECTIONS, MOST_BYTES, S3Folder
 
 MANIFEST = INNER + MANIFEST_NAME

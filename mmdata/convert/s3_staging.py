@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,9 +18,10 @@ from uuid import uuid4
 
 from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
+from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
 from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import INNER
+from mmdata.storage.listed import INNER
 from mmdata.storage.s3 import CONNECTIONS, S3Folder
 
 THREADS = 8
@@ -209,12 +209,11 @@ class S3Staging(Staging):
     def _fetch(self, number: int) -> None:
         """Fetch the small files of a unit."""
         stored, folder = self._stored[number], super().unit(number)
-        part = Path(tempfile.mkdtemp(prefix=f".fetched-{number:06d}-", dir=self.folder))
-        (part / INNER).mkdir()
-        for name in stored.files:
-            if PurePosixPath(name).suffix != ".tar":
-                self._download(stored, name, part / name)
-        part.rename(folder)
+        with whole_folder(folder) as part:
+            (part / INNER).mkdir()
+            for name in stored.files:
+                if PurePosixPath(name).suffix != ".tar":
+                    self._download(stored, name, part / name)
 
     def _download(self, stored: StoredUnit, file: str, path: Path) -> None:
         name = self._name(stored.receipt.unit, stored.attempt, file)

@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import naming
+from mmdata.files import naming
 
 SPILL = ".spill-"
 """How the names of folders with temporary files begin."""

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from mmdata.atomic import lock, naming, sync_folder, write_whole
 from mmdata.convert.spill import SPILL
-from mmdata.storage.folder import INNER
+from mmdata.files import lock, naming, sync_folder, write_whole
+from mmdata.storage.listed import INNER
 
 UNITS_NAME = ".units"
 RECORDS_NAME = "records.arrow"

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from mmdata.atomic import write_whole
 from mmdata.convert.compose import finish_fragment
 from mmdata.convert.examine import Examined, Examiner, hash_of
 from mmdata.convert.fetch import is_unfetched
@@ -24,6 +23,7 @@ from mmdata.convert.records import RecordWriter, Status
 from mmdata.convert.rows import ImageSource, InputRow
 from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
+from mmdata.files import write_whole
 from mmdata.hashing import in_share
 from mmdata.index import Sample
 from mmdata.index.labels import Labels

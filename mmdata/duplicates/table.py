@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from mmdata.atomic import write_whole
 from mmdata.duplicates.groups import NearPairs, components, leaders, near_others, near_pairs
 from mmdata.duplicates.signature import Signed, sign
 from mmdata.errors import ConfigError
+from mmdata.files import write_whole
 from mmdata.hashing import share_bound
 from mmdata.index import Index
 from mmdata.storage import ShardCache

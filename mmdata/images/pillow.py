@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageFile, ImageOps, features
 
 from mmdata.errors import BadSample, Reason
-from mmdata.forked import new_lock
+from mmdata.processes import new_lock
 
 MAX_PIXELS = 178_956_970
 """Images with more pixels are not decoded: Pillow's limit."""

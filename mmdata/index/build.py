@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import lock
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import lock
 from mmdata.hashing import hash64
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
 from mmdata.index.builder import IndexBuilder
@@ -22,7 +22,8 @@ from mmdata.index.url_tars import UrlTars
 from mmdata.progress import Progress
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.fetch import display_name
-from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, has_manifest, local_folder
+from mmdata.storage.folder import find_ledger, has_manifest, local_folder
+from mmdata.storage.listed import INNER, MANIFEST_NAME
 from mmdata.storage.urls import TarUrls, find_urls, is_url
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.texts import Loss

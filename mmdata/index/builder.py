@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
+from mmdata.files import write_whole
 from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.encode import CountTokens, encode
@@ -23,7 +23,8 @@ from mmdata.index.tars import Tars
 from mmdata.processes import map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
 from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
+from mmdata.storage.folder import QUARANTINE_NAME, has_manifest
+from mmdata.storage.listed import INNER, MANIFEST_NAME
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Edges, Scan, ScannedSample
 from mmdata.tars.texts import Losses

@@ -20,13 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mmdata.errors import ConfigError
-from mmdata.forked import new_lock
 from mmdata.index.columns import FIXED, LISTS, ShardColumns
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import Histograms
 from mmdata.index.ragged import offsets_of, spans
 from mmdata.index.sample import IndexedSample, row_of_key
 from mmdata.index.store import ShardStore
+from mmdata.processes import new_lock
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import Folder, Location
 from mmdata.storage.listed import ListedShard

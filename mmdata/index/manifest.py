@@ -21,23 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
-from mmdata.atomic import write_whole
 from mmdata.errors import DataError
-from mmdata.forked import cached_property, new_lock
+from mmdata.files import write_whole
 from mmdata.index.columns import SCHEMA_VERSION, ShardColumns
 from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, ManifestPage, PageColumns, ShardEntry, page_name
+from mmdata.processes import cached_property, new_lock
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import (
-    INNER,
-    MANIFEST_NAME,
-    Folder,
-    LocalFolder,
-    Location,
-    find_folder,
-    folder_of_index,
-    local_folder,
-)
-from mmdata.storage.listed import FileRange, ListedShard
+from mmdata.storage.folder import Folder, LocalFolder, Location, find_folder, folder_of_index, local_folder
+from mmdata.storage.listed import INNER, MANIFEST_NAME, FileRange, ListedShard
 from mmdata.tars.captions import unique_keys
 from mmdata.tars.members import Members
 

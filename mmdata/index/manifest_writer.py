@@ -12,15 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from mmdata.atomic import naming, write_whole
 from mmdata.errors import DataError
+from mmdata.files import end_file, naming, write_whole
 from mmdata.hashing import file_sha256
 from mmdata.index.columns import SCHEMA
 from mmdata.index.histogram import unpack_cells
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import INDEX_FILE, PAGE_SHARDS, ManifestPage, ShardEntry, encode_page, page_name
-from mmdata.storage.folder import INNER, MANIFEST_NAME, LocalFolder, has_manifest
-from mmdata.storage.listed import check_plain_name
+from mmdata.storage.folder import LocalFolder, has_manifest
+from mmdata.storage.listed import INNER, MANIFEST_NAME, check_plain_name
 
 
 @dataclass
@@ -177,9 +177,7 @@ class _IndexFile:
         """End the file, which is on disk when this returns."""
         with naming(self.path):
             self._writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            end_file(self._file)
 
     def discard(self) -> None:
         """Close the file, and remove it."""

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmdata.errors import BadSample, DataError, excerpt
-from mmdata.forked import cached_property
+from mmdata.errors import BadSample, DataError, excerpt, nearest
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images.probe import FORMATS
 from mmdata.index.store import ShardStore
-from mmdata.nearest import nearest
+from mmdata.processes import cached_property
 from mmdata.tars.captions import captions_of
 from mmdata.tars.scan import NO_IMAGE
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import xxhash
 
-from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import write_whole
 from mmdata.hashing import hash64
 from mmdata.index.index import Index
 from mmdata.index.read_together import read_together

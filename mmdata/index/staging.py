@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmdata.atomic import sync_folder, write_whole
+from mmdata.files import Staged, remove, write_whole
 from mmdata.hashing import fast_hash
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import INDEX_FILE
-from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
+from mmdata.storage.listed import INNER, MANIFEST_NAME
 from mmdata.tars.scan import Scan
 
 STAGING_NAME = ".mmdata-index"
@@ -56,6 +54,7 @@ class IndexStaging:
         self._folder = folder
         self._path = folder / STAGING_NAME
         self.new = self._path / "new"
+        self._staged = Staged(folder, self.new, last=INNER + MANIFEST_NAME, names=_index_files)
 
     def load(self, tar: str, identity: dict[str, Any]) -> ReadTar | None:
         """What was read of a tar; None if nothing was, if what is kept is damaged, or if it is of another identity."""
@@ -102,54 +101,35 @@ class IndexStaging:
 
     def make_new(self) -> Path:
         """An empty folder for the finished index."""
-        if self.new.exists():
-            shutil.rmtree(self.new)
+        remove(self.new)
         self.new.mkdir(parents=True)
         return self.new
 
     def finish_killed_run(self) -> bool:
         """Publish the finished index that a killed run left behind; whether there was one."""
-        if not has_manifest(self.new):
+        if not self._staged.is_whole:
             return False
         self.publish()
         return True
 
     def publish(self) -> None:
-        """Move the finished index into the folder, manifest.json last, and remove this folder.
-
-        An index that is replaced loses its manifest.json first. So at any moment the folder has the manifest of the old
-        index, none, or that of the new one, never one whose files are another's.
-        """
-        made, inner = self.new / INNER, self._folder / INNER
-        inner.mkdir(exist_ok=True)
-        self._retire_published()
-        for path in sorted(made.iterdir()):
-            if path.name != MANIFEST_NAME:
-                if (inner / path.name).is_dir():
-                    shutil.rmtree(inner / path.name)
-                os.replace(path, inner / path.name)
-        sync_folder(inner)
-        if (inner / TOKENIZER_NAME).is_dir() and not os.path.lexists(self._folder / TOKENIZER_NAME):
-            (self._folder / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
-        os.replace(made / MANIFEST_NAME, inner / MANIFEST_NAME)
-        sync_folder(inner)
+        """Publish the finished index, with a link to its tokenizer unless something has its place; see `Staged`."""
+        link, places = self.new / TOKENIZER_NAME, (self.new / TOKENIZER_NAME, self._folder / TOKENIZER_NAME)
+        if (self.new / INNER / TOKENIZER_NAME).is_dir() and not any(map(os.path.lexists, places)):
+            link.symlink_to(INNER + TOKENIZER_NAME)
+        self._staged.publish()
         self.remove()
 
     def remove(self) -> None:
         """Remove this folder."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self._path)
-
-    def _retire_published(self) -> None:
-        """Remove the manifest of an index that is replaced, and then its files that do not get a successor."""
-        inner, following = self._folder / INNER, Manifest.read(self.new).files
-        (inner / MANIFEST_NAME).unlink(missing_ok=True)
-        for path in inner.iterdir():
-            if INDEX_FILE.fullmatch(path.name) and path.name not in following:
-                path.unlink()
+        remove(self._path)
 
     def _place(self, tar: str) -> Path:
         return self._path / f"{tar}.scan"
+
+
+def _index_files(folder: Path) -> list[str]:
+    return [INNER + name for name in Manifest.read(folder).files]
 
 
 def _checksum(data: bytes) -> bytes:

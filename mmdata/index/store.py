@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from mmdata.errors import DataError, Interrupted
-from mmdata.forked import new_lock
+from mmdata.processes import new_lock
 
 if TYPE_CHECKING:
     from mmdata.index.index import Index

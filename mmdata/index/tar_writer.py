@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import naming
 from mmdata.errors import BadSample, Reason
+from mmdata.files import end_file, naming
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images.probe import EXTENSIONS, FORMATS, ImageInfo
 from mmdata.index.encode import Encoded
@@ -118,9 +118,7 @@ class TarWriter:
         """End the tar, which is on disk when this returns; `encoded` are the columns of its rows."""
         with naming(self.path):
             self._put([END])
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            end_file(self._file)
         return encoded.entry(self.path.name, size=self.bytes, sha256=self._hash.hexdigest())
 
     def discard(self) -> None:

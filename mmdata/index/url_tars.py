@@ -16,7 +16,7 @@ from mmdata.index.staging import ReadTar
 from mmdata.storage.cache import Incoming, ShardCache
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.fetch import RemoteFolder
-from mmdata.storage.folder import MANIFEST_NAME
+from mmdata.storage.listed import MANIFEST_NAME
 from mmdata.storage.urls import TarUrls
 from mmdata.tars.foreign import guess_members
 from mmdata.tars.members import Members

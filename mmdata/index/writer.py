@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mmdata.atomic import lock, sync_folder
 from mmdata.errors import DataError
+from mmdata.files import Staged, lock, remove
 from mmdata.index.encode import CountTokens, encode
 from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.pages import INDEX_FILE
 from mmdata.index.tar_writer import Sample, TarWriter, members_of, size_in_tar
-from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
+from mmdata.storage.listed import INNER, MANIFEST_NAME
 from mmdata.tars.tar import END
 
 STAGING_NAME = ".mmdata-staging"
@@ -58,15 +57,17 @@ class ShardWriter:
         self._num_shards = 0  # finished ones
         self._has_captions: bool | None = None  # of the first sample, and so of all
         self._shard: TarWriter | None = None
-        self._staging = self._folder / STAGING_NAME
+        self._staged = Staged(
+            self._folder, self._folder / STAGING_NAME, last=INNER + MANIFEST_NAME, names=_names_of_folder
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
         self._held.enter_context(lock(self._folder))
         try:
-            _clear_killed_run(self._folder)
+            self._retract()  # what a killed run has left
             _refuse_shards(self._folder)
-            self._staging.mkdir()
-            self._manifest = ManifestWriter(self._staging)
+            self._staged.new.mkdir()
+            self._manifest = ManifestWriter(self._staged.new)
         except BaseException:
             self._held.close()
             raise
@@ -93,7 +94,7 @@ class ShardWriter:
         if self._shard and (len(self._shard.rows) >= shard_rows or self._shard.bytes + size + len(END) > shard_bytes):
             self._finish_shard()
         if self._shard is None:
-            self._shard = TarWriter(self._staging / shard_name(self._num_shards))
+            self._shard = TarWriter(self._staged.new / shard_name(self._num_shards))
         self._shard.add(sample, members)
 
     def close(self, accounts: dict[str, Any] | None = None) -> Manifest:
@@ -106,17 +107,8 @@ class ShardWriter:
             if self._shard:
                 self._finish_shard()
             manifest = self._manifest.close(tokenizer=self._tokenizer, accounts=accounts)
-            # The staging folder has a manifest now. After a kill it says which of the renamed files to remove.
-            inner = self._folder / INNER
-            inner.mkdir(exist_ok=True)
-            for name in published_names(manifest):
-                os.rename(self._staging / name, self._folder / name)
-            sync_folder(inner)
-            sync_folder(self._folder)
-            os.rename(self._staging / INNER / MANIFEST_NAME, inner / MANIFEST_NAME)
-            sync_folder(inner)
-            (self._staging / INNER).rmdir()
-            self._staging.rmdir()
+            self._staged.publish()
+            remove(self._staged.new)
         except BaseException:
             self.abort()
             raise
@@ -129,7 +121,7 @@ class ShardWriter:
             self._shard.discard()
         self._manifest.discard()
         if not (self._folder / INNER / MANIFEST_NAME).exists():
-            _clear_killed_run(self._folder)
+            self._retract()
         self._held.close()
 
     def __enter__(self) -> ShardWriter:
@@ -138,12 +130,17 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._staging.exists():  # closed or aborted inside the block
+        if not self._staged.new.exists():  # closed or aborted inside the block
             return
         if kind is None:
             self.close()
         else:
             self.abort()
+
+    def _retract(self) -> None:
+        self._staged.retract()
+        with suppress(OSError):  # the folder does not exist, or is not empty
+            (self._folder / INNER).rmdir()
 
     def _finish_shard(self) -> None:
         assert self._shard is not None
@@ -164,17 +161,8 @@ def published_names(manifest: Manifest) -> list[str]:
     return [*map(shard_name, range(manifest.num_shards)), *(INNER + name for name in manifest.files)]
 
 
-def _clear_killed_run(folder: Path) -> None:
-    """Remove the staging folder, and the shards that its manifest names: a kill between renames left them."""
-    staging = folder / STAGING_NAME
-    if not staging.exists():
-        return
-    if has_manifest(staging):
-        for name in published_names(Manifest.read(staging)):
-            (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(staging)
-    with suppress(OSError):  # the folder does not exist, or is not empty
-        (folder / INNER).rmdir()
+def _names_of_folder(folder: Path) -> list[str]:
+    return published_names(Manifest.read(folder))
 
 
 def _refuse_shards(folder: Path) -> None:

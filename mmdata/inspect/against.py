@@ -12,11 +12,10 @@ from statistics import median
 
 from mmdata.config import DataConfig
 from mmdata.config.settings import name_of
-from mmdata.cores import most_workers
-from mmdata.errors import ConfigError, Problems
+from mmdata.errors import ConfigError, Problems, did_you_mean
 from mmdata.index import Index
 from mmdata.loader.corpus import open_index
-from mmdata.nearest import did_you_mean
+from mmdata.processes import most_workers
 
 PEERS = ("webdataset", "torch")
 WHAT = {

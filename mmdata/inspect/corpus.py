@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import read_json_lines
 from mmdata.config import DataConfig
+from mmdata.files import read_json_lines
 from mmdata.index import Index
 from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.gallery import class_name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmdata.cores import cpu_quota, num_cores, usable_cores
+from mmdata.processes import cpu_quota, num_cores, usable_cores
 
 
 def cores() -> Check:

@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
 from mmdata.config import DataConfig
-from mmdata.cores import most_workers
 from mmdata.index import Index, ShardStore
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.reader import RowReader
 from mmdata.plan.rows import starts_of
+from mmdata.processes import most_workers
 from mmdata.tables.select import select_rows
 from mmdata.tables.selection import row_chunks
 from mmdata.text.tokenizer_names import locate_tokenizer

@@ -15,7 +15,6 @@ from PIL import Image
 from mmdata.config import DataConfig
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
-from mmdata.cores import most_workers, num_cores
 from mmdata.errors import BadSample
 from mmdata.images import ImageInfo
 from mmdata.images.decode import decode_pixels, oriented
@@ -27,6 +26,7 @@ from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import NOTICEABLE
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
+from mmdata.processes import most_workers, num_cores
 from mmdata.text.tokenizer import Tokenizer
 
 SAMPLE_ROWS = 64

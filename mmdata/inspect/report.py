@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.config.corpus import SourceConfig, sources, val_in_words
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.inspect import corpus, run_sections
 from mmdata.inspect.curves import curves

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import yaml
 
-from mmdata.atomic import read_json_lines
 from mmdata.errors import DataError, excerpt
+from mmdata.files import read_json_lines
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 
 METRICS, EVALUATION, CONFIG = "metrics.jsonl", "evaluation.json", "config.yaml"
@@ -67,7 +67,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Sections of a run's config.yaml as plain data; the file may be of an earlier version, so it is not validated."""
+    """Sections of a run's config.yaml as plain data, not validated."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -15,7 +15,6 @@ import numpy as np
 
 from mmdata.config import DataConfig
 from mmdata.config.corpus import sources
-from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index
 from mmdata.index.store import MAX_OPEN
@@ -23,6 +22,7 @@ from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.prefetch import warn_of_small_cache
 from mmdata.plan import CaptionSources, Plan
 from mmdata.plan.from_config import caption_sources, check_captions
+from mmdata.processes import most_workers
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
 from mmdata.tables.joined import Joined

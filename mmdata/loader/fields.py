@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.errors import ConfigError
-from mmdata.nearest import meant
+from mmdata.errors import ConfigError, meant
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.values import ColumnValues
 from mmdata.tars.members import KINDS, KNOWN, Selector, kind_of

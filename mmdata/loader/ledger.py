@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
-from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.config.loading import LoadingConfig
 from mmdata.errors import ConfigError, DataError, Reason
+from mmdata.files import naming, read_json_lines, write_whole
 from mmdata.launcher import Ranks
 
 logger = logging.getLogger("mmdata")

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from mmdata.batch import Batch, CaptionBatch, shown
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.strict_yaml import parse
-from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import counted
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
@@ -39,6 +38,7 @@ from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import OrderedPlan, Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.rows import IndexRows
+from mmdata.processes import NumWorkers, most_workers
 
 SHOWN = [
     *("all_captions", "batch_size", "builder", "check_rows", "close", "from_config", "index", "ledger"),

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.files import write_whole
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdata.atomic import explain
 from mmdata.config import DataConfig
 from mmdata.config.corpus import sources
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, explain
 from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
 from mmdata.tars.foreign import expand_braces

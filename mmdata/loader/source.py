@@ -13,7 +13,6 @@ import torch
 
 from mmdata.config import DataConfig
 from mmdata.config.settings import is_importable, name_of
-from mmdata.cores import most_workers
 from mmdata.errors import ConfigError
 from mmdata.launcher import Ranks
 from mmdata.loader.builder import BatchBuilder
@@ -27,6 +26,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.loader.workers.work import BatchSource, Work
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
+from mmdata.processes import most_workers
 
 logger = logging.getLogger("mmdata")
 

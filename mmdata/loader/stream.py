@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, cast
 
 from mmdata.config import DataConfig
-from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError, Reason, counted
 from mmdata.images.pillow import sample_name
 from mmdata.index import Index
@@ -36,6 +35,7 @@ from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.ranges import MAX_EPOCH
+from mmdata.processes import most_workers
 from mmdata.tables.joined import Joined
 from mmdata.tars.texts import Losses
 from mmdata.text.tokenizer import load_tokenizer

@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import explain
 from mmdata.config import DataConfig
-from mmdata.errors import DataError, Interrupted, Reason, excerpt
-from mmdata.forked import new_lock
+from mmdata.errors import DataError, Interrupted, Reason, excerpt, explain
 from mmdata.images.probe import DEFAULT_LIMITS
 from mmdata.index import Index
 from mmdata.index.caption_lengths import counts_of
@@ -32,6 +30,7 @@ from mmdata.index.manifest import Manifest
 from mmdata.index.pages import Histograms
 from mmdata.loader.sample_buffers import SampleBuffers
 from mmdata.plan.ranges import PASS_SHIFT
+from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
 from mmdata.seeding import Purpose, permutation
 from mmdata.storage import ShardCache

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.config.corpus import sources
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, meant
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens, counts_of
-from mmdata.nearest import meant
 from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.groups import groups_of

@@ -16,7 +16,7 @@ from mmdata.push.files import PushedFile
 from mmdata.push.s3_parts import PART_BYTES, upload_in_parts
 from mmdata.push.store import Sent, StoredFile
 from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import INNER
+from mmdata.storage.listed import INNER
 from mmdata.storage.s3 import Listed, Refused, S3Folder, condition_on, encoded
 
 

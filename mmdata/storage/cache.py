@@ -21,7 +21,7 @@ from threading import Event
 from typing import NamedTuple
 
 from mmdata.errors import ConfigError, DataError, Interrupted
-from mmdata.forked import held
+from mmdata.processes import held
 
 GB = 10**9
 LOCK_NAME = ".lock"

@@ -21,7 +21,7 @@ import fsspec
 import fsspec.exceptions
 
 from mmdata.errors import ConfigError, DataError, Interrupted
-from mmdata.forked import new_lock
+from mmdata.processes import new_lock
 from mmdata.recognize import PRIVATE_NAME, unfinished
 from mmdata.safe_read import open_regular
 from mmdata.storage import http

@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from mmdata.atomic import naming
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import naming
 from mmdata.storage.attempts import ATTEMPTS, GIVE_CREDENTIALS, MAX_WAIT_S, WAIT_S, cause_of, is_denied, status_of
 from mmdata.storage.concurrently import map_concurrently
 

@@ -26,8 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.errors import ConfigError, excerpt
-from mmdata.nearest import meant
+from mmdata.errors import ConfigError, excerpt, meant
 from mmdata.tables.arrow_values import (
     DATES,
     Kind,

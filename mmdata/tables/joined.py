@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.config.corpus import JoinConfig, sources
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, meant
 from mmdata.index.index import Index
 from mmdata.index.side import SideFile, SideFiles, digest_of, side_name
-from mmdata.nearest import meant
 from mmdata.tables.arrow_values import compute, kind_of
 from mmdata.tables.captions import TableCaptions, cleaned
 from mmdata.tables.match import OtherKeys, check_missing, first_twice, match, warn_of_shared_keys

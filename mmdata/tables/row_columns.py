@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, meant
 from mmdata.index.index import Index
-from mmdata.nearest import meant
 from mmdata.tables.arrow_values import kind_of
 from mmdata.tables.joined import Joined
 

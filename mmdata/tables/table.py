@@ -15,8 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.nearest import meant
+from mmdata.errors import ConfigError, DataError, excerpt, meant
 from mmdata.recognize import wide_encoding
 from mmdata.safe_read import check_exists, check_regular
 from mmdata.tables.arrow_values import date_kind, iso_texts

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from mmdata.errors import BadSample, ConfigError, Reason, excerpt
-from mmdata.nearest import meant
+from mmdata.errors import BadSample, ConfigError, Reason, excerpt, meant
 from mmdata.tars.captions import unique_keys
 
 _WORDS = {"json": "JSON", "npy": "an array of numpy (.npy)", "npz": "arrays of numpy (.npz)", "txt": "a text"}

@@ -20,9 +20,9 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
+from mmdata.files import write_whole
 from mmdata.text.tokenizer_names import CLIP, REMEDY, locate_tokenizer
 
 logger = logging.getLogger("mmdata")

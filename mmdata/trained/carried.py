@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mmdata.atomic import write_whole
 from mmdata.config import DataConfig, ModelConfig
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import remove, whole_folder, write_whole
 from mmdata.recognize import CHECKPOINTS
 from mmdata.text.tokenizer import Tokenizer, save_tokenizer
 from mmdata.train.evaluation.prompts import read_classes
@@ -39,24 +37,20 @@ def keep_tokenizer(output: Path, data: DataConfig, tokenizer: Tokenizer) -> None
         tokenizer: as the run has loaded it.
     """
     assert data.tokenizer is not None, "a run has a tokenizer"
-    folder, aside = output / TOKENIZER, output / f".{TOKENIZER}.part"
+    folder = output / TOKENIZER
     if _identity(folder) == tokenizer.identity:
         return
-    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed while it copied
-    output.mkdir(parents=True, exist_ok=True)
-    try:
+    with whole_folder(folder) as aside:
         save_tokenizer(data.tokenizer, aside)
         if _identity(aside) != tokenizer.identity:
+            remove(aside)
             logger.warning(
                 "data.tokenizer '%s': transformers saves it as one that gives other ids, so the run keeps no copy of "
                 "it; keep the tokenizer itself to use the run",
                 data.tokenizer,
             )
-            return
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that ended before its first checkpoint
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        else:
+            remove(folder)  # of a run that ended before its first checkpoint
 
 
 def keep_classes(output: Path, names: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +29,8 @@ from transformers import (
 
 import mmdata.train.models.towers
 import mmdata.train.models.transformers_towers
-from mmdata.atomic import sync_folder
 from mmdata.errors import ConfigError
+from mmdata.files import whole_folder
 from mmdata.train.models.towers import PRESETS, ImageTower
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,
@@ -79,10 +78,7 @@ def export_to_transformers(run: TrainedRun, out: str | os.PathLike[str]) -> type
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"'{folder}': is there already; remove it, or give another folder")
-    aside = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)  # left by an export that was killed
-    aside.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as aside:
         model, (tokenizer, _, _) = _exported(run)
         model.eval().save_pretrained(aside)
         tokenizer.save_pretrained(str(aside))
@@ -91,14 +87,6 @@ def export_to_transformers(run: TrainedRun, out: str | os.PathLike[str]) -> type
             _save_code(aside)
         card = model_card(run, type(model).__name__, folder.name, _scores(run))
         (aside / "README.md").write_text(card, encoding="utf-8")
-        for path in aside.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(aside)
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    sync_folder(folder.parent)
     return type(model)
 
 

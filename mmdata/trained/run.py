@@ -20,10 +20,10 @@ from typing_extensions import Self
 from mmdata.config import Config
 from mmdata.config.corpus import sources
 from mmdata.config.strict_yaml import parse
-from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.index import Index
 from mmdata.loader.image_buffers import PixelEntries
+from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder

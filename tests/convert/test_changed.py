@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, conversion, convert, convert_part, engines
-from mmdata.convert.engines import Engine, threads
-from mmdata.convert.processes import processes
+from mmdata.convert.engines import Engine, processes, threads
 from mmdata.errors import DataError
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl

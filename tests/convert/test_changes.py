@@ -13,8 +13,8 @@ import pytest
 
 from mmdata.convert import changes, convert
 from mmdata.convert.engines import threads
+from mmdata.files import shipped
 from mmdata.index import Index
-from mmdata.shipped import shipped
 from tests.convert.conftest import content
 from tests.convert.test_changed import ROWS, SETTINGS, edit_images, with_captions, with_table
 from tests.programs import run_program

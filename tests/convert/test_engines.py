@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import CHUNK, Engine, Progress, in_order, local, threads
+from mmdata.convert.engines import CHUNK, Engine, Progress, in_order, local, processes, threads
 from mmdata.convert.examine import Examined
-from mmdata.convert.processes import processes
 from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit
@@ -103,6 +102,20 @@ class Deadly:
         return Examined(row.number, row.place, "", fault=(Reason.FILTERED, ""))
 
 
+@dataclass(frozen=True)
+class DeadlyOnce:
+    """Kills its process at a row, unless a process has died of it before."""
+
+    examiner: Any
+    mark: Path
+
+    def __call__(self, row: InputRow) -> Any:
+        if row.number == 9 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.examiner(row)
+
+
 def with_examiner(engine: Engine, examiner: Any) -> Engine:
     def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         return engine(replace(job, examiner=examiner), units)
@@ -117,11 +130,17 @@ def test_error_of_the_system_is_raised_and_publishes_nothing(table: Path, tmp_pa
     assert not (tmp_path / "out/__mmdata__/manifest.json").exists()
 
 
-def test_process_that_dies_each_time_is_an_error_that_names_its_rows(table: Path, tmp_path: Path) -> None:
-    deadly = with_examiner(processes(2), Deadly())
-    with pytest.raises(DataError, match=r"a process died 2 times \(signal 9\) over rows 7 to 13; .* --workers 1"):
+def test_process_that_dies_is_an_error_that_names_its_rows_and_the_same_command_goes_on(
+    table: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    def deadly(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        return processes(2)(replace(job, examiner=DeadlyOnce(job.examiner, tmp_path / "died")), units)
+
+    with pytest.raises(DataError, match=r"a process died \(signal 9\) at work on rows 7 to 13; .* --workers 1"):
         convert(table, tmp_path / "out", SETTINGS, engine=deadly)
     assert workers_alive() == []
+    convert(table, tmp_path / "out", SETTINGS, engine=processes(2))
+    assert content(tmp_path / "out") == expected
 
 
 def workers_alive() -> list[int]:
@@ -134,7 +153,7 @@ def workers_alive() -> list[int]:
                 command = (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            if parent == os.getpid() and b"mmdata.convert.worker" in command:
+            if parent == os.getpid() and b"mmdata.processes" in command:
                 found.append(int(folder.name))
     return sorted(found)
 
@@ -151,20 +170,6 @@ def killing(engine: Engine, kill: Callable[[], None], *, after: int = 1) -> Engi
                 kill()
 
     return run
-
-
-def test_process_that_was_killed_is_replaced(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
-    killed: list[int] = []
-
-    def kill_all() -> None:
-        killed.extend(workers_alive())
-        for worker in killed:
-            os.kill(worker, signal.SIGKILL)
-
-    convert(table, tmp_path / "out", SETTINGS, engine=killing(processes(2), kill_all))
-    assert len(killed) == 2
-    assert content(tmp_path / "out") == expected
-    assert workers_alive() == []
 
 
 def test_rerun_makes_only_the_units_that_are_missing(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
@@ -233,7 +238,7 @@ def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expect
     script = tmp_path / "script.py"
     script.write_text(
         "from mmdata.convert import ConvertConfig, convert\n"
-        "from mmdata.convert.processes import processes\n"
+        "from mmdata.convert.engines import processes\n"
         "print('once')\n"
         f"settings = ConvertConfig.model_validate({SETTINGS.model_dump(exclude_unset=True)!r})\n"
         f"convert({str(table)!r}, {str(tmp_path / 'out')!r}, settings, engine=processes(2))\n"
@@ -313,20 +318,6 @@ def test_ray_gives_the_same_bytes(table: Path, tmp_path: Path, ray_engine: Engin
     convert(table, tmp_path / "one", MERGED, engine=threads(1))
     convert(table, tmp_path / "out", MERGED, engine=ray_engine)
     assert content(tmp_path / "out") == content(tmp_path / "one")
-
-
-@dataclass(frozen=True)
-class DeadlyOnce:
-    """Kills its process at a row, unless a process has died of it before."""
-
-    examiner: Any
-    mark: Path
-
-    def __call__(self, row: InputRow) -> Any:
-        if row.number == 9 and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.examiner(row)
 
 
 @needs_ray

@@ -14,7 +14,7 @@ from mmdata.convert.engines import threads
 from mmdata.convert.headless import name_columns
 from mmdata.convert.tables import TableOptions
 from mmdata.errors import ConfigError
-from mmdata.shipped import shipped
+from mmdata.files import shipped
 
 IMAGE = "http://a.example/1.jpg"
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from mmdata import Loader, stream
-from mmdata.atomic import lock
 from mmdata.commands.look import look
 from mmdata.commands.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.errors import DataError
+from mmdata.files import lock
 from mmdata.index import Index, Manifest, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content
@@ -297,7 +297,7 @@ def test_whoever_opens_the_folder_of_a_stopped_conversion_is_told(
         ("table", "the source was of the kind folder, and is of the kind table"),
         (
             "many",
-            'check: was not set, is "header"; max_aspect: was 20.0, is 9.0; max_pixels: was 178956970, is 1000000; '
+            'check: was "full", is "header"; max_aspect: was 20.0, is 9.0; max_pixels: was 178956970, is 1000000; '
             "min_side: was 2, is 9; shard_bytes: was 1000000000, is 7; and 1 more",
         ),
     ],

@@ -18,14 +18,13 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.arrow import ParquetTable
-from mmdata.convert.engines import Engine, Progress, threads
-from mmdata.convert.processes import processes
+from mmdata.convert.engines import Engine, Progress, processes, threads
 from mmdata.convert.staging import Receipt
 from mmdata.convert.tables import TableRow
 from mmdata.convert.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import shipped
 from mmdata.index import Manifest
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program
 

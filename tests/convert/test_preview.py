@@ -17,8 +17,8 @@ from mmdata.convert import ConvertConfig, Preview, Report, convert, preview
 from mmdata.convert.engines import threads
 from mmdata.convert.sampling import Estimate
 from mmdata.errors import ConfigError, DataError, Reason
+from mmdata.files import shipped
 from mmdata.index import Index
-from mmdata.shipped import shipped
 from mmdata.tars.tar import END
 from tests.convert.conftest import content, jsonl
 from tests.programs import run_program

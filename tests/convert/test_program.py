@@ -15,8 +15,8 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
+from mmdata.files import shipped
 from mmdata.index import Index
-from mmdata.shipped import shipped
 from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, Program
 

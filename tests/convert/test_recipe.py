@@ -9,7 +9,7 @@ import pytest
 
 from mmdata.convert import ConvertConfig, load_recipe
 from mmdata.errors import ConfigError
-from mmdata.shipped import shipped
+from mmdata.files import shipped
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in shipped("datasets").glob("*/recipe.yaml")))

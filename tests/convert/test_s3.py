@@ -23,13 +23,12 @@ import pytest
 import mmdata.storage.s3 as s3_module
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
-from mmdata.convert.engines import threads
-from mmdata.convert.processes import processes
+from mmdata.convert.engines import processes, threads
 from mmdata.convert.unit import Job
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import shipped
 from mmdata.index import Index
 from mmdata.index.verify import verify
-from mmdata.shipped import shipped
 from mmdata.storage.s3 import S3Folder
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program, run_program

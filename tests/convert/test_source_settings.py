@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torchvision.datasets import ImageFolder
 from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.cells import as_list
 from mmdata.errors import ConfigError, DataError
-from mmdata.index import Index, Manifest
+from mmdata.index import Index
 from tests.convert.test_sources import NAMES, Photos, folder_of, frame
 from tests.convert.test_tables import captions
 from tests.programs import run_program
@@ -346,19 +345,6 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "      mmdata plan out2/train    # batches, shapes and padding",
         "      mmdata report out2/train    # a page about the corpus",
     ]
-
-
-def test_command_says_that_an_earlier_version_merged_no_captions(tmp_path: Path, photos: Photos) -> None:
-    names = folder_of(tmp_path / "table", [photos[0], photos[0], photos[1]])
-    frame(names, caption=["a", "b", "c"]).to_csv(tmp_path / "table/t.csv", index=False)
-    convert(tmp_path / "table/t.csv", tmp_path / "out")
-    made = Manifest.read(tmp_path / "out")
-    accounts = {name: value for name, value in (made.accounts or {}).items() if name not in ("merged", "differing")}
-    (tmp_path / "out/__mmdata__/manifest.json").write_bytes(replace(made, accounts=accounts).to_json())
-    assert run_convert(tmp_path, "table/t.csv", "out")[-5] == (
-        "duplicates: an earlier version of mmdata made this conversion, and did not merge the captions of rows that "
-        "name one image; --overwrite converts anew, and does"
-    )
 
 
 def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos: Photos) -> None:

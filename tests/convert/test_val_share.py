@@ -13,10 +13,11 @@ from transformers import AutoTokenizer
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
-from mmdata.convert.output import PRIVATE_NAME, Output
+from mmdata.convert.output import Output
 from mmdata.errors import DataError
 from mmdata.hashing import in_share
 from mmdata.index import Index, Manifest, verify
+from mmdata.recognize import PRIVATE_NAME
 from tests.convert.conftest import jsonl, tolerant
 from tests.convert.test_group import content
 

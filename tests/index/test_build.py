@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from mmdata.images import Limits
 from mmdata.index import Index, Manifest, build_index, verify
 from mmdata.index.staging import STAGING_NAME
 from mmdata.tars.members import Members
+from tests.programs import run_program
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -277,16 +280,48 @@ def test_a_shard_whose_name_no_manifest_follows_is_refused_unread(tmp_path):
     refuse(tmp_path, "'a:b.tar' is not a plain file name; commands and paths are never followed")
 
 
-def test_a_rerun_after_a_kill_is_as_if_undisturbed(shards, tmp_path):
-    build_index(shards, out=tmp_path / "good")
-    killed = tmp_path / "killed"
-    inner = killed / "__mmdata__"
-    inner.mkdir(parents=True)
-    shutil.copy(tmp_path / "good" / "__mmdata__" / "index-00000.arrow", inner)
-    for page in ("manifest-00000.arrow", "manifest-00001.arrow", "index-00001.arrow"):  # it had more shards
-        (inner / page).write_bytes(b"of an earlier try")
-    build_index(shards, out=killed)
-    assert content(killed) == content(tmp_path / "good")
+KILL_EACH = """
+import os, shutil, sys
+from pathlib import Path
+from mmdata.index import build_index
+from tests.convert.killed import before, die
+
+shards, good, old, out = map(Path, sys.argv[1:])
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in (folder / "__mmdata__").iterdir()}
+
+
+for number in range(1000):
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(old, out)
+    child = os.fork()
+    if child == 0:
+        before(number, die)
+        build_index(shards, out=out, overwrite=True)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if (out / "__mmdata__/manifest.json").exists():
+        assert content(out) in (content(good), content(old)), number
+    build_index(shards, out=out, overwrite=True)
+    assert content(out) == content(good), number
+    assert sorted(os.listdir(out)) == [".mmdata.lock", "__mmdata__"], number
+    if status == 0:
+        break
+print(number)
+"""
+
+
+def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(shards, count, tmp_path):
+    good, old = tmp_path / "good", tmp_path / "old"
+    build_index(shards, out=good)
+    build_index(shards, out=old, count_tokens=count, tokenizer="another")
+    places = [str(path) for path in (shards, good, old, tmp_path / "out")]
+    root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True, env=root)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20  # moments at which it was killed
 
 
 def test_progress_ends_at_the_bytes_of_all_shards(shards, tmp_path):

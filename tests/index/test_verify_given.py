@@ -7,8 +7,8 @@ from runpy import run_path
 import numpy as np
 import pytest
 
+from mmdata.files import shipped
 from mmdata.index import Index, build_index
-from mmdata.shipped import shipped
 from tests.index.test_programs import program
 
 

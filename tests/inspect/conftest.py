@@ -15,9 +15,9 @@ import torch
 
 from mmdata.commands.train import train
 from mmdata.config import Config
+from mmdata.files import shipped
 from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
-from mmdata.shipped import shipped
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 ROWS = 22

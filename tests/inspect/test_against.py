@@ -89,7 +89,7 @@ def test_against_unknown_loader_is_an_error():
 def test_command_lowers_a_number_of_workers_that_is_auto_to_that_of_the_shards(
     square: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
+    monkeypatch.setattr("mmdata.processes.usable_cores", lambda: 5)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": grouped(**square, num_workers="auto")}))
     flags = ["--steps", "1", "--rounds", "1", "--against", "webdataset"]
     status, output, errors = command("bench", str(tmp_path / "c.yaml"), *flags)
@@ -108,7 +108,7 @@ def test_command_lowers_a_number_of_workers_that_is_auto_to_that_of_the_shards(
 def test_only_auto_workers_are_lowered_and_only_for_webdataset(
     square: dict[str, Any], num_workers: Any, names: list[str], fitted: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mmdata.cores.usable_cores", lambda: 5)
+    monkeypatch.setattr("mmdata.processes.usable_cores", lambda: 5)
     data = data_config(grouped(**square, num_workers=num_workers))
     assert against.fit_workers(data, names).loading.num_workers == fitted
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from mmdata.files import shipped
 from mmdata.inspect.builds import Build, build_of, check_torchvision, mismatch
-from mmdata.inspect.doctor import Check, examine
-from mmdata.shipped import shipped
+from mmdata.inspect.doctor import examine
+from mmdata.inspect.machine import Check
 
 
 @pytest.fixture

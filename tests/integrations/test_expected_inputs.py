@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from mmdata.batch import normalized
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import normalized, pixel_stats
+from mmdata.integrations.adapt import pixel_stats
 from mmdata.loader import Loader
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from mmdata.train import train_step
-from mmdata.train.evaluation.evaluate import retrieval
+from mmdata.train.evaluation.retrieval import retrieval
 from mmdata.train.ranks import collectives, parallel, sharding
 from tests.train import ranks
 

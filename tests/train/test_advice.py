@@ -77,9 +77,8 @@ def test_batches_before_the_first_groups_of_a_run_are_random():
 def test_negatives_that_a_miner_has_chosen_are_not_taken_for_all():
     mined = HARD | {"false_negative_share": 0.5, "kept_share": 0.02}  # k of 1
     assert "as near as their positives" not in advice(mined, TOP_K)
-    del mined["admissible_false_negative_share"]  # as an earlier version wrote it
-    assert "as near as their positives" not in advice(mined, TOP_K)
-    assert "50% of the negatives" in advice(mined | {"kept_share": 1.0}, MASKED)
+    mined["admissible_false_negative_share"] = 0.5
+    assert "50% of the negatives" in advice(mined, MASKED)
 
 
 def test_advice_is_of_the_mean_of_the_last_quarter_by_rows():
@@ -93,11 +92,6 @@ def test_advice_is_of_the_mean_of_the_last_quarter_by_rows():
     )
     assert said.endswith(" Few rows were measured: a lower train.mining_telemetry_every_steps measures more.")
     assert "Few rows" not in advise([one | {"rows": 100} for one in lines], {})
-
-
-def test_lines_of_an_earlier_version_have_no_rows():
-    old = {name: value for name, value in EASY.items() if name != "rows"}
-    assert advise([old], {}).startswith("in-batch accuracy 0.97 (one batch, step 500): the batches are easy")
 
 
 AT_CHANCE = {"image_to_text_r1": 0.0087, "text_to_image_r1": 0.0, "chance_r1": 0.01295}

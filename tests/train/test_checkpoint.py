@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import write_whole
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import (
     latest_checkpoint,

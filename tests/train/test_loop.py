@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmdata.atomic import lock
 from mmdata.config import TrainConfig
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError, TrainingError
+from mmdata.files import lock
 from mmdata.train.miners import TopK
 from mmdata.train.objective import make_loss
 from mmdata.train.run import meter, sole

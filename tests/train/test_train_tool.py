@@ -529,7 +529,7 @@ def test_run_moved_to_another_machine_embeds_and_classifies_as_before(tmp_path: 
     message = r"tokenizer '.*copy/tokenizer': not the one that the run was trained with \(fingerprint .*remove it"
     with pytest.raises(ConfigError, match=message):
         mmdata.load_run(moved, "cpu")
-    shutil.rmtree(moved / "tokenizer")  # as a run of an earlier version
+    shutil.rmtree(moved / "tokenizer")
     with pytest.raises(ConfigError, match=r"tokenizer '.*shards/tokenizer': no such folder"):
         mmdata.load_run(moved, "cpu")
     shutil.move(tmp_path / "gone", shards)

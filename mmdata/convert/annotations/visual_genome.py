@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.convert.annotations.boxes import KEY, Boxes
-from mmdata.convert.annotations.coco_files import IMAGES_SEEN, hashable
+from mmdata.convert.annotations.coco_files import IMAGES_SEEN
 from mmdata.convert.annotations.json_stream import JsonEntry, stream_entries
 from mmdata.convert.annotations.kept import Kept
 from mmdata.convert.images_folder import find_images
+from mmdata.convert.json_tables import hashable
 from mmdata.convert.open_table import fingerprint
 from mmdata.convert.recipe import ConvertConfig, Grouping
 from mmdata.convert.rows import InputRow

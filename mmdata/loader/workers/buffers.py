@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdata.forked import new_lock
+from mmdata.processes import new_lock
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmdata.atomic import naming
 from mmdata.batch import Batch
 from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError, TrainingError
+from mmdata.files import naming
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.neighbours import FeatureSide, side_features
 from mmdata.train.models.dual_encoder import DualEncoderOutput

@@ -74,19 +74,18 @@ def measured(mining: Sequence[Line], settings: Mapping[str, Any]) -> Measured | 
     ]
 
     def mean(values: Sequence[float | None]) -> float | None:
-        # Lines of an earlier version do not say how many rows they are of.
-        known = [(value, line.get("rows", 1)) for value, line in zip(values, lines, strict=True) if value is not None]
+        known = [(value, line["rows"]) for value, line in zip(values, lines, strict=True) if value is not None]
         total = sum(weight for _, weight in known)
         return sum(value * weight for value, weight in known) / total if total else None
 
     return Measured(
         batches=len(lines),
-        rows=int(sum(line.get("rows", 0) for line in lines)),
+        rows=int(sum(line["rows"] for line in lines)),
         first_step=lines[0]["step"],
         last_step=last,
         is_grouped=is_grouped,
         accuracy=mean([line.get("in_batch_accuracy") for line in lines]),
-        false_share=mean([_false_share(line) for line in lines]),
+        false_share=mean([line.get("admissible_false_negative_share") for line in lines]),
         kept_share=mean([line.get("kept_share") for line in lines]),
         effective=mean([line.get("effective_negatives") for line in lines]),
     )
@@ -183,12 +182,6 @@ def _has_groups(line: Line, groups: Mapping[str, Any] | None) -> bool:
     if not groups:
         return False
     return groups.get("source") != "run" or line.get("epoch", 0) >= groups.get("every_epochs", 1)
-
-
-def _false_share(line: Line) -> float | None:
-    """Of all admissible negatives; a line of an earlier version knows those that the miner kept, maybe all."""
-    kept_all = line.get("kept_share", 1) == 1
-    return line.get("admissible_false_negative_share", line.get("false_negative_share") if kept_all else None)
 
 
 def _by_heart(evaluation: Line) -> str:

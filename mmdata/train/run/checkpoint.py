@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mmdata.atomic import sync_folder, write_whole
 from mmdata.errors import ConfigError, DataError
+from mmdata.files import sync_folder, write_whole
 from mmdata.recognize import CHECKPOINT_NAME as NAME
 from mmdata.recognize import LATEST
 from mmdata.train.ranks.lockstep import gather

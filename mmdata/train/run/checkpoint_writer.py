@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Self
 
-from mmdata.atomic import explain
+from mmdata.errors import explain
 from mmdata.train.device_thread import device_thread
 from mmdata.train.ranks.lockstep import on_first
 from mmdata.train.ranks.sharding import local_part

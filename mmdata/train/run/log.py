@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.errors import printable
+from mmdata.files import naming, read_json_lines, write_whole
 
 METRICS = "metrics.jsonl"
 

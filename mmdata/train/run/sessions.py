@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from mmdata.atomic import write_whole
 from mmdata.errors import DataError
+from mmdata.files import write_whole
 
 SESSIONS = "run.json"
 GIT_TIMEOUT_S = 5.0

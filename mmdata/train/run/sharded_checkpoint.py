@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from mmdata.atomic import sync_folder, write_whole
+from mmdata.files import sync_folder, write_whole
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_all, on_first
 from mmdata.train.ranks.sharding import is_shard

@@ -10,8 +10,8 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from mmdata.atomic import HeldElsewhere, lock
 from mmdata.errors import ConfigError
+from mmdata.files import HeldElsewhere, lock
 
 logger = logging.getLogger("mmdata")
 

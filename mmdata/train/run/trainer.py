@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mmdata.atomic import write_whole
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError, counted
+from mmdata.files import write_whole
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps

@@ -25,8 +25,8 @@ from aiohttp import web
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError
+from mmdata.files import shipped
 from mmdata.index import Manifest
-from mmdata.shipped import shipped
 from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect
 from tests.programs import PATIENCE_S, Program

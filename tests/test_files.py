@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
-from mmdata.atomic import append_json_line, lock, read_json_lines, write_whole
 from mmdata.errors import DataError
+from mmdata.files import Staged, append_json_line, lock, read_json_lines, remove, whole_folder, write_whole
 from tests.programs import Program
 
 
@@ -52,7 +53,7 @@ def test_a_lock_is_held_against_other_processes_and_freed_with_them(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
-from mmdata.atomic import lock
+from mmdata.files import lock
 with lock(Path({str(tmp_path)!r})):
     print("held", flush=True)
     sys.stdin.read()
@@ -97,3 +98,47 @@ def test_a_json_line_that_is_no_entry_is_an_error_with_its_place(tmp_path, line:
     message = rf"^'{re.escape(str(path))}', line 2: {re.escape(wrong)}.*; delete the line to go on$"
     with pytest.raises(DataError, match=message):
         list(read_json_lines(path, {"step": int}))
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
+    place = tmp_path / "a"
+    (tmp_path / ".a.part").mkdir()
+    (tmp_path / ".a.part" / "left").write_bytes(b"by a killed run")
+    with pytest.raises(FileNotFoundError), whole_folder(place) as aside:
+        (aside / "none" / "1").write_bytes(b"1")
+    with whole_folder(place) as aside:
+        remove(aside)
+    assert os.listdir(tmp_path) == []
+    with whole_folder(place) as aside:
+        (aside / "1").write_bytes(b"1")
+        (aside / "b").mkdir()
+    assert os.listdir(tmp_path) == ["a"]
+    assert sorted(os.listdir(place)) == ["1", "b"]
+
+
+def staged(folder: Path, *numbers: int) -> Staged:
+    """Files x/1, x/2 and so on, made but not published; x/last.txt names them."""
+    one = Staged(
+        folder, folder / ".new", last="x/last.txt", names=lambda made: (made / "x/last.txt").read_text().split()
+    )
+    (one.new / "x").mkdir(parents=True)
+    for number in numbers:
+        (one.new / f"x/{number}").write_text(f"of {numbers}")
+    (one.new / "x/last.txt").write_text(" ".join(f"x/{number}" for number in numbers))
+    return one
+
+
+def test_what_is_published_replaces_what_was_there_and_no_file_of_others(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/of others").touch()
+    for numbers in ((1, 2, 3), (2, 4)):
+        one = staged(tmp_path, *numbers)
+        one.publish()
+        remove(one.new)
+        assert sorted(os.listdir(tmp_path / "x")) == [*map(str, numbers), "last.txt", "of others"]
+        assert (tmp_path / "x/2").read_text() == f"of {numbers}"
+    one = staged(tmp_path / "y", 5)
+    one.withdraw()
+    assert one.is_whole
+    one.retract()
+    assert os.listdir(tmp_path / "y") == []
