@@ -30,7 +30,7 @@ from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.source import RankPipeline, make_source
+from mmdata.loader.source import RankPipeline, make_source, open_pipeline
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
@@ -155,7 +155,8 @@ class Loader(Interoperable):
         corpus = open_corpus(data)
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         builder = BatchBuilder.from_config(data, corpus, plan)
-        source = make_source(data, plan, builder, ranks)
+        opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
+        source = make_source(data, RankPipeline(plan, builder, ranks), opened)
         fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
         return cls(
             plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from functools import partial
 from threading import Event
 from typing import Any
 
@@ -79,15 +78,21 @@ class RankPipeline:
                 return
 
 
-def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> BatchSource[LoadedBatch]:
+def make_source(
+    data: DataConfig, pipeline: RankPipeline, opened: Callable[[BufferPool], RankPipeline] | None
+) -> BatchSource[LoadedBatch]:
     """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
+
+    Args:
+        data: settings.
+        pipeline: that they are to follow.
+        opened: opens the same pipeline in another process; None: no other process can.
 
     Raises:
         ConfigError: `worker_type: process` with a transform that another process cannot import.
     """
-    loading, pipeline = data.loading, RankPipeline(plan, builder, ranks)
-    num_threads = most_workers(loading.num_workers)
-    if not is_process(data) or num_threads == 0:
+    loading, num_threads = data.loading, most_workers(data.loading.num_workers)
+    if opened is None or not is_process(data) or num_threads == 0:
         return ThreadedBatches(pipeline, num_threads=num_threads, prefetch=loading.prefetch_batches)
     if cannot := not_importable(data):
         raise ConfigError(
@@ -95,7 +100,6 @@ def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Rank
             "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
-    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
     return WorkerProcesses(
         Task(opened, loading.num_processes, num_threads, loading.prefetch_batches), pipeline.identity()
     )
