@@ -285,7 +285,8 @@ class Loader(Interoperable):
             ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state
                 is missing or impossible.
         """
-        epoch, step = position_of(state, self.identity, self.plan)
+        epoch, step = position_of(state, self.identity, self._known_steps, of=self._kind)
+        self._restore_places(state, epoch, step)
         self.ledger.restore(RowCounts.of(state))
         self._position.restore(epoch, step)
         self._discard_prefetched_epoch()
@@ -347,6 +348,9 @@ class Loader(Interoperable):
     def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """Where a position lies in the plan: its epoch and step."""
         return (epoch, step) if step < self.num_steps(epoch) else (epoch + 1, 0)
+
+    def _restore_places(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        """Restore what else a state says of its position."""
 
     def _masked(self, epoch: int, step: int, made: LoadedBatch) -> list[LedgerEntry]:
         """The rows of a batch that could not be used."""

@@ -22,8 +22,8 @@ from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus, most_of_windows
 from mmdata.loader.fields import Fields
-from mmdata.loader.identity import Identity, differences
-from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
+from mmdata.loader.identity import Identity
+from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.loader import Loader, data_config
 from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.stream_plan import Reading, StreamPlan, TarWindow
@@ -34,7 +34,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
-from mmdata.plan.position import MAX_EPOCH, check_count, check_epoch, check_state
+from mmdata.plan.position import MAX_EPOCH, check_count
 from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
 from mmdata.tables.joined import Joined
@@ -104,7 +104,12 @@ def stream(
     # Raises now, and not after a download, if the numbers do not fit.
     rank_slice(data.global_batch_size, *ranks)
     if samples is None:
-        found = find_shards(single_dataset(data) if shards is None else shards, may_lack=data.skip_damaged)
+        if shards is None and len(datasets := sources(data)) > 1:
+            raise ConfigError(
+                f"data.shards names {len(datasets)} datasets, and a stream mixes none: use one mmdata.Loader over "
+                "indexed shards, or give the stream its shards in one list"
+            )
+        found = find_shards(sources(data)[0].shards if shards is None else shards, may_lack=data.skip_damaged)
         return Stream(TarFiles(found, data), data, ranks, steps_per_epoch=steps_per_epoch)
     stages = getattr(samples, "pipeline", [])  # of a webdataset
     if steps_per_epoch is None and any(type(stage).__name__ == "ResampledShards" for stage in stages):
@@ -233,50 +238,13 @@ class Stream(Loader):
     def state_dict(self) -> dict[str, Any]:
         """The position, counted in batches yielded, and what the batches depend on; JSON. It fits any number of ranks.
 
-        Of an iterable it fits as many ranks, each of which needs a state of its own only where they leave off apart.
+        A stream that loads it indexes the tars of the pass before the position again, and decodes no image of them.
+        Of an iterable it fits as many ranks, each of which needs a state of its own only where they leave off apart;
+        the iterable must give the samples of the pass again, in the same order.
         """
         epoch, step = self._position.epoch, self._position.step
-        position = {"epoch": epoch, "step": step}
         first = (epoch, 0) if self._steps is None else self._place(epoch, 0)
-        places = dict(zip(PLACES, (*self._place(epoch, step), *first), strict=True))
-        return {**position, **self.ledger.counts.state(), **places, "stream": self.identity}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the last batch that was yielded when the state was taken.
-
-        The number of ranks and workers may differ. The tars of the pass before that batch are indexed again, and no
-        image of them is decoded. An iterable must give the samples of the pass again, in the same order.
-
-        Raises:
-            ConfigError: the state belongs to another stream, and the error names what differs, or to no stream.
-        """
-        saved = check_state(state, of="stream").get("stream")
-        if not isinstance(saved, dict):
-            raise ConfigError("this is no state of a stream; give the dictionary that its state_dict() returned")
-        if changed := differences(saved, self.identity, of="stream"):
-            listed = ", ".join(f"{name} was {saved.get(name)!r} and is {self.identity[name]!r}" for name in changed)
-            raise ConfigError(
-                f"this state belongs to another stream: {listed}; resume with the settings and shards it was saved "
-                "with, or start anew"
-            )
-        epoch = check_epoch(state, of="stream")
-        step = check_count(state, "step", of="stream", at_most=self._steps)
-        most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
-        number, place_step, *first = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
-        self.ledger.restore(RowCounts.of(state))
-        self._position.restore(epoch, step)
-        if self._steps is not None:
-            self._reached = epoch * self._steps + step
-            self._passes = {epoch * self._steps - first[1]: first[0], self._reached - place_step: number}
-        elif number > epoch:  # it was taken at the end of an epoch
-            self._found_steps[epoch] = step
-        self._discard_prefetched_epoch()
-        if not self._is_lasting and place_step:
-            logger.warning(
-                "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
-                "them in the same order",
-                place_step,
-            )
+        return {**super().state_dict(), **dict(zip(PLACES, (*self._place(epoch, step), *first), strict=True))}
 
     def other_shards(self, state: dict[str, Any]) -> str:
         """ "": `load_state_dict` says what differs."""
@@ -309,6 +277,21 @@ class Stream(Loader):
             self._passes, self._reached = {number: epoch}, number
         begin = max(first for first in self._passes if first <= number)
         return self._passes[begin], number - begin
+
+    def _restore_places(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
+        number, place_step, *first = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
+        if self._steps is not None:
+            self._reached = epoch * self._steps + step
+            self._passes = {epoch * self._steps - first[1]: first[0], self._reached - place_step: number}
+        elif number > epoch:  # it was taken at the end of an epoch
+            self._found_steps[epoch] = step
+        if not self._is_lasting and place_step:
+            logger.warning(
+                "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
+                "them in the same order",
+                place_step,
+            )
 
     def _masked(self, epoch: int, step: int, made: LoadedBatch) -> list[LedgerEntry]:
         """The rows of a batch that could not be used, and the samples that were left out since the batch before."""
@@ -413,17 +396,6 @@ def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
     if missing and not (may_lack and len(missing) < len(found)):
         raise DataError(f"shard '{missing[0]}': no such file or folder")
     return found
-
-
-def single_dataset(data: DataConfig) -> str:
-    """The `shards` of the settings. Raises a ConfigError if the settings name several datasets."""
-    datasets = sources(data)
-    if len(datasets) > 1:
-        raise ConfigError(
-            f"data.shards names {len(datasets)} datasets, and a stream mixes none: use one mmdata.Loader over indexed "
-            "shards, or give the stream its shards in one list"
-        )
-    return datasets[0].shards
 
 
 def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:

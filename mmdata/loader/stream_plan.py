@@ -70,7 +70,7 @@ def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: Event) -
         rows.append(len(tar.columns) if usable_left is None else tar.rows_among(usable_left))
         if usable_left is not None and (usable_left := usable_left - tar.num_usable) <= 0:
             break
-        if sum(rows) >= wanted or sum(tar.bytes for tar in read) >= source.window_bytes:
+        if sum(rows) >= wanted or sum(tar.entry.bytes for tar in read) >= source.window_bytes:
             yield window(is_last=False)
             read, rows, wanted = [], [], min(2 * wanted, source.window_rows)
     yield window(is_last=True)
@@ -116,13 +116,10 @@ class Reading:
 
     Attributes:
         windows: that were taken.
-        schedule: of the steps, as far as windows are read.
         left_out, losses: of the windows that were taken, until they are told.
         waited_s: seconds spent waiting for windows, until they are told.
         is_fresh: whether no steps were made of it, and it was not closed.
     """
-
-    schedule: Schedule
 
     def __init__(self, tars: TarIndexer, data: DataConfig, number: int) -> None:
         self.number, self.process, self.is_fresh = number, os.getpid(), True
@@ -293,14 +290,16 @@ class StreamPlan(Plan):
                 if not self._tars.source.is_lasting:
                     sizes = (window.ranges.ends - window.ranges.begins).tolist()
                     self._rows_left.update(dict(zip(window.ranges.shards.tolist(), sizes, strict=True)))
-                if window.is_last:
-                    reading.schedule.num_rounds = round_ + 1
+                if window.is_last and (reached := schedule()) is not None:
+                    reached.num_rounds = round_ + 1
             return self._window_reader.arrivals([reading.windows], epoch, rounds)
 
         # No window without a tar but the last: so many rounds, or fewer.
         most, sizes = self._tars.source.num_tars + 1, np.array([self.batch_sizes], np.int64)
-        reading.schedule = Schedule(arrivals, most, self.policy.buckets, sizes, self.leftover)
-        return [reading.windows], reading.schedule
+        made = Schedule(arrivals, most, self.policy.buckets, sizes, self.leftover)
+        # A weak reference: in a cycle the threads that read ahead would wait for the garbage collector.
+        schedule = weakref.ref(made)
+        return [reading.windows], made
 
     def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps; drops a tar once batches of all its rows were made: the memory of a pass has no other bound."""

@@ -30,7 +30,7 @@ from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import Histograms
+from mmdata.index.pages import Histograms, ShardEntry
 from mmdata.plan.ranges import PASS_SHIFT
 from mmdata.safe_read import open_regular
 from mmdata.seeding import Purpose, permutation
@@ -242,8 +242,8 @@ class IndexedTar:
     Attributes:
         number: of the tar in the stream.
         name: for messages: its path, or its URL without secrets.
-        bytes: its size.
         columns: of its usable and selected rows.
+        entry: of these rows, as in a manifest.
         left_out: the unusable samples, as in the quarantine list of an index; and the tar itself, if it is damaged.
         losses: (key, what was lost) of its usable samples that lost a text member.
         num_usable: usable samples, selected or not.
@@ -252,8 +252,8 @@ class IndexedTar:
 
     number: int
     name: str
-    bytes: int
     columns: ShardColumns
+    entry: ShardEntry
     left_out: list[dict[str, Any]]
     losses: list[tuple[str, dict[Loss, str]]]
     num_usable: int
@@ -340,9 +340,11 @@ class TarIndexer:
             for row, label in zip(scan.rows, scan.labels, strict=True)
             if isinstance(label, str)
         ]
-        count = None if self._counts is None else self._counts.count
-        columns = encode(scan.rows, count).columns
-        return IndexedTar(number, name, size, columns, scan.quarantined, scan.losses + named, len(columns))
+        encoded = encode(scan.rows, None if self._counts is None else self._counts.count)
+        entry = encoded.entry(name.rpartition("/")[2], size=size, sha256="")
+        return IndexedTar(
+            number, name, encoded.columns, entry, scan.quarantined, scan.losses + named, len(encoded.columns)
+        )
 
     def _scan(self, file: BinaryIO, name: str, stop: Event) -> Scan:
         def step(offset: int) -> None:
@@ -364,8 +366,9 @@ class TarIndexer:
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)
-        columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))]).columns
-        return replace(tar, columns=columns, places=rows)
+        encoded = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))])
+        entry = encoded.entry(tar.entry.name, size=tar.entry.bytes, sha256="")
+        return replace(tar, columns=encoded.columns, entry=entry, places=rows)
 
 
 @dataclass(frozen=True)
@@ -376,18 +379,16 @@ class GrowingManifest(Manifest):
         tars: indexes them.
         first: the tars that are read already.
         tar: gives what is known of a tar.
-        stride: numbers of rows that each tar has for its own.
     """
 
     tars: TarIndexer = field(kw_only=True, compare=False, repr=False)
     first: list[IndexedTar] = field(kw_only=True, compare=False, repr=False)
     tar: Callable[[int], IndexedTar] = field(kw_only=True, compare=False, repr=False)
-    stride: int = field(kw_only=True)
 
     @property
     def shard_rows(self) -> NDArray[np.int64]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Numbers of rows of each tar: the same of all."""
-        return np.full(self.num_shards, self.stride, np.int64)
+        return np.full(self.num_shards, self.rows // self.num_shards)
 
     @property
     def members(self) -> Members:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -396,21 +397,7 @@ class GrowingManifest(Manifest):
 
     def listed(self, shard: int) -> ListedShard:
         """Name and size of a tar, which is read if it is not kept."""
-        tar = self.tar(shard)
-        count = len(tar.columns)
-        return ListedShard(
-            name=tar.name.rpartition("/")[2],
-            bytes=tar.bytes,
-            sha256="",
-            rows=count,
-            index_offset=0,
-            index_bytes=0,
-            index_sha256="",
-            index_xxh3=0,
-            images=count,
-            captions=0,
-            labels=0,
-        )
+        return self.tar(shard).entry
 
     def is_cached(self, shard: int) -> bool:
         """See `Manifest`: tars behind URLs are."""
@@ -426,9 +413,8 @@ class GrowingManifest(Manifest):
 
     def cells(self) -> Iterator[Histograms]:
         """The histograms of the first tars."""
-        for tar in self.first:
-            cells, counts = tar.columns.histogram()
-            yield Histograms(np.array([0, len(cells)]), cells, counts)
+        for entry in (tar.entry for tar in self.first):
+            yield Histograms(np.array([0, len(entry.cells)]), entry.cells, entry.counts)
 
 
 class GrowingIndex(Index):
@@ -445,18 +431,17 @@ class GrowingIndex(Index):
         lengths = np.bincount(np.concatenate([*tokens, [tars.max_length]]))
         manifest = GrowingManifest(
             rows=num_tars * stride,
-            bytes=sum(tar.bytes for tar in first),
+            bytes=sum(tar.entry.bytes for tar in first),
             num_shards=num_tars,
-            captions=sum(tar.columns.num_captions for tar in first),
+            captions=sum(tar.entry.captions for tar in first),
             lengths=[(int(length), int(lengths[length])) for length in np.flatnonzero(lengths)],
             has_images=True,
-            has_labels=any(tar.columns.num_labels for tar in first),
+            has_labels=any(tar.entry.labels for tar in first),
             pages=[],
             folder=LocalFolder(Path()),
             tars=tars,
             first=first,
             tar=first.__getitem__ if alone else tars.get,
-            stride=stride,
         )
         index = cls(manifest)
         index.tars = tars

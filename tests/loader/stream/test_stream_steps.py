@@ -238,11 +238,11 @@ def test_state_of_another_stream_is_refused(uneven, config):
     state = stream.state_dict()
     (other,) = open_ranks(folder, config(seed=1), 1, 5)
     with pytest.raises(
-        ConfigError, match=r"belongs to another stream: seed was 0 and is 1, steps_per_epoch was 4 and is 5; resume"
+        ConfigError, match=r"stream state belongs to another plan: seed was 0 and is 1, steps_per_epoch was 4 and is 5"
     ):
         other.load_state_dict(state)
-    with pytest.raises(ConfigError, match="this is no state of a stream; give the dictionary"):
-        stream.load_state_dict({"epoch": 0, "step": 0, "plan": {}})
+    with pytest.raises(ConfigError, match="stream state: 'plan' must say what its batches depend on: got"):
+        stream.load_state_dict({"epoch": 0, "step": 0})
     with pytest.raises(ConfigError, match="'step' must be a whole number from 0 on, at most 4: got 5"):
         stream.load_state_dict({**state, "step": 5})
     for change in ({"pass": -1}, {"step_of_pass": None}, {"first_pass": 1.5}, {"pass": 2**20}):
@@ -320,5 +320,5 @@ def test_state_of_a_stream_of_other_pixels_is_refused(uneven, config, changes, m
     folder = uneven(9, 14)
     (stream,) = open_ranks(folder, config(), 1, 4)
     (other,) = open_ranks(folder, config(**changes), 1, 4)
-    with pytest.raises(ConfigError, match=rf"belongs to another stream: {message}; resume"):
+    with pytest.raises(ConfigError, match=rf"stream state belongs to other pixels or tokens: {message}; resume"):
         other.load_state_dict(stream.state_dict())
