@@ -322,3 +322,22 @@ def test_state_of_a_stream_of_other_pixels_is_refused(uneven, config, changes, m
     (other,) = open_ranks(folder, config(**changes), 1, 4)
     with pytest.raises(ConfigError, match=rf"stream state belongs to other pixels or tokens: {message}; resume"):
         other.load_state_dict(stream.state_dict())
+
+
+@pytest.mark.parametrize(("num_processes", "steps_per_epoch"), [(1, 4), (2, None)])
+def test_worker_processes_give_the_batches_of_threads(uneven, tar, config, num_processes, steps_per_epoch):
+    folder = uneven(9, 14, 5)
+    (folder / "bad.tar").write_bytes(tar([("b/0.txt", b"no image"), ("b/1.txt", b"none either")]))
+    settings = config(max_bad_share=0.5, transform="train", fields={"own": "txt"})
+    expected = mmdata.stream(folder, settings, steps_per_epoch=steps_per_epoch)
+    batches = content([batch for _ in range(2) for batch in expected])
+    loading = {**settings["loading"], "worker_type": "process", "num_processes": num_processes, "num_workers": 2}
+    with mmdata.stream(folder, {**settings, "loading": loading}, steps_per_epoch=steps_per_epoch) as stream:
+        found = content([batch for _ in range(2) for batch in stream])
+        assert [(e.key, e.epoch, e.step) for e in stream.ledger] == [(e.key, e.epoch, e.step) for e in expected.ledger]
+        state = stream.state_dict()
+        assert state == expected.state_dict()
+        assert stream.lost == expected.lost
+        expected.load_state_dict(state)
+        assert content([next(iter(stream))]) == content([next(iter(expected))])
+    assert found == batches
