@@ -20,7 +20,7 @@ from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.reader import CheckImages, RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import Work
 from mmdata.plan import CaptionSources, Plan, Step
 from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ class BatchBuilder:
             tars.open_shards.most = most_shards(data, plan)
         return builder
 
-    def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
+    def begin(self, step: Step, stop: Event | None = None) -> Work:
         """Begin a batch. Its units raise Interrupted once `stop` is set; see `UnfinishedBatch` for other errors."""
         planned = step.rows >= 0
         rows, passes = step.rows[planned], step.passes[planned]

@@ -30,11 +30,10 @@ from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.source import RankPipeline, make_source
+from mmdata.loader.source import BatchSource, RankPipeline, make_source
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import OrderedPlan, Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
@@ -96,7 +95,7 @@ class Loader(Interoperable):
         num_workers: NumWorkers = "auto",
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
-        source: BatchSource[LoadedBatch] | None = None,
+        source: BatchSource | None = None,
         fields: Fields | None = None,
         order: ArrayLike | None = None,
     ) -> None:

@@ -23,12 +23,14 @@ from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.process import Task, WorkerProcesses
-from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.loader.workers.work import BatchSource, Work
+from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import Plan, Step
 from mmdata.plan.from_config import build_plan
 
 logger = logging.getLogger("mmdata")
+
+BatchSource = ThreadedBatches[LoadedBatch] | WorkerProcesses[LoadedBatch]
+"""Makes a loader's batches ahead, in the order of the plan, from one epoch into the next."""
 
 
 class RankPipeline:
@@ -54,13 +56,9 @@ class RankPipeline:
         self.current_epoch = epoch
         return self._from(epoch, start)
 
-    def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
+    def begin(self, step: Step, stop: Event | None = None) -> Work:
         """The work on a step."""
         return self._builder.begin(step, stop)
-
-    def identity(self) -> Identity:
-        """What the batches depend on."""
-        return identity_of(self._plan, self._builder.spec)
 
     def _from(self, epoch: int, start: int) -> Generator[Step, None, None]:
         index, store = self._builder.index, self._builder.store
@@ -79,7 +77,7 @@ class RankPipeline:
                 return
 
 
-def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> BatchSource[LoadedBatch]:
+def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> BatchSource:
     """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
 
     Raises:
@@ -96,17 +94,17 @@ def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Rank
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
     opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
-    return WorkerProcesses(
-        Task(opened, loading.num_processes, num_threads, loading.prefetch_batches), pipeline.identity()
-    )
+    task = Task(opened, loading.num_processes, num_threads, loading.prefetch_batches)
+    return WorkerProcesses(task, identity_of(plan, builder.spec))
 
 
-def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
-    """Open the pipeline of a section `data`, as JSON, in a worker process."""
+def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> tuple[RankPipeline, Identity]:
+    """Open the pipeline of a section `data`, as JSON, in a worker process, with the identity of its batches."""
     data = DataConfig.model_validate(settings)
     corpus = open_corpus(data)
     plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    return RankPipeline(plan, BatchBuilder.from_config(data, corpus, plan, buffers=buffers), ranks)
+    builder = BatchBuilder.from_config(data, corpus, plan, buffers=buffers)
+    return RankPipeline(plan, builder, ranks), identity_of(plan, builder.spec)
 
 
 def is_process(data: DataConfig) -> bool:

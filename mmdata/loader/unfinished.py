@@ -26,7 +26,7 @@ from mmdata.loader.member_fields import FieldEntries
 from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import Work
 from mmdata.plan import Step
 from mmdata.text.tokenizer import Tokenizer
 
@@ -115,7 +115,7 @@ class UnfinishedBatch:
         self._texts = [""] * len(step.rows)
         self._guard(partial(self._lend_pixels, buffers), _BatchPart(range(0)))
 
-    def work(self) -> Work[LoadedBatch]:
+    def work(self) -> Work:
         """The batch as work that threads share; the longest units come first."""
         n = len(self._places)
         rows = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
