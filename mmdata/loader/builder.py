@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -9,19 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmdata.batch import CaptionBatch
+from mmdata.batch import Batch, CaptionBatch
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index, ShardStore
 from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
-from mmdata.loader.member_fields import MemberFields
+from mmdata.loader.fields import Fields
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.reader import CheckImages, RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
-from mmdata.plan import CaptionSources, Plan, Step
+from mmdata.plan import CaptionSources, IndexRows, Plan, Step
 from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
@@ -37,7 +38,8 @@ class BatchSpec:
         text_transform: for the captions.
         captions: sources from which the rows draw their captions; None: those of the shards in turn.
         negatives: negative captions of the rows; None: batches have none.
-        fields: entries that lie in members of the samples; None: there are none.
+        fields: entries beside images and captions; None: there are none.
+        equal_captions: changes the hashes of captions of n rows, where a column says which are equal.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
         check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
@@ -48,7 +50,8 @@ class BatchSpec:
     text_transform: TextTransform = field(default_factory=TextTransform)
     captions: CaptionSources | None = None
     negatives: NegativeCaptions | None = None
-    fields: MemberFields | None = None
+    fields: Fields | None = None
+    equal_captions: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]] | None = None
     add_hashes: bool = False
     add_captions: bool = False
     check_images: CheckImages = "auto"
@@ -62,7 +65,8 @@ class BatchSpec:
             TextTransform.from_config(data),
             captions=corpus.captions,
             negatives=corpus.negatives,
-            fields=MemberFields.from_config(data, corpus.index, corpus.joined, plan),
+            fields=Fields.from_config(data, corpus.index, corpus.joined, plan),
+            equal_captions=plan.rows.equal_captions if isinstance(plan.rows, IndexRows) else None,
             add_hashes=needs_hashes(data),
             add_captions=data.add_captions,
             check_images=data.loading.check_images,
@@ -113,7 +117,7 @@ class BatchBuilder:
             self.read(rows, passes, stop),
             buffers=self._buffers,
             has_labels=self._has_labels,
-            fields=None if fields is None else fields.entries(len(step.rows), self.store, stop),
+            fields=fields.begin(len(step.rows), self.store, stop) if fields is not None and fields.members else None,
         ).work()
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
@@ -124,6 +128,10 @@ class BatchBuilder:
     def make(self, step: Step) -> LoadedBatch:
         """Make a batch in the caller's thread; see `UnfinishedBatch` for errors."""
         return self.begin(step).run()
+
+    def added(self, batch: Batch) -> Batch:
+        """A batch that was made, with its entries of joined tables."""
+        return batch if self.spec.fields is None else self.spec.fields.added(batch)
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions, in their template, of each row that has several; none of a row that has one, or without texts.

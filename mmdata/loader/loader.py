@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
@@ -26,7 +25,6 @@ from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
-from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
@@ -65,7 +63,6 @@ class Loader(Interoperable):
         max_bad_share: the run ends when more than this share of the rows seen could not be used. With several ranks
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
-        fields: adds values of tables to the batches; None: nothing.
         order: int64 (n,), the rows that each epoch has, in this order, as `data.order`; None: the order of the plan.
 
     Attributes:
@@ -96,7 +93,6 @@ class Loader(Interoperable):
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
         source: BatchSource | None = None,
-        fields: Fields | None = None,
         order: ArrayLike | None = None,
     ) -> None:
         if order is not None:
@@ -111,7 +107,6 @@ class Loader(Interoperable):
         self._sharing = self.world_size  # ranks that share a global batch of the plan
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
-        self._fields = fields
         self._source = source or ThreadedBatches(
             RankPipeline(plan, builder, ranks), num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
@@ -155,10 +150,9 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         builder = BatchBuilder.from_config(data, corpus, plan)
         source = make_source(data, plan, builder, ranks)
-        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
-        return cls(
-            plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
-        )
+        if (fields := builder.spec.fields) is not None:
+            fields.check(partial(planned_rows, plan.rows))
+        return cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
@@ -217,7 +211,8 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return {**identity_of(self.plan, self.builder.spec), "fields": self._fields and self._fields.name}
+        fields = self.builder.spec.fields
+        return {**identity_of(self.plan, self.builder.spec), "fields": fields and fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""
@@ -243,15 +238,7 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        batch = self.builder.make(step).batch
-        return shown(self.added(batch))
-
-    def added(self, batch: Batch) -> Batch:
-        """A batch of `builder` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
-        if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
-            hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
-            batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
-        return batch if self._fields is None else self._fields.added(batch)
+        return shown(self.builder.added(self.builder.make(step).batch))
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
@@ -336,7 +323,7 @@ class Loader(Interoperable):
         self._next = (os.getpid(), *self._place(epoch, step + 1))
         self.ledger.add(masked, made.stats.rows + len(masked))
         self._position.advance(iteration)
-        return shown(self.added(made.batch))
+        return shown(self.builder.added(made.batch))
 
     def _known_steps(self, epoch: int) -> int | None:
         """Steps of an epoch; None while nobody knows."""

@@ -19,7 +19,6 @@ from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus, most_of_windows
-from mmdata.loader.fields import Fields
 from mmdata.loader.identity import Identity, differences
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import Loader, data_config
@@ -163,7 +162,6 @@ class Stream(Loader):
                 num_threads=most_workers(loading.num_workers),
                 prefetch=loading.prefetch_batches,
             ),
-            fields=Fields(data.fields, joined, lambda: ()) if data.fields else None,
             max_bad_share=loading.max_bad_share,
         )
         self.rank, self.world_size = ranks

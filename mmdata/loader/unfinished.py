@@ -20,9 +20,9 @@ from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.images.decoder_warnings import name_warnings, sample_name
+from mmdata.loader.fields import FieldEntries
 from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
-from mmdata.loader.member_fields import FieldEntries
 from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.buffers import BufferPool
@@ -286,12 +286,12 @@ class UnfinishedBatch:
 
     def _text_hashes(self) -> NDArray[np.int64]:
         """Hashes of the captions, int64 (n,); equal for all captions that are dropped."""
-        hashes, transform = self._samples.caption_hashes(), self._spec.text_transform
-        if not transform:
-            return hashes
-        pairs = zip(self._samples.numbers.tolist(), self._step.passes[self._places].tolist(), strict=True)
-        dropped = np.array([transform.is_dropped(number=number, epoch=epoch) for number, epoch in pairs], bool)
-        return np.where(dropped, EMPTY_HASH, hashes)
+        hashes, transform, rows = self._samples.caption_hashes(), self._spec.text_transform, self._samples.numbers
+        if transform:
+            pairs = zip(rows.tolist(), self._step.passes[self._places].tolist(), strict=True)
+            dropped = np.array([transform.is_dropped(number=number, epoch=epoch) for number, epoch in pairs], bool)
+            hashes = np.where(dropped, EMPTY_HASH, hashes)
+        return hashes if self._spec.equal_captions is None else self._spec.equal_captions(rows, hashes)
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
         """Values of the samples (n,) in the rows of the batch (B,); `fill` in padding rows."""

@@ -24,7 +24,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from mmdata.errors import ConfigError, DataError, LoadError, printable
 from mmdata.loader.workers.buffers import BufferPool
@@ -212,7 +212,8 @@ class _WorkerProcess:
                 if kind == "log":
                     logger.log(content[0], "%s", content[1])
                 elif kind == "buffer":
-                    self._memory.map(*content, self._receive_file())
+                    number, size = content
+                    self._memory.map(number, size, self._receive_file())
                 elif kind == "identity" and content[0] != self._identity:
                     raise DataError(
                         f"the loader's worker process made another plan, {content[0]}, than this process, "
@@ -295,7 +296,8 @@ def serve(descriptor: int) -> None:
     logger.propagate = False
     logger.addHandler(logging.NullHandler())  # the training process has logged the warnings about settings already
     try:
-        server = _BatchServer(*answers.connection.recv(), answers)
+        task, number = answers.connection.recv()
+        server = _BatchServer(task, number, answers)
         logger.handlers = [answers]
         while True:
             while not answers.connection.poll(ORPHAN_CHECK_S):
@@ -358,7 +360,9 @@ class _BatchServer:
         # Of 5 threads in 2 processes, 3 and 2.
         count = len(range(number, max(task.num_threads, task.num_processes), task.num_processes))
         name = f"mmdata-process_{number}-worker"
-        self._batches: ThreadedBatches[Made] = ThreadedBatches(self, num_threads=count, prefetch=0, name=name)
+        self._batches: ThreadedBatches[Made] = ThreadedBatches(
+            cast(Pipeline, self), num_threads=count, prefetch=0, name=name
+        )
         threading.Thread(target=self._answer, daemon=True).start()
         answers.send("identity", identity)
 
@@ -372,7 +376,7 @@ class _BatchServer:
         for number in released:
             del self._in_use[number]
         if do == "next":
-            self.current_epoch = epoch
+            self._pipeline.current_epoch = epoch
             promise: Promise[Made] = Promise()
             self._batches.ask(promise)
             self._asked.put((run, promise))
@@ -381,21 +385,12 @@ class _BatchServer:
         else:
             self._batches.stop()
 
-    @property
-    def current_epoch(self) -> int:
-        """See `Pipeline`, which this is for its threads: every num_processes-th step, and batches in shared memory."""
-        return self._pipeline.current_epoch
-
-    @current_epoch.setter
-    def current_epoch(self, epoch: int) -> None:
-        self._pipeline.current_epoch = epoch
-
     def steps(self, epoch: int, start: int) -> Generator[Any, None, None]:
-        """See `Pipeline`."""
+        """Every num_processes-th step; for its threads this object is the pipeline."""
         return every(self._pipeline.steps(epoch, start), *self._part)
 
     def begin(self, step: Any, stop: threading.Event | None = None) -> Work:
-        """See `Pipeline`."""
+        """The work on a step, whose result is put into shared memory."""
         units, finish = self._pipeline.begin(step, stop)
         return Work(units, lambda: self._memory.pack(finish(), self._rest))
 
