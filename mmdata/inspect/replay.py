@@ -180,10 +180,9 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
     made = builder.make(step)
     entries: dict[str, Any] = dict(builder.added(made.batch))
     fields = {name: values[0] for name, values in entries.items() if name not in Batch.__annotations__}
-    chosen = samples.chosen_captions()
     source = ""
-    if chosen.sources is not None and caption:
-        source = f"of {chosen.sources[0]}, number {int(chosen.numbers[0])}"
+    if builder.spec.captions is not None and caption:
+        source = f"of {samples.caption_sources()[0]}, number {int(samples.chosen.position[0])}"
     return Replay(
         step,
         samples.shard(0),

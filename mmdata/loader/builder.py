@@ -18,7 +18,7 @@ from mmdata.index import Index, ShardStore
 from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
 from mmdata.loader.fields import Fields
 from mmdata.loader.negatives import NegativeCaptions
-from mmdata.loader.reader import CheckImages, RowReader
+from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
@@ -42,7 +42,7 @@ class BatchSpec:
         equal_captions: changes the hashes of captions of n rows, where a column says which are equal.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
-        check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
+        check_images: compare images with their hashes in the index.
     """
 
     transform: PixelTransform
@@ -54,7 +54,7 @@ class BatchSpec:
     equal_captions: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]] | None = None
     add_hashes: bool = False
     add_captions: bool = False
-    check_images: CheckImages = "auto"
+    check_images: bool = True
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchSpec:
@@ -69,7 +69,7 @@ class BatchSpec:
             equal_captions=plan.rows.equal_captions if isinstance(plan.rows, IndexRows) else None,
             add_hashes=needs_hashes(data),
             add_captions=data.add_captions,
-            check_images=data.loading.check_images,
+            check_images=data.loading.check_images == "auto",
         )
 
     @property
@@ -122,8 +122,8 @@ class BatchBuilder:
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
         """The samples of n rows in their passes, int64 (n,) each."""
-        captions, check_images = self.spec.captions, self.spec.check_images
-        return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check_images, stop=stop)
+        captions, check = self.spec.captions, self.spec.check_images
+        return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check, stop=stop)
 
     def make(self, step: Step) -> LoadedBatch:
         """Make a batch in the caller's thread; see `UnfinishedBatch` for errors."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 from mmdata.atomic import naming, read_json_lines, write_whole
 from mmdata.config.loading import LoadingConfig
@@ -95,13 +95,13 @@ class RowCounts:
         return cls(counts[0], Counter(masked))
 
 
-class Ledger(Sequence[LedgerEntry]):
+class Ledger(list[LedgerEntry]):
     """The rows that were masked, newest last. Ends the run when they exceed a share of the rows seen.
 
     With several ranks a rank only warns of its own rows: if it ended alone, the other ranks would wait for it in a
     collective. The training loop calls `judge` on all ranks with the counts of all (`Loader.check_rows`).
 
-    As a sequence it has the newest entries, at most `KEPT_ENTRIES`; `write_to` appends all to a file.
+    As a list it has the newest entries, at most `KEPT_ENTRIES`; `write_to` appends all to a file.
 
     Args:
         max_bad_share: of the rows seen; checked after each batch from 1,000 rows on, and at the end of an epoch.
@@ -113,37 +113,17 @@ class Ledger(Sequence[LedgerEntry]):
     """
 
     def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # immutable
+        super().__init__()
         self.earlier = self.own = RowCounts()
-        self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
         self._ranks = ranks
         self._warned = False
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
-    __hash__ = None  # type: ignore[assignment]  # as a list: it grows
-
-    def __eq__(self, other: object) -> bool:
-        """Whether a ledger or a list has the same entries."""
-        return list(self) == list(other) if isinstance(other, (Ledger, list)) else NotImplemented
-
     def __repr__(self) -> str:
         counts = self.counts
         reasons = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
         return f"Ledger({counts.masked.total():,} of {counts.seen:,} rows masked{reasons and ': '}{reasons})"
-
-    def __len__(self) -> int:
-        """Number of entries kept."""
-        return len(self._entries)
-
-    @overload
-    def __getitem__(self, index: int) -> LedgerEntry: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[LedgerEntry]: ...
-
-    def __getitem__(self, index: int | slice) -> LedgerEntry | list[LedgerEntry]:
-        """An entry, or a list of entries."""
-        return self._entries[index] if isinstance(index, int) else list(self._entries)[index]
 
     @property
     def masked(self) -> Counter[str]:
@@ -167,7 +147,7 @@ class Ledger(Sequence[LedgerEntry]):
     def restore(self, counts: RowCounts) -> None:
         """Continue from the counts of a run that was stopped."""
         self.earlier, self.own = counts, RowCounts()
-        self._entries.clear()
+        self.clear()
 
     def merge(self, counts: Sequence[RowCounts]) -> RowCounts:
         """Add up the counts of all ranks; those from before the run was resumed count once.
@@ -198,7 +178,8 @@ class Ledger(Sequence[LedgerEntry]):
                     "masked" if entry.row >= 0 else "left out",
                     listed,
                 )
-        self._entries += entries
+        self.extend(entries)
+        del self[:-KEPT_ENTRIES]
         self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))
         if entries and self._path is not None:
             with naming(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -221,7 +202,7 @@ class Ledger(Sequence[LedgerEntry]):
         failed = self.own.masked[reason.value]
         if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen:
             return
-        first = next(entry for entry in self._entries if entry.reason == reason.value)
+        first = next(entry for entry in self if entry.reason == reason.value)
         of_shape = "images of one shape" if reason is Reason.TRANSFORM_FAILED else "captions of one length"
         # A stream has no index to find the row in.
         command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
@@ -256,7 +237,7 @@ class Ledger(Sequence[LedgerEntry]):
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
-            found = [f"; the first: {e.sample}: {e.detail}" for e in list(self._entries)[:1]]
+            found = [f"; the first: {e.sample}: {e.detail}" for e in self[:1]]
             first = "".join(found)
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "

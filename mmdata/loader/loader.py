@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
@@ -25,7 +25,7 @@ from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
-from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
+from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.source import BatchSource, RankPipeline, make_source
@@ -279,16 +279,13 @@ class Loader(Interoperable):
         """In words, that a state was taken with other shards, which `load_state_dict` would refuse; "" if not."""
         return other_shards(state, self.identity, [str(source.folder) for source in self.index.sources])
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
             RuntimeError: `set_epoch`, `load_state_dict` or a newer iteration has moved the loader's position since the
                 last batch.
         """
-        return Iteration(self._iterate(), of=self._kind)
-
-    def _iterate(self) -> Generator[Batch]:
         position = self._position
         iteration, restores = position.begin(self._known_steps(position.epoch)), position.restores
         epoch, step = position.epoch, position.step
@@ -342,19 +339,6 @@ class Loader(Interoperable):
         self._position.interrupt("close")
         self._next = None
         self._source.close()
-
-    def _how_to_skip(self) -> str:
-        return (
-            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
-            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
-            "rank"
-        )
-
-    def _how_to_look(self) -> str:
-        return "`loader.index[3]` is one row to look at. "
-
-    def _how_to_make(self) -> str:
-        return "Loader.from_config(config, rank=rank, world_size=world_size)"
 
     def _discard_prefetched_epoch(self) -> None:
         """Drop the prefetched batches if the position has moved away from them."""

@@ -141,12 +141,14 @@ class StageClock:
 
     It measures wall time, since a slow disk takes no processor time.
 
-    Args:
+    Attributes:
         stats: gets the seconds.
+        current: number of the sample in progress, for messages; None where it is none, or several.
     """
 
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self.current: int | None = None
         self._watched_s, self._watched_cpu_s = _zeros(), _zeros()
         self._watching = True
         self._cpu, self._wall = thread_time(), perf_counter()
@@ -161,7 +163,7 @@ class StageClock:
         """End a stage: it gets the time since the last lap."""
         wall = perf_counter()
         lap_s, self._wall = wall - self._wall, wall
-        self._stats.wall_s[stage] += lap_s
+        self.stats.wall_s[stage] += lap_s
         if self._watching:
             cpu = thread_time()
             self._watched_s[stage] += lap_s
@@ -169,8 +171,8 @@ class StageClock:
             self._cpu = cpu
 
     def stop(self) -> None:
-        """End the part: add its processor time, and the name of the thread that made it."""
-        stats = self._stats
+        """End the part: add its processor time, and its sums under the name of the thread that made it."""
+        stats = self.stats
         for stage, wall_s in stats.wall_s.items():
             watched_s = self._watched_s[stage]
             # The rows not watched are taken to have the share of processor time of those that were.
