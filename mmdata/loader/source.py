@@ -14,7 +14,7 @@ import torch
 from mmdata.config import DataConfig
 from mmdata.config.callables import is_importable, name_of
 from mmdata.cores import most_workers
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import open_corpus
@@ -93,18 +93,26 @@ def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Rank
             "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
-    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
-    task = Task(opened, loading.num_processes, num_threads, loading.prefetch_batches)
-    return WorkerProcesses(task, identity_of(plan, builder.spec))
+    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks, identity_of(plan, builder.spec))
+    return WorkerProcesses(Task(opened, loading.num_processes, num_threads, loading.prefetch_batches))
 
 
-def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> tuple[RankPipeline, Identity]:
-    """Open the pipeline of a section `data`, as JSON, in a worker process, with the identity of its batches."""
+def open_pipeline(settings: dict[str, Any], ranks: Ranks, expected: Identity, buffers: BufferPool) -> RankPipeline:
+    """Open the pipeline of a section `data`, as JSON, in a worker process.
+
+    Raises:
+        DataError: its batches are not those of the training process, whose identity is `expected`.
+    """
     data = DataConfig.model_validate(settings)
     corpus = open_corpus(data)
     plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
     builder = BatchBuilder.from_config(data, corpus, plan, buffers=buffers)
-    return RankPipeline(plan, builder, ranks), identity_of(plan, builder.spec)
+    if (found := identity_of(plan, builder.spec)) != expected:
+        raise DataError(
+            f"the loader's worker process made another plan, {found}, than this process, {expected}: the shards or the "
+            "tokenizer have changed since the loader was built; build it anew"
+        )
+    return RankPipeline(plan, builder, ranks)
 
 
 def is_process(data: DataConfig) -> bool:

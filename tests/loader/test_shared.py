@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from mmdata.loader.workers.shared import ExportedBuffers, ImportedBuffers
 
 def test_a_result_comes_back_as_it_was_and_its_memory_when_it_is_gone():
     imported, announced = ImportedBuffers(), list[int]()
+    ours, theirs = Pipe()
 
     def announce(number: int, size: int, file: int) -> None:
-        imported.map(number, size, os.dup(file))
+        send_handle(theirs, file, None)
+        imported.map(number, size, ours)
         announced.append(number)
 
     exported = ExportedBuffers(announce)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.reduction import send_handle
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
@@ -63,24 +63,16 @@ class Task:
     """What worker processes make, and which part of it each.
 
     Attributes:
-        open: opens the pipeline in the worker process, with a pool for the memory of pixels, and gives the identity of
-            its batches; pickled by its name.
+        open: opens the pipeline in the worker process, with a pool for the memory of pixels; pickled by its name.
         num_processes: of which process p makes every num_processes-th batch from the p-th on.
         num_threads: of all processes together.
         prefetch: batches that are made before the caller asks for them, by all processes together.
     """
 
-    open: Callable[[BufferPool], tuple[Pipeline, dict[str, Any]]]
+    open: Callable[[BufferPool], Pipeline]
     num_processes: int
     num_threads: int
     prefetch: int
-
-
-class WorkerTraceback(Exception):
-    """The traceback of an error in a worker process; it is the `__cause__` of the error that the loader raises."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"in the loader's worker process:\n{printable(text, keep=LINE_END)}")
 
 
 class WorkerProcesses(Generic[T]):
@@ -91,11 +83,10 @@ class WorkerProcesses(Generic[T]):
 
     Args:
         task: what they make.
-        identity: of the batches; the worker processes must find the same.
     """
 
-    def __init__(self, task: Task, identity: dict[str, Any]) -> None:
-        self._task, self._identity = task, identity
+    def __init__(self, task: Task) -> None:
+        self._task = task
         self._processes: list[_WorkerProcess] = []
         self._owner = 0  # the process that started them
         self._run = 0
@@ -116,7 +107,7 @@ class WorkerProcesses(Generic[T]):
             if self._owner != os.getpid() or not self._processes:
                 self._processes, self._owner = [], os.getpid()
                 for number in range(self._task.num_processes):
-                    self._processes.append(_WorkerProcess(self._task, number, self._identity))
+                    self._processes.append(_WorkerProcess(self._task, number))
             for process in self._processes:
                 process.request("begin", self._run, epoch, start)
                 for _ in range(-(-self._task.prefetch // self._task.num_processes)):
@@ -167,8 +158,7 @@ class WorkerProcesses(Generic[T]):
 class _WorkerProcess:
     """One worker process, and the memory that it shares with this process."""
 
-    def __init__(self, task: Task, number: int, identity: dict[str, Any]) -> None:
-        self._identity = identity
+    def __init__(self, task: Task, number: int) -> None:
         self._memory = ImportedBuffers()
         try:
             self._connection, theirs = Pipe()
@@ -213,13 +203,7 @@ class _WorkerProcess:
                     logger.log(content[0], "%s", content[1])
                 elif kind == "buffer":
                     number, size = content
-                    self._memory.map(number, size, self._receive_file())
-                elif kind == "identity" and content[0] != self._identity:
-                    raise DataError(
-                        f"the loader's worker process made another plan, {content[0]}, than this process, "
-                        f"{self._identity}: the shards or the tokenizer have changed since the loader was built; build "
-                        "it anew"
-                    )
+                    self._memory.map(number, size, self._connection)
                 elif kind == "error" and content[0] in (run, OF_START):
                     raise _error_of(*content[1:])
                 elif kind == "batch":
@@ -237,16 +221,6 @@ class _WorkerProcess:
     def _send(self, message: object, what: str) -> None:
         with self._naming_its_end(f"before it got {what}"):
             self._connection.send(message)
-
-    def _receive_file(self) -> int:
-        try:
-            return recv_handle(self._connection)
-        except ConnectionError:
-            raise
-        except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
-            raise ConfigError(
-                f"data.loading.worker_type process: too many open files in process {os.getpid()}; {REMEDY}"
-            ) from error
 
     @contextmanager
     def _naming_its_end(self, when: str) -> Generator[None]:
@@ -281,7 +255,7 @@ def _end(connection: Connection, process: subprocess.Popen[bytes], owner: int) -
 def _error_of(kind: str, text: str, of_worker: str) -> Exception:
     """An error of a worker: of its own type if that is one of `mmdata.errors`, else a `LoadError`."""
     error = KNOWN_ERRORS[kind](text) if kind in KNOWN_ERRORS else LoadError(f"{kind}: {text}")
-    error.__cause__ = WorkerTraceback(of_worker)
+    error.__cause__ = Exception(f"in the loader's worker process:\n{printable(of_worker, keep=LINE_END)}")
     return error
 
 
@@ -356,7 +330,7 @@ class _BatchServer:
         self._forks = 0  # of the training process
         self._in_use: dict[int, object] = {}  # by number of the buffer: the training process reads it, so it is kept
         self._asked: SimpleQueue[tuple[int, Promise[Made]]] = SimpleQueue()
-        self._pipeline, identity = task.open(self._pixels)
+        self._pipeline = task.open(self._pixels)
         # Of 5 threads in 2 processes, 3 and 2.
         count = len(range(number, max(task.num_threads, task.num_processes), task.num_processes))
         name = f"mmdata-process_{number}-worker"
@@ -364,7 +338,6 @@ class _BatchServer:
             cast(Pipeline, self), num_threads=count, prefetch=0, name=name
         )
         threading.Thread(target=self._answer, daemon=True).start()
-        answers.send("identity", identity)
 
     def obey(self, do: str, run: int, epoch: int, step: int, released: list[int], forks: int) -> None:
         """Do what the training process asks for; see `_WorkerProcess.request`."""

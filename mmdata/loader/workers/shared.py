@@ -14,6 +14,8 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -127,20 +129,25 @@ class ImportedBuffers:
         self._lending: Lending[int] = Lending()  # numbers; returned: released, and the worker process is not told yet
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
-    def map(self, number: int, size: int, file: int) -> None:
-        """Map a buffer, and close its descriptor.
+    def map(self, number: int, size: int, connection: Connection) -> None:
+        """Map a buffer, whose descriptor comes next.
 
         Raises:
             ConfigError: no descriptor or address space is left.
         """
         try:
-            self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
-        except OSError as error:
+            file = recv_handle(connection)
+            try:
+                self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
+            finally:
+                os.close(file)
+        except ConnectionError:
+            raise
+        except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
             raise ConfigError(
-                f"data.loading.worker_type process: {size} bytes cannot be mapped: {error}; {REMEDY}"
+                f"data.loading.worker_type process: {size} bytes cannot be mapped in process {os.getpid()}, where too "
+                f"many files may be open: {error}; {REMEDY}"
             ) from error
-        finally:
-            os.close(file)
 
     def unmap(self, numbers: Iterable[int]) -> None:
         """Unmap buffers that the worker process has freed, once no tensor uses them."""
