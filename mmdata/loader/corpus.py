@@ -65,9 +65,8 @@ def open_corpus(data: DataConfig) -> Corpus:
     joined = Joined.from_config(data, index)
     negatives = None
     if data.negative_captions is not None and tokenizer is not None:
-        negatives = NegativeCaptions.read(
-            Path(data.negative_captions), index, tokenizer, template=data.caption_template
-        )
+        path = Path(data.negative_captions)
+        negatives = NegativeCaptions(path, index, tokenizer, template=data.caption_template)
     return Corpus(index, tokenizer, joined, negatives, caption_sources(data, index, joined))
 
 

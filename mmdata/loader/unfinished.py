@@ -100,7 +100,7 @@ class UnfinishedBatch:
         n = len(self._places)
         rows = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
         parts: list[tuple[Write, list[range]]] = [
-            (self._tokenize_negatives, [range(0)] if self._spec.negatives and self._spec.tokenizer else []),
+            (self._tokenize_negatives, [range(0)] if self._spec.negatives else []),
             (self._write_texts, _split(n, CAPTIONS_PER_CALL) if self._spec.reads_captions else []),
             (self._write_fields, rows if self._fields else []),
             (self._write_pixels, rows),
@@ -195,8 +195,7 @@ class UnfinishedBatch:
         """Choose the negative captions, and tokenize them in one call."""
         spec, step = self._spec, self._step
         assert spec.negatives is not None
-        assert spec.tokenizer is not None
-        self._negatives = spec.negatives.entries(spec.tokenizer, step.rows, step.passes, add_hashes=spec.add_hashes)
+        self._negatives = spec.negatives.entries(step.rows, step.passes, add_hashes=spec.add_hashes)
         clock.lap("tokenize")
 
     def _write_fields(self, samples: range, clock: StageClock) -> None:
