@@ -65,7 +65,7 @@ class BatchSpec:
             TextTransform.from_config(data),
             captions=corpus.captions,
             negatives=corpus.negatives,
-            fields=Fields.from_config(data, corpus.index, corpus.joined, plan),
+            fields=Fields.from_config(data, corpus.index, corpus.joined, plan) if data.fields else None,
             equal_captions=plan.rows.equal_captions if isinstance(plan.rows, IndexRows) else None,
             add_hashes=needs_hashes(data),
             add_captions=data.add_captions,
@@ -88,13 +88,13 @@ class BatchBuilder:
 
     Attributes:
         store: reads the shards.
+        buffers: as given.
     """
 
     def __init__(self, index: Index, spec: BatchSpec, *, buffers: BufferPool | None = None) -> None:
         self.index, self.spec = index, spec
         self.store = ShardStore(index)
-        self._buffers = buffers or BufferPool()
-        self._has_labels = index.has_labels
+        self.buffers = buffers or BufferPool()
 
     @classmethod
     def from_config(
@@ -108,17 +108,7 @@ class BatchBuilder:
 
     def begin(self, step: Step, stop: Event | None = None) -> Work:
         """Begin a batch. Its units raise Interrupted once `stop` is set; see `UnfinishedBatch` for other errors."""
-        planned = step.rows >= 0
-        rows, passes = step.rows[planned], step.passes[planned]
-        fields = self.spec.fields
-        return UnfinishedBatch(
-            self.spec,
-            step,
-            self.read(rows, passes, stop),
-            buffers=self._buffers,
-            has_labels=self._has_labels,
-            fields=fields.begin(len(step.rows), self.store, stop) if fields is not None and fields.members else None,
-        ).work()
+        return UnfinishedBatch(self, step, stop).work()
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
         """The samples of n rows in their passes, int64 (n,) each."""

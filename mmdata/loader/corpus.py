@@ -20,7 +20,6 @@ from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index
 from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
-from mmdata.loader.prefetch import warn_of_small_cache
 from mmdata.plan import CaptionSources, Plan
 from mmdata.plan.captions import caption_sources
 from mmdata.plan.rows import selection_of
@@ -85,7 +84,7 @@ def open_index(data: DataConfig) -> Index:
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     index.check_images(of="data.shards: ")
-    warn_of_small_cache(index, data.shuffle_window_rows)
+    _warn_of_small_cache(index, data.shuffle_window_rows)
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
@@ -93,6 +92,25 @@ def open_index(data: DataConfig) -> Index:
     _check_class_names(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index
+
+
+def _warn_of_small_cache(index: Index, window_rows: int) -> None:
+    """Warn if the shards of a window and those of the next window do not fit into the cache together."""
+    for cache in index.caches:
+        corpus = index.bytes
+        window = corpus * min(1.0, window_rows / max(len(index), 1))
+        if corpus > cache.max_bytes < 2 * window:
+            rows = int(len(index) * cache.max_bytes / corpus / 2)
+            logger.warning(
+                "a window of %d rows has %.3g GB of shards, and the cache '%s' holds %.3g GB: shards are fetched again "
+                "and again. Set data.loading.cache_gb to %.2g, or data.shuffle_window_rows to %d (less mixed)",
+                window_rows,
+                window / GB,
+                cache.folder,
+                cache.max_bytes / GB,
+                2.1 * window / GB,
+                rows,
+            )
 
 
 def needs_hashes(data: DataConfig) -> bool:

@@ -199,14 +199,12 @@ class Fields:
                 self.members.append(_member_field(name, source, joined, data))
 
     @classmethod
-    def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields | None:
-        """Those of a section `data`, whose plan says which rows come first; None: there are none.
+    def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
+        """Those of a section `data`, whose plan says which rows come first.
 
         Raises:
             ConfigError: see `Fields` and `probe`.
         """
-        if not data.fields:
-            return None
         fields = cls(data, index, joined)
         fields.probe(first_rows(plan.rows, PROBED_ROWS))
         return fields

@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
 from typing_extensions import Self
@@ -39,13 +40,15 @@ class Interoperable(ABC):
         self.close()
 
     @property
-    def batch_sampler(self) -> EpochSampler:
+    def batch_sampler(self) -> SimpleNamespace:
         """Lets Lightning set the epoch; it samples nothing.
 
         Lightning calls `batch_sampler.sampler.set_epoch` before each epoch. Without it a run that resumes at the end of
-        an epoch would begin with the first epoch again, and a run with `limit_train_batches` would never leave it.
+        an epoch would begin with the first epoch again, and a run with `limit_train_batches` would never leave it. With
+        a `sampler` of the loader itself, Lightning says under `overfit_batches` that it has turned the shuffling off,
+        which it does for DataLoaders only.
         """
-        return EpochSampler(self.set_epoch)
+        return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self.set_epoch))
 
     @property
     def dataset(self) -> NoReturn:
@@ -107,22 +110,3 @@ def refuses_settings(initialize: Initializer) -> Initializer:
         initialize(self, *positional, **named)
 
     return cast(Initializer, check)
-
-
-class EpochSampler:
-    """The sampler on which training frameworks set the epoch.
-
-    It is `batch_sampler.sampler`, not `sampler`: with a `sampler`, Lightning says under `overfit_batches` that it has
-    turned the shuffling off, which it does for DataLoaders only.
-
-    Args:
-        set_epoch: called with the epoch that begins.
-    """
-
-    def __init__(self, set_epoch: Callable[[int], None]) -> None:
-        self.set_epoch = set_epoch
-
-    @property
-    def sampler(self) -> EpochSampler:
-        """This one."""
-        return self

@@ -14,7 +14,6 @@ import numpy as np
 from mmdata.index import Index, ShardStore
 from mmdata.loader.workers.interrupt_safe import Stop
 from mmdata.plan import Step
-from mmdata.storage.cache import GB
 
 logger = logging.getLogger("mmdata")
 
@@ -124,22 +123,3 @@ class ShardPrefetcher:
                 self._store.fetch(shard, self._stop)
             except Exception as error:
                 logger.debug("shard %d was not prefetched: %s", shard, error)
-
-
-def warn_of_small_cache(index: Index, window_rows: int) -> None:
-    """Warn if the shards of a window and those of the next window do not fit into the cache together."""
-    for cache in index.caches:
-        corpus = index.bytes
-        window = corpus * min(1.0, window_rows / max(len(index), 1))
-        if corpus > cache.max_bytes < 2 * window:
-            rows = int(len(index) * cache.max_bytes / corpus / 2)
-            logger.warning(
-                "a window of %d rows has %.3g GB of shards, and the cache '%s' holds %.3g GB: shards are fetched again "
-                "and again. Set data.loading.cache_gb to %.2g, or data.shuffle_window_rows to %d (less mixed)",
-                window_rows,
-                window / GB,
-                cache.folder,
-                cache.max_bytes / GB,
-                2.1 * window / GB,
-                rows,
-            )

@@ -108,13 +108,9 @@ class RowReader:
             raise BadSample(Reason.FILE_CHANGED, "caption is not the one indexed; `mmdata verify` tells what changed")
         return captions[chosen]
 
-    def labels(self) -> NDArray[np.int64]:
-        """Labels, int64 (n,); -1 where a row has none."""
-        return self._columns["label"]
-
-    def image_hashes(self) -> NDArray[np.int64]:
-        """Hashes of the images, int64 (n,)."""
-        return self._columns["image_hash"]
+    def column(self, name: Literal["label", "image_hash"]) -> NDArray[np.int64]:
+        """A column of the index, int64 (n,): labels, -1 where a row has none, or hashes of the images."""
+        return self._columns[name]
 
     def caption_hashes(self) -> NDArray[np.int64]:
         """Hashes of the chosen captions, int64 (n,)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,17 +21,15 @@ from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.images.decoder_warnings import name_warnings, sample_name
-from mmdata.loader.fields import FieldEntries
 from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
-from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
 from mmdata.plan import Step
 
 if TYPE_CHECKING:
-    from mmdata.loader.builder import BatchSpec
+    from mmdata.loader.builder import BatchBuilder
 
 UNIT_ROWS = 16
 """Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""
@@ -60,32 +59,23 @@ class UnfinishedBatch:
     Its samples are numbered 0 … n-1, in the order of their rows in the batch.
 
     Args:
-        spec: what batches are made of.
+        builder: says what batches are made of, and reads the samples.
         step: the rows of the batch; -1 where a row is padding.
-        samples: of the rows that are not -1.
-        buffers: lends the memory of pixels.
-        has_labels: whether the batch has labels.
-        fields: entries of the batch that lie in members of the samples; None: there are none.
+        stop: once it is set, reads raise Interrupted.
 
     Its work raises:
         DataError: a shard is not the one that was indexed.
         LoadError: any other error that is not a sample's fault; names epoch, step, shard and sample.
     """
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        step: Step,
-        samples: RowReader,
-        *,
-        buffers: BufferPool,
-        has_labels: bool,
-        fields: FieldEntries | None = None,
-    ) -> None:
-        self._spec, self._step, self._samples, self._has_labels = spec, step, samples, has_labels
-        self._fields = fields
-        self._negatives: dict[str, Tensor] = {}
+    def __init__(self, builder: BatchBuilder, step: Step, stop: Event | None) -> None:
+        spec = builder.spec
+        self._spec, self._step, self._has_labels = spec, step, builder.index.has_labels
         self._places = np.flatnonzero(step.rows >= 0)  # (n,) positions in the batch
+        self._samples = builder.read(step.rows[self._places], step.passes[self._places], stop)
+        fields, num_rows = spec.fields, len(step.rows)
+        self._fields = fields.begin(num_rows, builder.store, stop) if fields and fields.members else None
+        self._negatives: dict[str, Tensor] = {}
         self._bad: list[tuple[int, LedgerEntry]] = []  # sample and fault; a sample may have several
         self._done: list[Stats] = []
         self._failed = False  # a part has raised: the other parts return early
@@ -93,7 +83,7 @@ class UnfinishedBatch:
         self._input_ids = np.full(shape, spec.tokenizer.pad_id if spec.tokenizer else 0, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
         self._texts = [""] * len(step.rows)
-        self._guard(partial(self._lend_pixels, buffers), range(0), StageClock())
+        self._guard(partial(self._lend_pixels, builder.buffers), range(0), StageClock())
 
     def work(self) -> Work:
         """The batch as work that threads share; the longest units come first."""
@@ -241,14 +231,14 @@ class UnfinishedBatch:
             entries["input_ids"] = torch.from_numpy(self._input_ids)
             entries["attention_mask"] = torch.from_numpy(self._attention_mask)
         if self._has_labels:
-            entries["labels"] = self._spread(read.labels(), fill=-1)
+            entries["labels"] = self._spread(read.column("label"), fill=-1)
         if spec.add_captions:
             entries["captions"] = self._texts
             entries["caption_numbers"] = self._spread(read.chosen.position, fill=-1)
             if spec.captions is not None:
                 entries["caption_sources"] = self._spread_texts(read.caption_sources())
         if spec.add_hashes:
-            entries["image_hash"] = self._spread(read.image_hashes(), fill=0)
+            entries["image_hash"] = self._spread(read.column("image_hash"), fill=0)
             if spec.reads_captions:
                 entries["caption_hash"] = self._spread(self._text_hashes(), fill=0)
         if self._negatives:
