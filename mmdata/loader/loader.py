@@ -23,8 +23,7 @@ from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import counted
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.corpus import open_corpus
+from mmdata.loader.builder import BatchBuilder, open_builder
 from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
@@ -33,7 +32,6 @@ from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import OrderedPlan, Plan, Step
-from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.plan.rows import IndexRows, planned_rows, selection_of
 
@@ -146,9 +144,7 @@ class Loader(Interoperable):
     @classmethod
     def of(cls, data: DataConfig, ranks: Ranks) -> Loader:
         """As `from_config`, for ranks that are known."""
-        corpus = open_corpus(data)
-        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        builder = BatchBuilder.from_config(data, corpus, plan)
+        plan, builder = open_builder(data)
         source = make_source(data, plan, builder, ranks)
         if (fields := builder.spec.fields) is not None:
             fields.check(partial(planned_rows, plan.rows))

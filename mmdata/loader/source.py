@@ -16,8 +16,7 @@ from mmdata.config.callables import is_importable, name_of
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.corpus import open_corpus
+from mmdata.loader.builder import BatchBuilder, open_builder
 from mmdata.loader.identity import Identity, identity_of
 from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.unfinished import LoadedBatch
@@ -25,7 +24,6 @@ from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.process import Task, WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import Plan, Step
-from mmdata.plan.from_config import build_plan
 
 logger = logging.getLogger("mmdata")
 
@@ -104,9 +102,7 @@ def open_pipeline(settings: dict[str, Any], ranks: Ranks, expected: Identity, bu
         DataError: its batches are not those of the training process, whose identity is `expected`.
     """
     data = DataConfig.model_validate(settings)
-    corpus = open_corpus(data)
-    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    builder = BatchBuilder.from_config(data, corpus, plan, buffers=buffers)
+    plan, builder = open_builder(data, buffers)
     if (found := identity_of(plan, builder.spec)) != expected:
         raise DataError(
             f"the loader's worker process made another plan, {found}, than this process, {expected}: the shards or the "

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 STAGES = ("read", "decode", "transform", "tokenize", "collate")
 """Stages of a worker: read members of shards; decode images; crop and resize; tokenize captions; collate the rest of a
@@ -69,27 +69,19 @@ class Stats:
 
     def add(self, other: Stats) -> None:
         """Add the sums of another to these."""
-        self._add(other, 1)
+        _add(vars(self), vars(other), 1)
 
     def since(self, earlier: Stats) -> Stats:
         """The sums since an earlier `copy`."""
         later = self.copy()
-        later._add(earlier, -1)
+        _add(vars(later), vars(earlier), -1)
         return later
 
     def copy(self) -> Stats:
         """A copy of the sums."""
         copied = Stats()
-        copied._add(self, 1)
+        copied.add(self)
         return copied
-
-    def _add(self, other: Stats, sign: int) -> None:
-        for name in ("wait_s", "transfer_s", "read_bytes", "rows", "masked", "tokens", "token_places", "cut"):
-            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
-        _add_each(self.wall_s, other.wall_s, sign)
-        _add_each(self.cpu_s, other.cpu_s, sign)
-        for worker, sums in other.workers.items():
-            _add_each(self.workers.setdefault(worker, {}), sums, sign)
 
     @property
     def padding_share(self) -> float:
@@ -180,6 +172,10 @@ class StageClock:
         stats.workers = {threading.current_thread().name: {**stats.wall_s, "rows": stats.rows}}
 
 
-def _add_each(sums: dict[str, float], others: Mapping[str, float], sign: int) -> None:
+def _add(sums: dict[str, Any], others: Mapping[str, Any], sign: int) -> None:
+    """Add numbers by name, and numbers in dictionaries by name."""
     for name, value in others.items():
-        sums[name] = sums.get(name, 0) + sign * value
+        if isinstance(value, dict):
+            _add(sums.setdefault(name, {}), cast("dict[str, Any]", value), sign)
+        else:
+            sums[name] = sums.get(name, 0) + sign * value
