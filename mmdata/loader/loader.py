@@ -139,15 +139,7 @@ class Loader(Interoperable):
                 "data.groups.source is run, and only `mmdata train` makes such groups: these batches have none; "
                 "`mmdata neighbours` makes a file of groups for any loop"
             )
-        return cls.of(data, ranks)
-
-    @classmethod
-    def of(cls, data: DataConfig, ranks: Ranks) -> Loader:
-        """As `from_config`, for ranks that are known."""
-        plan, builder = open_builder(data)
-        source = make_source(data, plan, builder, ranks)
-        if (fields := builder.spec.fields) is not None:
-            fields.check(partial(planned_rows, plan.rows))
+        plan, builder, source = open_parts(data, ranks)
         return cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
 
     def __len__(self) -> int:
@@ -344,6 +336,14 @@ class Loader(Interoperable):
     def _stop(self) -> None:
         self._next = None
         self._source.stop()
+
+
+def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:
+    """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them."""
+    plan, builder = open_builder(data)
+    if (fields := builder.spec.fields) is not None:
+        fields.check(partial(planned_rows, plan.rows))
+    return plan, builder, make_source(data, plan, builder, ranks)
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:
