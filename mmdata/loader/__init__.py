@@ -13,7 +13,7 @@ A batch on its way, in the order of the calls:
 
 Beside it: `frameworks` is what training frameworks expect of a loader. `regrouped` is a loader that goes on with other
 groups from epoch to epoch. `stream` is a loader over an index that grows: `stream_tars` index the tars of a pass,
-`stream_plan` plans them, and `sample_buffers` make tars in memory of samples of a webdataset.
+and `stream_plan` plans them.
 """
 
 from mmdata.loader.builder import BatchBuilder, BatchSpec

@@ -27,7 +27,7 @@ from mmdata.loader.builder import BatchBuilder, open_builder
 from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.source import BatchSource, RankPipeline, make_source
+from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pipeline
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
@@ -343,7 +343,8 @@ def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, Batc
     plan, builder = open_builder(data)
     if (fields := builder.spec.fields) is not None:
         fields.check(partial(planned_rows, plan.rows))
-    return plan, builder, make_source(data, plan, builder, ranks)
+    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
+    return plan, builder, make_source(data, RankPipeline(plan, builder, ranks), opened)
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

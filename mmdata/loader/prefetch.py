@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from mmdata.index import Index, ShardStore
-from mmdata.loader.workers.interrupt_safe import Stop
+from mmdata.loader.workers.threads import Stop
 from mmdata.plan import Step
 
 logger = logging.getLogger("mmdata")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from threading import Event
@@ -58,6 +58,10 @@ class RankPipeline:
         """The work on a step."""
         return self._builder.begin(step, stop)
 
+    def identity(self) -> Identity:
+        """What the batches depend on."""
+        return identity_of(self._plan, self._builder.spec)
+
     def _from(self, epoch: int, start: int) -> Generator[Step, None, None]:
         index, store = self._builder.index, self._builder.store
         while True:
@@ -75,15 +79,21 @@ class RankPipeline:
                 return
 
 
-def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> BatchSource:
+def make_source(
+    data: DataConfig, pipeline: RankPipeline, opened: Callable[[BufferPool], RankPipeline] | None
+) -> BatchSource:
     """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
+
+    Args:
+        data: settings.
+        pipeline: that they are to follow.
+        opened: opens the same pipeline in another process; None: no other process can.
 
     Raises:
         ConfigError: `worker_type: process` with a transform that another process cannot import.
     """
-    loading, pipeline = data.loading, RankPipeline(plan, builder, ranks)
-    num_threads = most_workers(loading.num_workers)
-    if not is_process(data) or num_threads == 0:
+    loading, num_threads = data.loading, most_workers(data.loading.num_workers)
+    if opened is None or not is_process(data) or num_threads == 0:
         return ThreadedBatches(pipeline, num_threads=num_threads, prefetch=loading.prefetch_batches)
     if cannot := not_importable(data):
         raise ConfigError(
@@ -91,24 +101,24 @@ def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Rank
             "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
-    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks, identity_of(plan, builder.spec))
-    return WorkerProcesses(Task(opened, loading.num_processes, num_threads, loading.prefetch_batches))
+    checked = partial(_checked, opened, pipeline.identity())
+    return WorkerProcesses(Task(checked, loading.num_processes, num_threads, loading.prefetch_batches))
 
 
-def open_pipeline(settings: dict[str, Any], ranks: Ranks, expected: Identity, buffers: BufferPool) -> RankPipeline:
-    """Open the pipeline of a section `data`, as JSON, in a worker process.
+def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+    """Open the pipeline of a section `data`, as JSON, in a worker process."""
+    return RankPipeline(*open_builder(DataConfig.model_validate(settings), buffers), ranks)
 
-    Raises:
-        DataError: its batches are not those of the training process, whose identity is `expected`.
-    """
-    data = DataConfig.model_validate(settings)
-    plan, builder = open_builder(data, buffers)
-    if (found := identity_of(plan, builder.spec)) != expected:
+
+def _checked(opened: Callable[[BufferPool], RankPipeline], expected: Identity, buffers: BufferPool) -> RankPipeline:
+    """Open a pipeline in a worker process, whose batches must be those of the training process."""
+    pipeline = opened(buffers)
+    if (found := pipeline.identity()) != expected:
         raise DataError(
             f"the loader's worker process made another plan, {found}, than this process, {expected}: the shards or the "
             "tokenizer have changed since the loader was built; build it anew"
         )
-    return RankPipeline(plan, builder, ranks)
+    return pipeline
 
 
 def is_process(data: DataConfig) -> bool:

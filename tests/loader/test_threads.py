@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.loader.workers.interrupt_safe import Promise
-from mmdata.loader.workers.threads import ThreadedBatches, Work
+from mmdata.loader.workers.threads import Promise, ThreadedBatches, Work
 from tests.programs import PATIENCE_S, run_program
 
 SEEN_BY_ALL = """

@@ -28,9 +28,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from mmdata.errors import ConfigError, DataError, LoadError, printable
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.interrupt_safe import Promise
 from mmdata.loader.workers.shared import REMEDY, ExportedBuffers, ImportedBuffers, Packed
-from mmdata.loader.workers.threads import Pipeline, ThreadedBatches, Work
+from mmdata.loader.workers.threads import Pipeline, Promise, ThreadedBatches, Work
 
 T = TypeVar("T")
 

@@ -1,9 +1,12 @@
 """Worker threads: all threads share the units of one batch, then of the next; results come in the order of the steps.
 
 So the latency of a batch falls with the number of threads, and its memory does not grow with it. One more thread takes
-the steps and begins them. What passes between threads goes through `SimpleQueue`, whose calls are C: an interrupt can
-leave no lock held. Threads are daemons: a program that ends does not wait for a server that does not answer. They are
-ended before the interpreter is.
+the steps and begins them. Threads are daemons: a program that ends does not wait for a server that does not answer.
+They are ended before the interpreter is.
+
+`concurrent.futures.Future`, `threading.Event` and `threading.Condition` enter and leave their locks in lines of Python.
+A Ctrl-C between two of these lines, in the main thread, leaves a lock held, so that other threads wait for ever, or
+releases it twice, which is a RuntimeError. `SimpleQueue`, `Promise` and `Stop` wait and wake in a single call into C.
 """
 
 from __future__ import annotations
@@ -21,8 +24,6 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
-
-from mmdata.loader.workers.interrupt_safe import Promise, Stop
 
 T = TypeVar("T")
 Begin = Callable[[Any, threading.Event], "Work"]
@@ -175,6 +176,72 @@ class _Queues(Generic[T]):
         self.asked.put(None)
         for _ in range(self._count):
             self.units.put(None)
+
+
+class Promise(Generic[T]):
+    """One result, which one thread makes and another takes once."""
+
+    def __init__(self) -> None:
+        # A SimpleQueue puts and gets in C: no interrupt can leave its lock held.
+        self._box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def keep(self, result: T) -> None:
+        """Give the result."""
+        self._box.put((result, None))
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error, which `take` raises. After an earlier result or error it has no effect."""
+        self._box.put((None, error))
+
+    def cancel(self) -> None:
+        """Give a CancelledError: no thread makes the result."""
+        self.fail(CancelledError())
+
+    def take(self) -> T:
+        """Wait for the result; raises the error that was given instead."""
+        result, error = self._box.get()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            # The error's traceback refers to this frame: without `del` they would keep each other, and the batch's
+            # memory, until the garbage collector runs.
+            del self, error
+
+
+class Stop(threading.Event):
+    """An event that is set once, for good: what is being made is not wanted any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopped = False
+        # Held until the event is set. To wait is to acquire it, which is one call into C; `Event.wait` is many lines.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._stopped
+
+    def set(self) -> None:
+        """Set it, and wake all threads that wait."""
+        # The flag first: if an interrupt comes before the gate opens, workers still see that they are to end.
+        self._stopped = True
+        with suppress(RuntimeError):  # the gate was open already
+            self._gate.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for at most `timeout` seconds; returns whether it is set."""
+        if self._gate.acquire(timeout=-1 if timeout is None else timeout):
+            # Each thread that passes opens the gate for the next. A second `set` may have opened it meanwhile.
+            with suppress(RuntimeError):
+                self._gate.release()
+        return self._stopped
+
+    def clear(self) -> None:
+        """Raises TypeError."""
+        raise TypeError("a Stop is set for good")
 
 
 def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread]) -> None:

@@ -15,7 +15,7 @@ import mmdata
 from mmdata.convert import convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, build_index, verify
-from mmdata.loader.shard_names import find_shards
+from mmdata.loader.stream import find_shards
 from mmdata.storage import ShardCache
 from mmdata.tars.braces import MAX_SHARDS, count_shards
 
