@@ -184,34 +184,21 @@ class Ledger(list[LedgerEntry]):
         if entries and self._path is not None:
             with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-        self._check_transform()
+        if self._has_defect():
+            self.judge(self.counts)
         if self.counts.seen >= MIN_ROWS_FOR_RATE:
             self.check()
 
-    def _check_transform(self) -> None:
-        """Raise a DataError if no row could be used so far and the transform failed on enough of them.
+    def _has_defect(self) -> bool:
+        """Whether no row could be used so far, and a transform failed on enough of them.
 
         This is a defect in code, which every rank has, so each may end without the others.
         """
         # All rows of a batch have one image shape: a transform that fails on that shape alone can fail on every row of
         # the first batches, and the share of the corpus may still be one that the user allows. So the share decides.
-        if self._max_bad_share > USUAL_BAD_SHARE:
-            return
-        counts = self.counts
-        name, reason = max(TRANSFORMS.items(), key=lambda one: self.own.masked[one[1].value])
-        failed = self.own.masked[reason.value]
-        if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen:
-            return
-        first = next(entry for entry in self if entry.reason == reason.value)
-        of_shape = "images of one shape" if reason is Reason.TRANSFORM_FAILED else "captions of one length"
-        # A stream has no index to find the row in.
-        command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
-        raise DataError(
-            f"{name} failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
-            f"{first.sample}: {first.detail}{command if first.offset >= 0 else ''}. If it "
-            f"fails on {of_shape} only, and they may be left out: a data.loading.max_bad_share above "
-            f"{USUAL_BAD_SHARE:.0%} lets the share of all rows decide"
-        )
+        failed = max(self.own.masked[reason.value] for reason in TRANSFORMS.values())
+        is_all = self.counts.masked.total() >= self.counts.seen
+        return is_all and failed >= MIN_FAILED_TRANSFORMS and self._max_bad_share <= USUAL_BAD_SHARE
 
     def check(self) -> None:
         """Check the rows of this rank: raises a DataError; with several ranks, warns once instead."""
@@ -237,12 +224,18 @@ class Ledger(list[LedgerEntry]):
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
-            found = [f"; the first: {e.sample}: {e.detail}" for e in self[:1]]
-            first = "".join(found)
+            first = "".join(f"; the first: {entry.sample}: {entry.detail}{_command(entry)}" for entry in self[:1])
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
-                f"{self._max_bad_share:.1%}{first}. {_advice(counts, first)}data.loading.max_bad_share sets the limit"
+                f"{self._max_bad_share:.1%}{first}. {_advice(counts, first)}"
             )
+
+
+def _command(entry: LedgerEntry) -> str:
+    """The command that repeats a row; none for a stream's, which has no index to find it in."""
+    if entry.offset < 0:
+        return ""
+    return f"; `mmdata replay CONFIG {entry.row} --epoch {entry.epoch}` makes this row alone"
 
 
 def _advice(counts: RowCounts, said: str) -> str:
@@ -257,7 +250,9 @@ def _advice(counts: RowCounts, said: str) -> str:
             'NaN, "" or None; '
         )
     gave = {"data.transform": "other pixels than it should", "data.text_transform": "something else than a text"}
-    return of_shards + "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
+    failed = "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
+    all_may_fail = f"; above {USUAL_BAD_SHARE:.0%} a transform may fail on all of the first rows" if failed else ""
+    return f"{of_shards}{failed}data.loading.max_bad_share sets the limit{all_may_fail}"
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:
