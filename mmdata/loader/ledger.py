@@ -251,8 +251,8 @@ def _advice(counts: RowCounts, said: str) -> str:
         )
     gave = {"data.transform": "other pixels than it should", "data.text_transform": "something else than a text"}
     failed = "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
-    all_may_fail = f"; above {USUAL_BAD_SHARE:.0%} a transform may fail on all of the first rows" if failed else ""
-    return f"{of_shards}{failed}data.loading.max_bad_share sets the limit{all_may_fail}"
+    higher = f"; above {USUAL_BAD_SHARE:.0%} a transform may fail on all of the first rows, which have one shape"
+    return f"{of_shards}{failed}data.loading.max_bad_share sets the limit{higher if failed else ''}"
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:
