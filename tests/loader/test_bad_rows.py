@@ -147,7 +147,8 @@ def test_loader_raises_at_the_first_batch_where_a_transform_fails_on_all_rows(co
     message = (
         r"^8 of 8 rows could not be used \(transform_failed 8\), more than max_bad_share 5\.0%; the first: shard '.*', "
         r"sample '.*': returned torch\.float32 .* leave ToDtype.*; `mmdata replay CONFIG \d+ --epoch 0` makes this row "
-        r"alone\. data\.transform raised .*; above 5% a transform may fail on all of the first rows, which have one shape$"
+        r"alone\. data\.transform raised .*; above 5% a transform may fail on all of the first rows, which have one "
+        r"shape$"
     )
     with pytest.raises(DataError, match=message):
         next(iter(loader))
