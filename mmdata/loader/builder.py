@@ -22,7 +22,7 @@ from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
-from mmdata.plan import CaptionSources, IndexRows, Plan, Step
+from mmdata.plan import CaptionSources, IndexRows, Plan, ShardCaptions, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
@@ -96,6 +96,7 @@ class BatchBuilder:
         self.index, self.spec = index, spec
         self.store = ShardStore(index)
         self.buffers = buffers or BufferPool()
+        self._captions = spec.captions or CaptionSources.in_turn(ShardCaptions(index))
 
     @classmethod
     def from_config(
@@ -113,7 +114,7 @@ class BatchBuilder:
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
         """The samples of n rows in their passes, int64 (n,) each."""
-        captions, check = self.spec.captions, self.spec.check_images
+        captions, check = self._captions, self.spec.check_images
         return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check, stop=stop)
 
     def make(self, step: Step) -> LoadedBatch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,12 +198,13 @@ def most_of_windows(data: DataConfig, of_window: int, num_shards: int) -> int:
 
 def _room(needed: int) -> int:
     """Files that this process can still open; raises its soft limit if that is below `needed`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    total = _open_now() + needed
-    if not _allows(soft, total):
-        soft = max(total, RAISED) if _allows(hard, max(total, RAISED)) else hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return needed if _allows(soft, total) else soft - _open_now()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    open_now = _open_now()
+    if open_now + needed > soft:
+        soft = min(max(open_now + needed, RAISED), hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    return min(needed, soft - open_now)
 
 
 def ensure_files(needed: int) -> None:
@@ -222,7 +224,3 @@ def ensure_files(needed: int) -> None:
 
 def _open_now() -> int:
     return len(os.listdir("/dev/fd")) - 1  # `listdir` itself opens one
-
-
-def _allows(limit: int, files: int) -> bool:
-    return limit == resource.RLIM_INFINITY or files <= limit
