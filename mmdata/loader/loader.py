@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
@@ -24,19 +23,15 @@ from mmdata.cores import NumWorkers, most_workers
 from mmdata.errors import counted
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.corpus import open_corpus
-from mmdata.loader.fields import Fields
-from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
+from mmdata.loader.builder import BatchBuilder, open_builder
+from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.source import RankPipeline, make_source, open_pipeline
+from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pipeline
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import OrderedPlan, Plan, Step
-from mmdata.plan.from_config import build_plan
 from mmdata.plan.position import Position
 from mmdata.plan.rows import IndexRows, planned_rows, selection_of
 
@@ -66,7 +61,6 @@ class Loader(Interoperable):
         max_bad_share: the run ends when more than this share of the rows seen could not be used. With several ranks
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
-        fields: adds values of tables to the batches; None: nothing.
         order: int64 (n,), the rows that each epoch has, in this order, as `data.order`; None: the order of the plan.
 
     Attributes:
@@ -96,8 +90,7 @@ class Loader(Interoperable):
         num_workers: NumWorkers = "auto",
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
-        source: BatchSource[LoadedBatch] | None = None,
-        fields: Fields | None = None,
+        source: BatchSource | None = None,
         order: ArrayLike | None = None,
     ) -> None:
         if order is not None:
@@ -112,7 +105,6 @@ class Loader(Interoperable):
         self._sharing = self.world_size  # ranks that share a global batch of the plan
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
-        self._fields = fields
         self._source = source or ThreadedBatches(
             RankPipeline(plan, builder, ranks), num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
@@ -147,20 +139,8 @@ class Loader(Interoperable):
                 "data.groups.source is run, and only `mmdata train` makes such groups: these batches have none; "
                 "`mmdata neighbours` makes a file of groups for any loop"
             )
-        return cls.of(data, ranks)
-
-    @classmethod
-    def of(cls, data: DataConfig, ranks: Ranks) -> Loader:
-        """As `from_config`, for ranks that are known."""
-        corpus = open_corpus(data)
-        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        builder = BatchBuilder.from_config(data, corpus, plan)
-        opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
-        source = make_source(data, RankPipeline(plan, builder, ranks), opened)
-        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
-        return cls(
-            plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
-        )
+        plan, builder, source = open_parts(data, ranks)
+        return cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
@@ -219,7 +199,8 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return {**identity_of(self.plan, self.builder.spec), "fields": self._fields and self._fields.name}
+        fields = self.builder.spec.fields
+        return {**identity_of(self.plan, self.builder.spec), "fields": fields and fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""
@@ -245,15 +226,7 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        batch = self.builder.make(step).batch
-        return shown(self.added(batch))
-
-    def added(self, batch: Batch) -> Batch:
-        """A batch of `builder` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
-        if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
-            hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
-            batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
-        return batch if self._fields is None else self._fields.added(batch)
+        return shown(self.builder.added(self.builder.make(step).batch))
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
@@ -295,16 +268,13 @@ class Loader(Interoperable):
         """In words, that a state was taken with other shards, which `load_state_dict` would refuse; "" if not."""
         return other_shards(state, self.identity, [str(source.folder) for source in self.index.sources])
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
             RuntimeError: `set_epoch`, `load_state_dict` or a newer iteration has moved the loader's position since the
                 last batch.
         """
-        return Iteration(self._iterate(), of=self._kind)
-
-    def _iterate(self) -> Generator[Batch]:
         position = self._position
         iteration, restores = position.begin(self._known_steps(position.epoch)), position.restores
         epoch, step = position.epoch, position.step
@@ -339,7 +309,7 @@ class Loader(Interoperable):
         self._next = (os.getpid(), *self._place(epoch, step + 1))
         self.ledger.add(masked, made.stats.rows + len(masked))
         self._position.advance(iteration)
-        return shown(self.added(made.batch))
+        return shown(self.builder.added(made.batch))
 
     def _known_steps(self, epoch: int) -> int | None:
         """Steps of an epoch; None while nobody knows."""
@@ -362,19 +332,6 @@ class Loader(Interoperable):
         self._next = None
         self._source.close()
 
-    def _how_to_skip(self) -> str:
-        return (
-            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
-            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
-            "rank"
-        )
-
-    def _how_to_look(self) -> str:
-        return "`loader.index[3]` is one row to look at. "
-
-    def _how_to_make(self) -> str:
-        return "Loader.from_config(config, rank=rank, world_size=world_size)"
-
     def _discard_prefetched_epoch(self) -> None:
         """Drop the prefetched batches if the position has moved away from them."""
         if self._next and self._next[1:] != self._place(self._position.epoch, self._position.step):
@@ -383,6 +340,15 @@ class Loader(Interoperable):
     def _stop(self) -> None:
         self._next = None
         self._source.stop()
+
+
+def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:
+    """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them."""
+    plan, builder = open_builder(data)
+    if (fields := builder.spec.fields) is not None:
+        fields.check(partial(planned_rows, plan.rows))
+    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
+    return plan, builder, make_source(data, RankPipeline(plan, builder, ranks), opened)
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

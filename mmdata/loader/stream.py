@@ -21,7 +21,6 @@ from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus, most_of_windows
-from mmdata.loader.fields import Fields
 from mmdata.loader.identity import Identity
 from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.loader import Loader, data_config
@@ -190,7 +189,6 @@ class Stream(Loader):
             builder,
             **of_plan._asdict(),
             source=make_source(data, pipeline, opened),
-            fields=Fields(data.fields, Joined([], builder.index), lambda: ()) if data.fields else None,
             max_bad_share=data.loading.max_bad_share,
         )
         if not isinstance(self._source, ThreadedBatches):

@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
-from mmdata.loader.workers.interrupt_safe import Stop
-from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
 from mmdata.plan.plan import PlannedShape, largest_first
 from mmdata.plan.ranges import RowRanges, Window
@@ -93,13 +91,9 @@ class WindowReader:
         """The windows of a pass."""
         return read_windows(self._tars, self._data, epoch, self.stop)
 
-    def begin(self, step: TarWindow, stop: Event | None = None) -> Work[TarWindow]:
+    def begin(self, step: TarWindow, stop: Event | None = None) -> Work:
         """The window itself."""
         return Work([_nothing], lambda: step)
-
-    def identity(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
 
 
 def _nothing() -> None:
