@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
@@ -302,7 +303,11 @@ class Loader(Interoperable):
         if self._next != (os.getpid(), *place):
             self._source.begin(*place)
         started = perf_counter()
-        made = self._source.take(*place)
+        try:
+            made = self._source.take(*place)
+        except CancelledError:
+            self._position.check(iteration, of=self._kind)  # another thread has closed it
+            raise
         self.stats.wait_s += perf_counter() - started
         self.stats.add(made.stats)
         masked = self._masked(epoch, step, made)

@@ -250,12 +250,14 @@ class Stream(Loader):
 
     def close(self) -> None:
         """End the workers and the reading. An iteration under way ends; iterating again begins its epoch anew."""
-        self._plan.stop()
+        self._position.interrupt("close")
+        self._stop()
         super().close()
 
     def _stop(self) -> None:
         self._plan.stop()  # first: a worker may be waiting for the window that is being read
         super()._stop()
+        self._plan.stop()  # a worker may have begun the next pass meanwhile
 
     def _known_steps(self, epoch: int) -> int | None:
         return self._found_steps.get(epoch) if self._steps is None else self._steps
