@@ -46,6 +46,9 @@ logger = logging.getLogger("mmdata")
 PLACES = ("pass", "step_of_pass", "first_pass", "first_step_of_pass")
 """Entries of a state: where its position lies, and where its epoch began."""
 
+OF_AN_INDEX = ("groups", "join", "caption_hash", "order", "row_weights", "negative_captions", "num_lanes")
+"""Settings of `data` that need the rows of an index."""
+
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """A file in a folder is a shard if its name ends like this."""
 
@@ -343,18 +346,12 @@ def _no_sample(source: TarSource, window: TarWindow) -> DataError:
 def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs the rows of an index."""
     select = data.select if isinstance(data.select, str) else data.select and data.select.file
-    settings = {
-        "groups": data.groups is not None,
+    defaults = {name: DataConfig.model_fields[name].get_default(call_default_factory=True) for name in OF_AN_INDEX}
+    settings = {name: getattr(data, name) != default for name, default in defaults.items()} | {
         "select by a file of rows": bool(select) and str(select).lower().endswith(".npy"),
-        "join": bool(data.join),
-        "caption_hash": data.caption_hash is not None,
-        "order": data.order is not None,
         "leftover: drop": data.leftover == "drop",
-        "row_weights": data.row_weights is not None,
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),
-        "negative_captions": data.negative_captions is not None,
-        "num_lanes": data.num_lanes > 1,
     }
     if planned := [name for name, given in settings.items() if given]:
         raise ConfigError(
@@ -368,7 +365,7 @@ def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
 
     Args:
         shards: their names.
-        may_lack: some files, not all, may be missing: who reads the shards finds out, as of URLs.
+        may_lack: files may be missing: who reads the shards finds out, as of URLs.
 
     Raises:
         ConfigError: a name with `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
@@ -384,17 +381,12 @@ def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
             f"shard '{piped[0]}': pipe: would run a command, and nothing in data may; give a path or a URL "
             "(http, https, s3, gs, hf and others that fsspec opens)"
         )
-    missing: list[str] = []
-    for name in found:
+    for name in [] if may_lack else found:
         if "://" not in name:
             try:
                 check_regular(name, "shard")
-            except FileNotFoundError:
-                missing.append(name)
-            except OSError as error:  # no permission, a name that is too long
+            except OSError as error:
                 raise DataError(f"shard {explain(error)}") from error
-    if missing and not (may_lack and len(missing) < len(found)):
-        raise DataError(f"shard '{missing[0]}': no such file or folder")
     return found
 
 

@@ -39,7 +39,7 @@ def test_relative_file_urls_are_read_as_webdataset_reads_them(shards: Path, monk
     url = "file:shards/000003.tar"
     expected = sorted(sample["__key__"] for sample in webdataset.WebDataset(url, shardshuffle=False))
     assert sorted(k for batch in mmdata.stream(url, config()) for k in batch["keys"] if k) == expected
-    with pytest.raises(DataError, match=r"shard 'shards/none\.tar': no such file or folder"):
+    with pytest.raises(DataError, match=r"shard 'shards/none\.tar': no such file or directory; check the path"):
         find_shards("file:shards/none.tar")
 
 

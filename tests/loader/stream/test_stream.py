@@ -197,7 +197,7 @@ def test_stream_refuses_several_datasets(shards, config):
 
 
 def test_stream_refuses_shards_that_are_not_there(config, tmp_path):
-    with pytest.raises(DataError, match=r"shard '.*/0\.tar': no such file or folder"):
+    with pytest.raises(DataError, match=r"shard '.*/0\.tar': no such file or directory; check the path"):
         mmdata.stream(f"{tmp_path}/{{0..3}}.tar", config())
     with pytest.raises(DataError, match=r"folder '.*': no shard in it \(\.tar, "):
         mmdata.stream(tmp_path, config())

@@ -72,12 +72,12 @@ def test_skip_damaged_goes_on_where_a_file_of_a_range_is_missing(shards, tmp_pat
     folder = tmp_path / "copy"
     shutil.copytree(shards, folder, ignore=shutil.ignore_patterns("000001.tar"))
     pattern, settings = f"{folder}/{{000000..000003}}.tar", config(shuffle=False, loading={"max_bad_share": 0.2})
-    with pytest.raises(DataError, match=r"shard '.*000001\.tar': no such file or folder"):
+    with pytest.raises(DataError, match=r"shard '.*000001\.tar': no such file or directory; check the path"):
         mmdata.stream(pattern, settings)
     stream = mmdata.stream(pattern, {**settings, "skip_damaged": True})
     assert set(keys_of(stream)) == {f"{i:04d}" for i in [*range(10), *range(20, 38)]}
     assert stream.lost["damaged_shard"] == 1
-    with pytest.raises(DataError, match=r"shard '.*x0\.tar': no such file or folder"):
+    with pytest.raises(DataError, match=r"shard '.*x0\.tar': no such file or directory; check the path"):
         mmdata.stream(f"{folder}/x{{0..3}}.tar", {**settings, "skip_damaged": True})
 
 
