@@ -165,3 +165,8 @@ def test_ranks_have_iterables_of_their_own_and_equal_steps(shards: Path, config:
         assert [len(batch["keys"]) for batch in batches] == [2] * 8
         assert {int(key) // 10 % 2 for batch in batches for key in batch["keys"] if key} == {rank}
         assert (stream.rank, stream.world_size, stream.batch_size) == (rank, 2, 2)
+
+
+def test_another_process_cannot_iterate(config: Any):
+    with pytest.raises(ConfigError, match=r"another process cannot iterate .* or give the names of the shards"):
+        mmdata.stream(Samples([]), config(worker_type="process"))

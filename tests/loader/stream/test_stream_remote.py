@@ -1,4 +1,4 @@
-"""Streams over HTTP go on after a failed request, and with skip_damaged after a shard that cannot be read."""
+"""Streams of servers go on after a failed request, and with skip_damaged after a shard that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import mmdata
 from mmdata.errors import DataError
 from mmdata.storage import attempts
 from tests.storage.servers import serve as serve_with_faults
+from tests.storage.servers import serve_s3
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +102,13 @@ def test_tars_on_this_machine_keep_their_times(uneven, config):
         os.utime(path, (1, 1))
     keys_of(mmdata.stream(folder, config(global_batch_size=2)))
     assert {path.stat().st_mtime for path in folder.glob("*.tar")} == {1.0}
+
+
+def test_shards_in_a_bucket_give_the_batches_of_those_on_the_disk(shards, config):
+    names = [f"{i:06d}.tar" for i in range(4)]
+    near = [batch["keys"] for batch in mmdata.stream([shards / name for name in names], config())]
+    with serve_s3(shards):
+        far = [batch["keys"] for batch in mmdata.stream([f"s3://bucket/{name}" for name in names], config())]
+        with pytest.raises(DataError, match=r"'s3://bucket/none\.tar': no such file; upload it, or correct the URL"):
+            mmdata.stream("s3://bucket/none.tar", config())
+    assert far == near
