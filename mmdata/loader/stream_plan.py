@@ -196,8 +196,7 @@ class StreamPlan(Plan):
         self._data, self._tars, self._reading = data, index.tars, reading
         self.drops: list[Callable[[int], object]] = [index.tars.drop]
         self._rows_left = Counter[int]()  # rows of each tar that are in no step yet
-        self._given = 0
-        self._done: deque[tuple[int, int]] = deque()  # after so many steps no batch in work needs a row of this tar
+        self._done: deque[list[int]] = deque()  # the tars that each of the last steps has used up
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
@@ -300,13 +299,14 @@ class StreamPlan(Plan):
         for step in steps:
             tars, counts = np.unique(step.rows[step.rows >= 0] // self._tars.stride, return_counts=True)
             self._rows_left.subtract(dict(zip(tars.tolist(), counts.tolist(), strict=True)))
-            self._given += 1
-            for tar in [tar for tar, rows in self._rows_left.items() if rows <= 0]:
+            done = [tar for tar, rows in self._rows_left.items() if rows <= 0]
+            for tar in done:
                 del self._rows_left[tar]
-                # The caller uses one step, this generator is one step ahead, and these are being made.
-                self._done.append((self._given + self._data.loading.prefetch_batches + 2, tar))
-            while self._done and self._done[0][0] <= self._given:
-                self._drop(self._done.popleft()[1])
+            self._done.append(done)
+            # The caller uses one step, this generator is one step ahead, and these are being made.
+            if len(self._done) > self._data.loading.prefetch_batches + 2:
+                for tar in self._done.popleft():
+                    self._drop(tar)
             yield step
 
     def _drop(self, tar: int) -> None:
