@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
@@ -224,11 +223,6 @@ def test_what_it_needs_is_said(config: Path, tmp_path: Path, words: list[str], s
 def test_a_loader_of_its_own_says_that_only_a_run_makes_groups(config: Path, caplog: pytest.LogCaptureFixture):
     Loader.from_config(load_config(config).data, rank=0, world_size=1).close()
     assert any("only `mmdata train` makes such groups: these batches have none" in line for line in caplog.messages)
-
-
-def test_a_copy_of_a_loader_has_its_batches(config: Path, tmp_path: Path):
-    loader = RegroupedLoader(load_config(config).data, tmp_path, rank=0, world_size=1)
-    assert len(copy.copy(loader)) == len(loader)
 
 
 def test_groups_that_are_gone_are_named(config: Path, tmp_path: Path):

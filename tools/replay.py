@@ -50,7 +50,7 @@ def main() -> int:
     else:
         row = row_of_key(loader.index, given.key) if given.key else row
     place = find_step(loader.plan, row, epoch, step=step, excluded_by=partial(excluded_by, data, loader.index))
-    found = replay(loader.builder, place, loader.added)
+    found = replay(loader.builder, place)
     for name, words, seconds in found.stages():
         print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
     if found.is_masked:

@@ -30,7 +30,6 @@ HARD = (
     "tiles",
     "rowwise",
     "http",
-    "interrupt_safe",
     "prefetch",
 )
 """Files in which a reader stumbles most; those of earlier layouts have other names."""

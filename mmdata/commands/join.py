@@ -111,6 +111,8 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     row_weights(data, index, IndexRows(index, limit=data.max_rows, selection=selection), joined)
     equal_rows(data, index, joined)
     if data.fields:
-        yield Fields(data.fields, joined, partial(row_chunks, selection, int(starts[-1]))).name
+        fields = Fields(data, index, joined)
+        fields.check(partial(row_chunks, selection, int(starts[-1])))
+        yield fields.name
     if data.val and (val := evaluation_data(data)).join:
         select_rows(val, index, index.starts, joined)

@@ -17,7 +17,7 @@ from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens
 from mmdata.loader.corpus import Corpus, open_corpus
-from mmdata.loader.fields import parse_fields
+from mmdata.loader.fields import Fields
 from mmdata.plan import Plan
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.recognize import Kind, recognize
@@ -122,7 +122,7 @@ def _quiet() -> Generator[None, None, None]:
 
 def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> Plan:
     """The plan; what batches are made with is looked at, too, so that a run refuses nothing that a plan has passed."""
-    parse_fields(data.fields, corpus.joined)
+    Fields(data, corpus.index, corpus.joined)
     TextTransform.from_config(data)
     PixelTransform.from_config(data)
     return build_plan(data, corpus.index, tokenizer, count_lengths=True, joined=corpus.joined, captions=corpus.captions)

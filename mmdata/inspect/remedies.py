@@ -21,7 +21,7 @@ from mmdata.images.decode import decode_pixels, oriented
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.inspect.profile import CORE, Profile, profile
 from mmdata.loader import Loader
-from mmdata.loader.image_buffers import batch_pixels
+from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import NOTICEABLE
 from mmdata.loader.workers.buffers import BufferPool
@@ -141,7 +141,7 @@ class _FirstRows:
 
     def pixels(self, images: list[EncodedImage], transform: PixelTransform) -> Callable[[], None]:
         """Decode, crop and resize images, as a worker does."""
-        pixels = batch_pixels(self.bucket, len(images), BufferPool(), transform)
+        pixels = BatchPixels(self.bucket, len(images), BufferPool(), transform)
 
         def make() -> None:
             for place, image in enumerate(images):

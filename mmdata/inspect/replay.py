@@ -157,13 +157,12 @@ def find_step(
     )
 
 
-def replay(builder: BatchBuilder, step: Step, added: Callable[[Batch], Batch] = lambda batch: batch) -> Replay:
+def replay(builder: BatchBuilder, step: Step) -> Replay:
     """Make the row of a step of one row.
 
     Args:
         builder: of batches.
         step: of the row.
-        added: the batch with its entries from tables, see `Loader.added`.
 
     Raises:
         DataError: its shard is not the one that was indexed.
@@ -178,12 +177,11 @@ def replay(builder: BatchBuilder, step: Step, added: Callable[[Batch], Batch] = 
     with suppress(BadSample):
         caption = builder.spec.text_transform(samples.caption(0), number=int(step.rows[0]), epoch=epoch)
     made = builder.make(step)
-    entries: dict[str, Any] = dict(added(made.batch))
+    entries: dict[str, Any] = dict(builder.added(made.batch))
     fields = {name: values[0] for name, values in entries.items() if name not in Batch.__annotations__}
-    chosen = samples.chosen_captions()
     source = ""
-    if chosen.sources is not None and caption:
-        source = f"of {chosen.sources[0]}, number {int(chosen.numbers[0])}"
+    if builder.spec.captions is not None and caption:
+        source = f"of {samples.caption_sources()[0]}, number {int(samples.chosen.position[0])}"
     return Replay(
         step,
         samples.shard(0),

@@ -22,8 +22,7 @@ from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
-from mmdata.loader.shard_names import ShardNames, with_shards
-from mmdata.loader.stream import stream
+from mmdata.loader.stream import ShardNames, stream, with_shards
 from mmdata.train.ranks import collectives
 
 

@@ -1,15 +1,19 @@
 """The loader: executes a plan with workers, and owns the state.
 
-- `corpus` opens what the settings name: index, tokenizer, cache. `Loader` gives the batches of one rank,
-  and makes its state (`Loader.state_dict`) of its `position`; `identity` says which plan a saved state belongs to.
-- `source` decides who makes the batches, and gives them the steps of the rank; `prefetch` fetches their shards.
-- `builder` makes one rank's part of one step, of what `BatchSpec` says: `unfinished` is a batch in progress, `reader`
-  reads the members, `image_buffers` holds the pixels.
-- A row that cannot be used is masked, and the `ledger` lists it with its reason; `stats` holds the loader's clock.
-- `workers/` does the work, in threads and in worker processes. It knows nothing of batches.
-- `regrouped`: a loader that goes on with other groups from epoch to epoch.
-- `stream`: a loader over an index that grows; `stream_tars` index the tars of a pass, `stream_plan` plans them, and
-  `sample_buffers` make tars in memory of samples of a webdataset.
+A batch on its way, in the order of the calls:
+
+- `corpus` opens what the settings name: index, tokenizer, joined tables, negative captions. `mmdata.plan` plans it.
+- `loader`: `Loader` keeps position, ledger and clock, and asks a `source` for each batch; `identity` says which plan a
+  saved state belongs to.
+- `source`: the steps of one rank, made into batches by `workers/`, which know nothing of batches: threads that share
+  the units of one batch, in this process or in others. `prefetch` has the shards of coming steps fetched.
+- `builder` begins the batch of a step, of what its `BatchSpec` says; `unfinished` is that batch, a unit at a time:
+  `reader` reads the members, `image_buffers` holds the pixels, `fields` and `negatives` add what settings name.
+- A row that cannot be used is masked, and the `ledger` lists it with its reason; `stats` holds the clock.
+
+Beside it: `frameworks` is what training frameworks expect of a loader. `regrouped` is a loader that goes on with other
+groups from epoch to epoch. `stream` is a loader over an index that grows: `stream_tars` index the tars of a pass,
+and `stream_plan` plans them.
 """
 
 from mmdata.loader.builder import BatchBuilder, BatchSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -9,19 +10,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmdata.batch import CaptionBatch
+from mmdata.batch import Batch, CaptionBatch
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index, ShardStore
-from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
-from mmdata.loader.member_fields import MemberFields
+from mmdata.loader.corpus import Corpus, most_shards, needs_hashes, open_corpus
+from mmdata.loader.fields import Fields
 from mmdata.loader.negatives import NegativeCaptions
-from mmdata.loader.reader import CheckImages, RowReader
+from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.work import Work
-from mmdata.plan import CaptionSources, Plan, Step
+from mmdata.loader.workers.threads import Work
+from mmdata.plan import CaptionSources, IndexRows, Plan, ShardCaptions, Step
+from mmdata.plan.from_config import build_plan
 from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
@@ -37,10 +39,11 @@ class BatchSpec:
         text_transform: for the captions.
         captions: sources from which the rows draw their captions; None: those of the shards in turn.
         negatives: negative captions of the rows; None: batches have none.
-        fields: entries that lie in members of the samples; None: there are none.
+        fields: entries beside images and captions; None: there are none.
+        equal_captions: changes the hashes of captions of n rows, where a column says which are equal.
         add_hashes: add image_hash and caption_hash to the batches.
         add_captions: add the text of the captions to the batches.
-        check_images: whether images are compared with their hashes in the index; see `LoadingConfig.check_images`.
+        check_images: compare images with their hashes in the index.
     """
 
     transform: PixelTransform
@@ -48,10 +51,11 @@ class BatchSpec:
     text_transform: TextTransform = field(default_factory=TextTransform)
     captions: CaptionSources | None = None
     negatives: NegativeCaptions | None = None
-    fields: MemberFields | None = None
+    fields: Fields | None = None
+    equal_captions: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]] | None = None
     add_hashes: bool = False
     add_captions: bool = False
-    check_images: CheckImages = "auto"
+    check_images: bool = True
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchSpec:
@@ -62,10 +66,11 @@ class BatchSpec:
             TextTransform.from_config(data),
             captions=corpus.captions,
             negatives=corpus.negatives,
-            fields=MemberFields.from_config(data, corpus.index, corpus.joined, plan),
+            fields=Fields.from_config(data, corpus.index, corpus.joined, plan) if data.fields else None,
+            equal_captions=plan.rows.equal_captions if isinstance(plan.rows, IndexRows) else None,
             add_hashes=needs_hashes(data),
             add_captions=data.add_captions,
-            check_images=data.loading.check_images,
+            check_images=data.loading.check_images == "auto",
         )
 
     @property
@@ -84,13 +89,14 @@ class BatchBuilder:
 
     Attributes:
         store: reads the shards.
+        buffers: as given.
     """
 
     def __init__(self, index: Index, spec: BatchSpec, *, buffers: BufferPool | None = None) -> None:
         self.index, self.spec = index, spec
         self.store = ShardStore(index)
-        self._buffers = buffers or BufferPool()
-        self._has_labels = index.has_labels
+        self.buffers = buffers or BufferPool()
+        self._captions = spec.captions or CaptionSources.in_turn(ShardCaptions(index))
 
     @classmethod
     def from_config(
@@ -102,28 +108,22 @@ class BatchBuilder:
             tars.open_shards.most = most_shards(data, plan)
         return builder
 
-    def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
+    def begin(self, step: Step, stop: Event | None = None) -> Work:
         """Begin a batch. Its units raise Interrupted once `stop` is set; see `UnfinishedBatch` for other errors."""
-        planned = step.rows >= 0
-        rows, passes = step.rows[planned], step.passes[planned]
-        fields = self.spec.fields
-        return UnfinishedBatch(
-            self.spec,
-            step,
-            self.read(rows, passes, stop),
-            buffers=self._buffers,
-            has_labels=self._has_labels,
-            fields=None if fields is None else fields.entries(len(step.rows), self.store, stop),
-        ).work()
+        return UnfinishedBatch(self, step, stop).work()
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
         """The samples of n rows in their passes, int64 (n,) each."""
-        captions, check_images = self.spec.captions, self.spec.check_images
-        return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check_images, stop=stop)
+        captions, check = self._captions, self.spec.check_images
+        return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check, stop=stop)
 
     def make(self, step: Step) -> LoadedBatch:
         """Make a batch in the caller's thread; see `UnfinishedBatch` for errors."""
         return self.begin(step).run()
+
+    def added(self, batch: Batch) -> Batch:
+        """A batch that was made, with its entries of joined tables."""
+        return batch if self.spec.fields is None else self.spec.fields.added(batch)
 
     def all_captions(self, rows: NDArray[np.int64]) -> CaptionBatch:
         """All captions, in their template, of each row that has several; none of a row that has one, or without texts.
@@ -158,6 +158,13 @@ class BatchBuilder:
             caption_hash=torch.from_numpy(np.array(reader.caption_hashes(), np.int64)),
             rows=torch.from_numpy(of_rows),
         )
+
+
+def open_builder(data: DataConfig, buffers: BufferPool | None = None) -> tuple[Plan, BatchBuilder]:
+    """The plan and the builder of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
+    corpus = open_corpus(data)
+    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
+    return plan, BatchBuilder.from_config(data, corpus, plan, buffers=buffers)
 
 
 def _caption(reader: RowReader, i: int) -> str:

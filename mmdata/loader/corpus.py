@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index
 from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
-from mmdata.loader.prefetch import warn_of_small_cache
 from mmdata.plan import CaptionSources, Plan
 from mmdata.plan.from_config import caption_sources, check_captions
 from mmdata.processes import most_workers
@@ -64,9 +64,8 @@ def open_corpus(data: DataConfig) -> Corpus:
     joined = Joined.from_config(data, index)
     negatives = None
     if data.negative_captions is not None and tokenizer is not None:
-        negatives = NegativeCaptions.read(
-            Path(data.negative_captions), index, tokenizer, template=data.caption_template
-        )
+        path = Path(data.negative_captions)
+        negatives = NegativeCaptions(path, index, tokenizer, template=data.caption_template)
     return Corpus(index, tokenizer, joined, negatives, caption_sources(data, index, joined))
 
 
@@ -85,7 +84,7 @@ def open_index(data: DataConfig) -> Index:
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)
     index.check_images(of="data.shards: ")
-    warn_of_small_cache(index, data.shuffle_window_rows)
+    _warn_of_small_cache(index, data.shuffle_window_rows)
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
@@ -94,6 +93,25 @@ def open_index(data: DataConfig) -> Index:
     _check_class_names(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index
+
+
+def _warn_of_small_cache(index: Index, window_rows: int) -> None:
+    """Warn if the shards of a window and those of the next window do not fit into the cache together."""
+    for cache in index.caches:
+        corpus = index.bytes
+        window = corpus * min(1.0, window_rows / max(len(index), 1))
+        if corpus > cache.max_bytes < 2 * window:
+            rows = int(len(index) * cache.max_bytes / corpus / 2)
+            logger.warning(
+                "a window of %d rows has %.3g GB of shards, and the cache '%s' holds %.3g GB: shards are fetched again "
+                "and again. Set data.loading.cache_gb to %.2g, or data.shuffle_window_rows to %d (less mixed)",
+                window_rows,
+                window / GB,
+                cache.folder,
+                cache.max_bytes / GB,
+                2.1 * window / GB,
+                rows,
+            )
 
 
 def needs_hashes(data: DataConfig) -> bool:
@@ -170,12 +188,13 @@ def most_of_windows(data: DataConfig, of_window: int, num_shards: int) -> int:
 
 def _room(needed: int) -> int:
     """Files that this process can still open; raises its soft limit if that is below `needed`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    total = _open_now() + needed
-    if not _allows(soft, total):
-        soft = max(total, RAISED) if _allows(hard, max(total, RAISED)) else hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return needed if _allows(soft, total) else soft - _open_now()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    open_now = _open_now()
+    if open_now + needed > soft:
+        soft = min(max(open_now + needed, RAISED), hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    return min(needed, soft - open_now)
 
 
 def ensure_files(needed: int) -> None:
@@ -195,7 +214,3 @@ def ensure_files(needed: int) -> None:
 
 def _open_now() -> int:
     return len(os.listdir("/dev/fd")) - 1  # `listdir` itself opens one
-
-
-def _allows(limit: int, files: int) -> bool:
-    return limit == resource.RLIM_INFINITY or files <= limit

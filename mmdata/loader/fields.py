@@ -1,14 +1,18 @@
 """Entries of batches beside images and captions: what `data.fields` names.
 
-Values of joined tables are looked up here by the rows of a batch: the workers have no part in it, and the values are in
-this process's memory. Values in members of tars are read by the workers, see `member_fields`.
+Values of joined tables are looked up by the rows of a batch, in the training process: their memory is not needed twice.
+Values in members of the samples' tars are read by the workers, as images are. The first rows decide what such an entry
+is: a tensor of a type and a shape, a list of texts, or a list of JSON values. So every batch has the same entries, of
+the same type, on every rank and in every process.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,116 +20,334 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.batch import Batch
-from mmdata.errors import ConfigError, meant
+from mmdata.config import DataConfig
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt, meant
+from mmdata.index import Index, ShardStore
+from mmdata.index.members import SampleMembers
+from mmdata.plan import Plan
+from mmdata.processes import cached_property
 from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.shards import JoinedShards
 from mmdata.tables.values import ColumnValues
-from mmdata.tars.members import KINDS, KNOWN, Selector, kind_of
+from mmdata.tars.members import EXACT, KINDS, KNOWN, MAX_BYTES, Selector, absent, as_array, kind_of, open_member, pick
+from mmdata.tars.scan import IndexedMember
+
+PROBED_VALUES = 64
+"""Values that decide the type of an entry: numbers are whole if these are."""
+PROBED_ROWS = 1024
+"""First rows among which these values are looked for."""
+
+Samples = SampleMembers | JoinedShards
+"""What finds the members of a row."""
 
 
-class ColumnSource(NamedTuple):
-    """A column of a joined table."""
-
-    column: str
-
-
-class MemberSource(NamedTuple):
-    """A member of a sample, or a value in it.
+@dataclass(frozen=True)
+class MemberField:
+    """One entry of batches whose values lie in a member of each sample.
 
     Attributes:
-        selector: names it.
+        name: of the entry.
+        selector: names the member, or a value in it.
         kind: one of `member_values.KINDS`.
         join: name of the joined tars; "" for the sample's own.
+        missing: what becomes of rows without one, see `DataConfig.missing_fields`.
     """
 
+    name: str
     selector: Selector
     kind: str
-    join: str = ""
+    join: str
+    missing: Literal["mask", "keep", "error"]
 
-    def __str__(self) -> str:
+    @property
+    def of(self) -> str:
+        """Name of the setting, for messages."""
+        return f"data.fields.{self.name}"
+
+    @property
+    def source(self) -> str:
+        """As in the settings."""
         return f"{JOINED}{self.join}:{self.selector}" if self.join else str(self.selector)
 
+    def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
+        """The value of a row.
 
-def parse_fields(settings: Mapping[str, str], joined: Joined) -> dict[str, ColumnSource | MemberSource]:
-    """What each entry of `data.fields` names.
+        Args:
+            samples: finds its members.
+            row: of the index.
+            opened: what has been read of the row, by tars and extension: each member is read and parsed once. The
+                extension "" stands for the list of members.
+            stop: once it is set, reads raise Interrupted.
+
+        Raises:
+            BadSample: there is none (missing_field), or it is damaged.
+        """
+        selector, place = self.selector, (self.join, self.selector.extension)
+        if (self.join, "") not in opened:
+            opened[self.join, ""] = samples.members(row)
+        members: dict[str, IndexedMember] = opened[self.join, ""]
+        if (member := members.get(selector.extension)) is None:
+            listed = ", ".join(f".{extension}" for extension in members)
+            raise BadSample(Reason.MISSING_FIELD, f"{self.of}: no member .{selector.extension} among {listed}")
+        try:
+            if place not in opened:
+                if member.size > MAX_BYTES:
+                    raise BadSample(Reason.BAD_FIELD, f"{member.size:,} bytes; at most {MAX_BYTES:,}")
+                opened[place] = open_member(samples.read_member(row, member, stop), self.kind)
+            if (value := pick(opened[place], selector)) is None:
+                raise BadSample(Reason.MISSING_FIELD, absent(selector, opened[place]))
+            return value
+        except BadSample as bad:
+            name = f"{samples.key(row)}.{member.extension}"
+            raise BadSample(bad.reason, f"{self.of}: member '{name}': {bad.detail}") from bad
+
+
+@dataclass(frozen=True)
+class Column:
+    """What an entry is.
+
+    Attributes:
+        kind: tensor, texts, or JSON values.
+        dtype: of a tensor.
+        shape: of a row's part of it.
+    """
+
+    kind: Literal["tensor", "text", "json"]
+    dtype: np.dtype[Any] = np.dtype(np.float64)  # noqa: RUF009  # immutable
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, found: list[Any], field: MemberField) -> Column:
+        """What an entry is whose first values are these."""
+        if isinstance(found[0], str):
+            return cls("text")
+        if (first := as_array(found[0])) is None:
+            return cls("json")
+        arrays = [array for value in found if (array := as_array(value)) is not None]
+        dtype = np.result_type(*arrays) if field.kind == "json" else first.dtype
+        if field.missing == "keep" and dtype.kind != "f":
+            dtype = np.dtype(np.float64)  # a row without a value has NaN
+        return cls("tensor", dtype, first.shape)
+
+    @property
+    def fill(self) -> Any:
+        """The value of a row without one: NaN, 0, False, "" or None."""
+        if self.kind == "tensor":
+            return np.nan if self.dtype.kind == "f" else 0
+        return "" if self.kind == "text" else None
+
+    def empty(self, num_rows: int) -> Any:
+        """Values of `num_rows` rows without a value."""
+        if self.kind != "tensor":
+            return [self.fill] * num_rows
+        return np.full((num_rows, *self.shape), self.fill, self.dtype)
+
+    def checked(self, value: Any) -> Any:
+        """A value as it stands in the entry.
+
+        Raises:
+            BadSample: it is of another kind, type or shape.
+        """
+        if self.kind == "json":
+            return value
+        if self.kind == "text":
+            if not isinstance(value, str):
+                raise BadSample(Reason.BAD_FIELD, f"{excerpt(value)}, and the first rows have texts")
+            return value
+        array = as_array(value)
+        if array is None or array.shape != self.shape or not np.can_cast(array.dtype, self.dtype, "safe"):
+            got = excerpt(value) if array is None else _words(array.dtype, array.shape)
+            if array is not None and not array.shape:
+                got += f" ({array})"
+            raise BadSample(Reason.BAD_FIELD, f"{got}, and the first rows have {_words(self.dtype, self.shape)}")
+        if self.dtype.kind == "f" and array.dtype.kind == "i" and ((array > EXACT) | (array < -EXACT)).any():
+            raise BadSample(Reason.BAD_FIELD, "a whole number above 2^53, which floats would round: store it as a text")
+        return array
+
+
+class Fields:
+    """What `data.fields` adds to each batch.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        joined: the tables and tars.
+
+    Attributes:
+        members: the entries that lie in members.
+        columns: what these are; set by `probe`.
 
     Raises:
         ConfigError: a name that batches have already, or no such source; the nearest one is named.
     """
-    found: dict[str, ColumnSource | MemberSource] = {}
-    for name, source in settings.items():
-        of = f"data.fields.{name}"
-        if name in Batch.__annotations__:
-            raise ConfigError(f"{of}: batches have an entry of this name already; choose another one")
-        found[name] = _parse(source, joined, of)
-    return found
+
+    def __init__(self, data: DataConfig, index: Index, joined: Joined) -> None:
+        self.members: list[MemberField] = []
+        self.columns: list[Column] = []
+        self._index, self._joined, self._settings = index, joined, data.fields
+        self._tables: dict[str, str] = {}  # entry to column
+        for name, source in data.fields.items():
+            if name in Batch.__annotations__:
+                raise ConfigError(f"data.fields.{name}: batches have an entry of this name already; choose another one")
+            column = source.removeprefix(JOINED)
+            if column != source and column in joined.types:
+                self._tables[name] = column
+            else:
+                self.members.append(_member_field(name, source, joined, data))
+
+    @classmethod
+    def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
+        """Those of a section `data`, whose plan says which rows come first.
+
+        Raises:
+            ConfigError: see `Fields` and `probe`.
+        """
+        fields = cls(data, index, joined)
+        fields.probe(plan.rows.first(PROBED_ROWS))
+        return fields
+
+    def probe(self, rows: NDArray[np.int64]) -> None:
+        """Decide what the entries of members are, by the first rows, int64 (n,).
+
+        Raises:
+            ConfigError: none of the rows has a value; names what their members have.
+            DataError: a shard is not the one that was indexed.
+        """
+        samples = self._samples(ShardStore(self._index))
+        self.columns = [_probed(field, samples[field.join], rows.tolist()) for field in self.members]
+
+    @cached_property  # not in worker processes: vectors of all rows may be many GB
+    def values(self) -> dict[str, ColumnValues]:
+        """The values of tables, by entry.
+
+        Raises:
+            ConfigError: values that make no tensor.
+            DataError: a table is damaged.
+        """
+        return {
+            name: self._joined.table_of(column).values(column, of=f"data.fields.{name}")
+            for name, column in self._tables.items()
+        }
+
+    def check(self, rows: Callable[[], Iterable[NDArray[np.int64]]]) -> None:
+        """Check the values of tables; `rows` gives those that are loaded, some at a time.
+
+        Raises:
+            ConfigError: a row without a value where numbers have no word for that.
+        """
+        for values in self.values.values():
+            values.check(rows())
+
+    @property
+    def name(self) -> str:
+        """For states and messages: names and sources, with a digest of these, of tables' values and of joined tars."""
+        listed = ", ".join(f"{name} {source}" for name, source in self._settings.items())
+        digest = hashlib.sha256(listed.encode())
+        made_of = {name: values.fingerprint for name, values in self.values.items()}
+        made_of |= {field.name: self._joined.shards[field.join].fingerprint for field in self.members if field.join}
+        for name in self._settings:
+            digest.update(made_of.get(name, "").encode())
+        return f"data.fields {listed} ({digest.hexdigest()[:16]})"
+
+    def added(self, batch: Batch) -> Batch:
+        """The batch with the entries of tables."""
+        rows = batch["rows"].numpy()
+        entries: Any = dict(batch)
+        for name, values in self.values.items():
+            found = values.take(rows)
+            entries[name] = found if isinstance(found, list) else torch.from_numpy(found)
+        return cast(Batch, entries)
+
+    def begin(self, num_rows: int, store: ShardStore, stop: Event | None) -> FieldEntries:
+        """The entries of members of a batch of `num_rows` rows, without values yet; `store` reads the shards."""
+        return FieldEntries(self, self._samples(store), num_rows, stop or Event())
+
+    def _samples(self, store: ShardStore) -> dict[str, Samples]:
+        return {"": SampleMembers(self._index, store), **self._joined.shards}
 
 
-def _parse(source: str, joined: Joined, of: str) -> ColumnSource | MemberSource:
-    column = source.removeprefix(JOINED)
-    if column != source and column in joined.types:
-        return ColumnSource(column)
-    name, colon, rest = column.partition(":")
-    is_joined = column != source and bool(colon) and name in joined.shards
-    member = rest if is_joined else source
-    if is_joined or (column == source and name.lower().endswith(KINDS)):
+class FieldEntries:
+    """The entries of one batch that lie in members, while it is made; rows are written in place, by any thread.
+
+    Args:
+        fields: what they are.
+        samples: find the members, by the name of the tars.
+        num_rows: of the batch.
+        stop: once it is set, reads raise Interrupted.
+    """
+
+    def __init__(self, fields: Fields, samples: dict[str, Samples], num_rows: int, stop: Event) -> None:
+        self._samples, self._stop = samples, stop
+        pairs = zip(fields.members, fields.columns, strict=True)
+        self._entries = [(field, column, column.empty(num_rows)) for field, column in pairs]
+
+    def write(self, row: int, place: int) -> None:
+        """Read the values of a row of the index, and write them into row `place` of the batch.
+
+        Raises:
+            BadSample: the row has no value, or a damaged one, and is masked for it.
+            DataError: the same, where that is an error.
+        """
+        opened: dict[tuple[str, str], Any] = {}
+        for field, column, values in self._entries:
+            samples = self._samples[field.join]
+            try:
+                value = field.read(samples, row, opened, self._stop)
+                try:
+                    values[place] = column.checked(value)
+                except BadSample as bad:
+                    raise BadSample(bad.reason, f"{field.of}: {field.source}: {bad.detail}") from bad
+            except BadSample as bad:
+                if field.missing == "keep" and bad.reason is Reason.MISSING_FIELD:
+                    continue
+                if field.missing == "error":
+                    remedy = "missing: mask in data.join" if field.join else "data.missing_fields=mask"
+                    raise DataError(f"{samples.place(row)}: {bad.detail}; {remedy} masks such rows") from bad
+                raise
+
+    def entries(self, valid: Tensor) -> dict[str, Tensor | list[Any]]:
+        """The entries of the batch, without values where not `valid` (B,)."""
+        result: dict[str, Tensor | list[Any]] = {}
+        bad = np.flatnonzero(~valid.numpy()).tolist()
+        for field, column, values in self._entries:
+            for place in bad:
+                values[place] = column.fill
+            result[field.name] = values if isinstance(values, list) else torch.from_numpy(values)
+        return result
+
+
+def _member_field(name: str, source: str, joined: Joined, data: DataConfig) -> MemberField:
+    of, rest = f"data.fields.{name}", source.removeprefix(JOINED)
+    join, colon, member = rest.partition(":")
+    if rest != source and colon and join in joined.shards:
         selector = Selector.parse(member)
-        return MemberSource(selector, kind_of(selector, of=of), name if is_joined else "")
+        return MemberField(name, selector, kind_of(selector, of=of), join, joined.shards[join].missing)
+    if rest == source and join.lower().endswith(KINDS):
+        selector = Selector.parse(source)
+        return MemberField(name, selector, kind_of(selector, of=of), "", data.missing_fields)
     known = [JOINED + one for one in joined.types]
-    of_shards = [f"{JOINED}{one}:MEMBER" for one in joined.shards]
-    listed = ", ".join([*known, *of_shards])
+    listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in joined.shards)])
     joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"
     raise ConfigError(
         f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written {KNOWN}"
     )
 
 
-class Fields:
-    """What `data.fields` adds to each batch from joined tables.
-
-    Args:
-        settings: name in the batch -> its source.
-        joined: the tables and tars.
-        rows: gives the int64 row numbers that are loaded, some at a time.
-
-    Raises:
-        ConfigError: see `parse_fields`; or values that make no tensor, or loaded rows without a value where numbers
-            have no word for that.
-        DataError: a table is damaged.
-    """
-
-    def __init__(
-        self,
-        settings: Mapping[str, str],
-        joined: Joined,
-        rows: Callable[[], Iterable[NDArray[np.int64]]],
-    ) -> None:
-        self._sources = dict(settings)
-        self._values: dict[str, ColumnValues] = {}
-        self._fingerprints: list[str] = []
-        for name, source in parse_fields(settings, joined).items():
-            if isinstance(source, ColumnSource):
-                values = joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
-                values.check(rows())
-                self._values[name] = values
-                self._fingerprints.append(values.fingerprint)
-            elif source.join:
-                self._fingerprints.append(joined.shards[source.join].fingerprint)
-
-    @property
-    def name(self) -> str:
-        """For states and messages: names and sources, with a digest of these, of tables' values and of joined tars."""
-        listed = ", ".join(f"{name} {source}" for name, source in self._sources.items())
-        digest = hashlib.sha256(listed.encode())
-        for fingerprint in self._fingerprints:
-            digest.update(fingerprint.encode())
-        return f"data.fields {listed} ({digest.hexdigest()[:16]})"
-
-    def added(self, batch: Batch) -> Batch:
-        """The batch with these entries."""
-        rows = batch["rows"].numpy()
-        entries: Any = {name: _tensor(values.take(rows)) for name, values in self._values.items()}
-        return cast(Batch, {**batch, **entries})
+def _probed(field: MemberField, samples: Samples, rows: list[int]) -> Column:
+    found: list[Any] = []
+    fault = ""
+    for row in rows:
+        try:
+            found.append(field.read(samples, row, {}, Event()))
+        except BadSample as bad:
+            fault = fault or f"{samples.place(row)}: {bad.detail}"
+        if len(found) == PROBED_VALUES:
+            break
+    if not found:
+        raise ConfigError(f"{field.of}: none of the first {len(rows):,} rows has a value: {fault}")
+    return Column.of(found, field)
 
 
-def _tensor(values: np.ndarray[Any, Any] | list[str]) -> Tensor | list[str]:
-    return values if isinstance(values, list) else torch.from_numpy(values)
+def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """A type and a shape, for messages."""
+    return f"{dtype} {shape}" if shape else str(dtype)

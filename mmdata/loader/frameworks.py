@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
 from typing_extensions import Self
 
 from mmdata.config import Config, DataConfig
 from mmdata.errors import excerpt
-from mmdata.loader.ledger import Ledger
 
-T = TypeVar("T")
 Initializer = TypeVar("Initializer", bound=Callable[..., None])
 
 
 class Interoperable(ABC):
     """The part of a Loader or a Stream that training frameworks use."""
-
-    ledger: Ledger
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
@@ -43,13 +40,15 @@ class Interoperable(ABC):
         self.close()
 
     @property
-    def batch_sampler(self) -> EpochSampler:
+    def batch_sampler(self) -> SimpleNamespace:
         """Lets Lightning set the epoch; it samples nothing.
 
         Lightning calls `batch_sampler.sampler.set_epoch` before each epoch. Without it a run that resumes at the end of
-        an epoch would begin with the first epoch again, and a run with `limit_train_batches` would never leave it.
+        an epoch would begin with the first epoch again, and a run with `limit_train_batches` would never leave it. With
+        a `sampler` of the loader itself, Lightning says under `overfit_batches` that it has turned the shuffling off,
+        which it does for DataLoaders only.
         """
-        return EpochSampler(self.set_epoch)
+        return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self.set_epoch))
 
     @property
     def dataset(self) -> NoReturn:
@@ -76,17 +75,21 @@ class Interoperable(ABC):
             "position with load_state_dict(state_dict())"
         )
 
-    @abstractmethod
     def _how_to_skip(self) -> str:
         """How to skip the first batches of an epoch."""
+        return (
+            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
+            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
+            "rank"
+        )
 
     def _how_to_look(self) -> str:
         """How to look at one row, with a space behind; "" if there is no way."""
-        return ""
+        return "`loader.index[3]` is one row to look at. "
 
-    @abstractmethod
     def _how_to_make(self) -> str:
         """How to make another one."""
+        return "Loader.from_config(config, rank=rank, world_size=world_size)"
 
 
 def refuses_settings(initialize: Initializer) -> Initializer:
@@ -107,50 +110,3 @@ def refuses_settings(initialize: Initializer) -> Initializer:
         initialize(self, *positional, **named)
 
     return cast(Initializer, check)
-
-
-class EpochSampler:
-    """The sampler on which training frameworks set the epoch.
-
-    It is `batch_sampler.sampler`, not `sampler`: with a `sampler`, Lightning says under `overfit_batches` that it has
-    turned the shuffling off, which it does for DataLoaders only.
-
-    Args:
-        set_epoch: called with the epoch that begins.
-    """
-
-    def __init__(self, set_epoch: Callable[[int], None]) -> None:
-        self.set_epoch = set_epoch
-
-    @property
-    def sampler(self) -> EpochSampler:
-        """This one."""
-        return self
-
-
-class Iteration(Iterator[T]):
-    """The batches of one iteration over a Loader or a Stream. It ends when it is closed or collected.
-
-    Args:
-        batches: makes them.
-        of: "loader" or "stream".
-    """
-
-    def __init__(self, batches: Generator[T], *, of: str) -> None:
-        self._batches = batches
-        self._of = of
-
-    def __next__(self) -> T:
-        """The next batch."""
-        return next(self._batches)
-
-    def close(self) -> None:
-        """End the iteration; no thread continues to work for it."""
-        self._batches.close()
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse `copy`, `deepcopy` and `pickle`."""
-        raise TypeError(
-            f"an iteration over a {self._of} cannot be copied or pickled: its position is that of the {self._of}; "
-            f"take the {self._of}'s state_dict() and load it into another {self._of}"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmdata.errors import ConfigError, excerpt
@@ -101,26 +101,34 @@ def other_shards(state: Mapping[str, Any], identity: Identity, shards: Sequence[
     )
 
 
-def position_of(state: Mapping[str, Any], identity: Identity, plan: Plan) -> tuple[int, int]:
-    """(epoch, step) of a state; `identity` is that of the loader.
+def position_of(
+    state: Mapping[str, Any], identity: Identity, num_steps: Callable[[int], int | None], *, of: str = "loader"
+) -> tuple[int, int]:
+    """(epoch, step) of a state.
+
+    Args:
+        state: of a loader or a stream.
+        identity: of the one that is to go on from it.
+        num_steps: gives the steps of an epoch; None: not known.
+        of: "loader" or "stream", for messages.
 
     Raises:
         ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state is
             missing or impossible.
     """
-    saved = check_state(state, of="loader").get("plan")
+    saved = check_state(state, of=of).get("plan")
     if not isinstance(saved, Mapping):
         raise ConfigError(
-            f"loader state: 'plan' must say what its batches depend on: got {excerpt(saved)}; give the dictionary that "
+            f"{of} state: 'plan' must say what its batches depend on: got {excerpt(saved)}; give the dictionary that "
             "state_dict() returned, or start anew"
         )
-    if changed := differences(saved, identity, of="loader"):
+    if changed := differences(saved, identity, of=of):
         listed = ", ".join(f"{key} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed)
         others = {"other fields": {"fields"}, "other pixels or tokens": {"fields", *OF_PIXELS_AND_TOKENS}}
         other = next((words for words, names in others.items() if set(changed) <= names), "another plan")
         raise ConfigError(
-            f"this loader state belongs to {other}: {listed}; resume with the settings and shards "
+            f"this {of} state belongs to {other}: {listed}; resume with the settings and shards "
             "it was saved with, or start anew"
         )
-    epoch = check_epoch(state, of="loader")
-    return epoch, check_count(state, "step", of="loader", at_most=plan.num_steps(epoch))
+    epoch = check_epoch(state, of=of)
+    return epoch, check_count(state, "step", of=of, at_most=num_steps(epoch))

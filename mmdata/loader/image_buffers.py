@@ -21,13 +21,11 @@ class PixelEntries(TypedDict):
     spatial_shapes: NotRequired[Tensor]
 
 
-def batch_pixels(bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> Images | Patches:
-    """`Patches` if the bucket has a number of patches, else `Images`; arguments as for `Images`."""
-    return (Patches if bucket.patches else Images)(bucket, rows, buffers, transform)
+class BatchPixels:
+    """The pixels of a batch, written in place.
 
-
-class Images:
-    """Images of the bucket's shape, written in place: `pixel_values` is (B, 3, H, W).
+    Images of the bucket's shape are `pixel_values` (B, 3, H, W). Images in their own aspect ratio, where the bucket has
+    a number of patches, are at most so many patches each (B, N, P).
 
     Args:
         bucket: of the batch.
@@ -37,50 +35,35 @@ class Images:
     """
 
     def __init__(self, bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> None:
-        self._transform = transform
-        self._shape = (bucket.height, bucket.width)
-        self._pixel_values = buffers.lend((rows, 3, bucket.height, bucket.width))
+        self._transform, self._patches = transform, bucket.patches
+        self._shape = None if bucket.patches else (bucket.height, bucket.width)
+        of_row = (bucket.patches, transform.patch_size**2 * 3) if bucket.patches else (3, bucket.height, bucket.width)
+        self._pixel_values = buffers.lend((rows, *of_row))
         self._places = self._pixel_values.unbind()
+        self._shapes = torch.ones(rows, 2, dtype=torch.int64)  # of the patches of each row
 
     def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
         """Decode an image to about the size that this batch needs; raises BadSample."""
-        return self._transform.decode(image, shape=self._shape, patches=0, epoch=epoch)
+        return self._transform.decode(image, shape=self._shape, patches=self._patches, epoch=epoch)
 
     def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
         """Write a decoded image into row `place` of the batch; raises BadSample."""
-        self._transform.write(decoded, self._places[place], number=number, epoch=epoch)
-
-    def entries(self, valid: Tensor) -> PixelEntries:
-        """The entries of the batch, with zeros where not `valid` (B,)."""
-        self._pixel_values[~valid] = 0  # the memory holds an earlier batch
-        return {"pixel_values": self._pixel_values}
-
-
-class Patches:
-    """Images in their own aspect ratio, of at most `bucket.patches` patches each; used as `Images` is."""
-
-    def __init__(self, bucket: Bucket, rows: int, buffers: BufferPool, transform: PixelTransform) -> None:
-        self._transform = transform
-        self._pixel_values = buffers.lend((rows, bucket.patches, transform.patch_size**2 * 3))
-        self._shapes = torch.ones(rows, 2, dtype=torch.int64)
-
-    def decode(self, image: EncodedImage, *, epoch: int) -> Decoded:
-        """Decode an image to about the size that this batch needs; raises BadSample."""
-        return self._transform.decode(image, shape=None, patches=self._pixel_values.shape[1], epoch=epoch)
-
-    def write(self, decoded: Decoded, place: int, *, number: int, epoch: int) -> None:
-        """Write the patches of a decoded image into row `place` of the batch; raises BadSample."""
-        shape = self._transform.write_patches(decoded, self._pixel_values[place], number=number, epoch=epoch)
+        if not self._patches:
+            self._transform.write(decoded, self._places[place], number=number, epoch=epoch)
+            return
+        shape = self._transform.write_patches(decoded, self._places[place], number=number, epoch=epoch)
         self._shapes[place] = torch.tensor(shape)
 
     def entries(self, valid: Tensor) -> PixelEntries:
-        """The entries of the batch, with one patch of zeros where not `valid` (B,).
+        """The entries of the batch, with zeros, or one patch of zeros, where not `valid` (B,).
 
         Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.
         """
-        self._pixel_values[~valid] = 0
+        self._pixel_values[~valid] = 0  # the memory holds an earlier batch
+        if not self._patches:
+            return {"pixel_values": self._pixel_values}
         self._shapes[~valid] = 1
-        places = torch.arange(self._pixel_values.shape[1])  # (N,)
+        places = torch.arange(self._patches)  # (N,)
         mask = places < self._shapes.prod(dim=1, keepdim=True)  # (B, N)
         return {
             "pixel_values": self._pixel_values,

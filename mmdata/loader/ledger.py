@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 from mmdata.config.loading import LoadingConfig
 from mmdata.errors import ConfigError, DataError, Reason
@@ -95,13 +95,13 @@ class RowCounts:
         return cls(counts[0], Counter(masked))
 
 
-class Ledger(Sequence[LedgerEntry]):
+class Ledger(list[LedgerEntry]):
     """The rows that were masked, newest last. Ends the run when they exceed a share of the rows seen.
 
     With several ranks a rank only warns of its own rows: if it ended alone, the other ranks would wait for it in a
     collective. The training loop calls `judge` on all ranks with the counts of all (`Loader.check_rows`).
 
-    As a sequence it has the newest entries, at most `KEPT_ENTRIES`; `write_to` appends all to a file.
+    As a list it has the newest entries, at most `KEPT_ENTRIES`; `write_to` appends all to a file.
 
     Args:
         max_bad_share: of the rows seen; checked after each batch from 1,000 rows on, and at the end of an epoch.
@@ -113,37 +113,17 @@ class Ledger(Sequence[LedgerEntry]):
     """
 
     def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # immutable
+        super().__init__()
         self.earlier = self.own = RowCounts()
-        self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
         self._ranks = ranks
         self._warned = False
         self._max_bad_share = max_bad_share
         self._path: Path | None = None
 
-    __hash__ = None  # type: ignore[assignment]  # as a list: it grows
-
-    def __eq__(self, other: object) -> bool:
-        """Whether a ledger or a list has the same entries."""
-        return list(self) == list(other) if isinstance(other, (Ledger, list)) else NotImplemented
-
     def __repr__(self) -> str:
         counts = self.counts
         reasons = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
         return f"Ledger({counts.masked.total():,} of {counts.seen:,} rows masked{reasons and ': '}{reasons})"
-
-    def __len__(self) -> int:
-        """Number of entries kept."""
-        return len(self._entries)
-
-    @overload
-    def __getitem__(self, index: int) -> LedgerEntry: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[LedgerEntry]: ...
-
-    def __getitem__(self, index: int | slice) -> LedgerEntry | list[LedgerEntry]:
-        """An entry, or a list of entries."""
-        return self._entries[index] if isinstance(index, int) else list(self._entries)[index]
 
     @property
     def masked(self) -> Counter[str]:
@@ -167,7 +147,7 @@ class Ledger(Sequence[LedgerEntry]):
     def restore(self, counts: RowCounts) -> None:
         """Continue from the counts of a run that was stopped."""
         self.earlier, self.own = counts, RowCounts()
-        self._entries.clear()
+        self.clear()
 
     def merge(self, counts: Sequence[RowCounts]) -> RowCounts:
         """Add up the counts of all ranks; those from before the run was resumed count once.
@@ -198,39 +178,27 @@ class Ledger(Sequence[LedgerEntry]):
                     "masked" if entry.row >= 0 else "left out",
                     listed,
                 )
-        self._entries += entries
+        self.extend(entries)
+        del self[:-KEPT_ENTRIES]
         self.own += RowCounts(rows_seen, Counter(entry.reason for entry in entries))
         if entries and self._path is not None:
             with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-        self._check_transform()
+        if self._has_defect():
+            self.judge(self.counts)
         if self.counts.seen >= MIN_ROWS_FOR_RATE:
             self.check()
 
-    def _check_transform(self) -> None:
-        """Raise a DataError if no row could be used so far and the transform failed on enough of them.
+    def _has_defect(self) -> bool:
+        """Whether no row could be used so far, and a transform failed on enough of them.
 
         This is a defect in code, which every rank has, so each may end without the others.
         """
         # All rows of a batch have one image shape: a transform that fails on that shape alone can fail on every row of
         # the first batches, and the share of the corpus may still be one that the user allows. So the share decides.
-        if self._max_bad_share > USUAL_BAD_SHARE:
-            return
-        counts = self.counts
-        name, reason = max(TRANSFORMS.items(), key=lambda one: self.own.masked[one[1].value])
-        failed = self.own.masked[reason.value]
-        if failed < MIN_FAILED_TRANSFORMS or counts.masked.total() < counts.seen:
-            return
-        first = next(entry for entry in self._entries if entry.reason == reason.value)
-        of_shape = "images of one shape" if reason is Reason.TRANSFORM_FAILED else "captions of one length"
-        # A stream has no index to find the row in.
-        command = f"; `mmdata replay CONFIG {first.row} --epoch {first.epoch}` makes this row alone"
-        raise DataError(
-            f"{name} failed on {failed} of the first {counts.seen} rows, and no row could be used; the first: "
-            f"{first.sample}: {first.detail}{command if first.offset >= 0 else ''}. If it "
-            f"fails on {of_shape} only, and they may be left out: a data.loading.max_bad_share above "
-            f"{USUAL_BAD_SHARE:.0%} lets the share of all rows decide"
-        )
+        failed = max(self.own.masked[reason.value] for reason in TRANSFORMS.values())
+        is_all = self.counts.masked.total() >= self.counts.seen
+        return is_all and failed >= MIN_FAILED_TRANSFORMS and self._max_bad_share <= USUAL_BAD_SHARE
 
     def check(self) -> None:
         """Check the rows of this rank: raises a DataError; with several ranks, warns once instead."""
@@ -256,12 +224,18 @@ class Ledger(Sequence[LedgerEntry]):
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
             listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
-            found = [f"; the first: {e.sample}: {e.detail}" for e in list(self._entries)[:1]]
-            first = "".join(found)
+            first = "".join(f"; the first: {entry.sample}: {entry.detail}{_command(entry)}" for entry in self[:1])
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
-                f"{self._max_bad_share:.1%}{first}. {_advice(counts, first)}data.loading.max_bad_share sets the limit"
+                f"{self._max_bad_share:.1%}{first}. {_advice(counts, first)}"
             )
+
+
+def _command(entry: LedgerEntry) -> str:
+    """The command that repeats a row; none for a stream's, which has no index to find it in."""
+    if entry.offset < 0:
+        return ""
+    return f"; `mmdata replay CONFIG {entry.row} --epoch {entry.epoch}` makes this row alone"
 
 
 def _advice(counts: RowCounts, said: str) -> str:
@@ -276,7 +250,9 @@ def _advice(counts: RowCounts, said: str) -> str:
             'NaN, "" or None; '
         )
     gave = {"data.transform": "other pixels than it should", "data.text_transform": "something else than a text"}
-    return of_shards + "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
+    failed = "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
+    higher = f"; above {USUAL_BAD_SHARE:.0%} a transform may fail on all of the first rows, which have one shape"
+    return f"{of_shards}{failed}data.loading.max_bad_share sets the limit{higher if failed else ''}"
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:

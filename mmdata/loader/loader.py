@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmdata.batch import Batch, CaptionBatch, shown
@@ -23,20 +23,16 @@ from mmdata.config.strict_yaml import parse
 from mmdata.errors import counted
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.corpus import open_corpus
-from mmdata.loader.fields import Fields
-from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
+from mmdata.loader.builder import BatchBuilder, open_builder
+from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.position import Position
-from mmdata.loader.source import RankPipeline, make_source
+from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pipeline
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import OrderedPlan, Plan, Step
-from mmdata.plan.from_config import build_plan
 from mmdata.plan.rows import IndexRows
 from mmdata.processes import NumWorkers, most_workers
 
@@ -66,7 +62,6 @@ class Loader(Interoperable):
         max_bad_share: the run ends when more than this share of the rows seen could not be used. With several ranks
             each only warns, and `check_rows` judges the rows of all ranks.
         source: makes the batches; default: threads.
-        fields: adds values of tables to the batches; None: nothing.
         order: int64 (n,), the rows that each epoch has, in this order, as `data.order`; None: the order of the plan.
 
     Attributes:
@@ -96,8 +91,7 @@ class Loader(Interoperable):
         num_workers: NumWorkers = "auto",
         prefetch_batches: int = 2,
         max_bad_share: float = 0.05,
-        source: BatchSource[LoadedBatch] | None = None,
-        fields: Fields | None = None,
+        source: BatchSource | None = None,
         order: ArrayLike | None = None,
     ) -> None:
         if order is not None:
@@ -112,7 +106,6 @@ class Loader(Interoperable):
         self._sharing = self.world_size  # ranks that share a global batch of the plan
         self.stats = Stats()
         self.ledger = Ledger(max_bad_share, ranks)
-        self._fields = fields
         self._source = source or ThreadedBatches(
             RankPipeline(plan, builder, ranks), num_threads=most_workers(num_workers), prefetch=prefetch_batches
         )
@@ -147,19 +140,8 @@ class Loader(Interoperable):
                 "data.groups.source is run, and only `mmdata train` makes such groups: these batches have none; "
                 "`mmdata neighbours` makes a file of groups for any loop"
             )
-        return cls.of(data, ranks)
-
-    @classmethod
-    def of(cls, data: DataConfig, ranks: Ranks) -> Loader:
-        """As `from_config`, for ranks that are known."""
-        corpus = open_corpus(data)
-        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-        builder = BatchBuilder.from_config(data, corpus, plan)
-        source = make_source(data, plan, builder, ranks)
-        fields = Fields(data.fields, corpus.joined, plan.rows.planned) if data.fields else None
-        return cls(
-            plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
-        )
+        plan, builder, source = open_parts(data, ranks)
+        return cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
 
     def __len__(self) -> int:
         """Steps of the current epoch, exact, the same on every rank.
@@ -218,7 +200,8 @@ class Loader(Interoperable):
 
         A transform of your own is known by its name; a change of its file is logged, not refused.
         """
-        return {**identity_of(self.plan, self.builder.spec), "fields": self._fields and self._fields.name}
+        fields = self.builder.spec.fields
+        return {**identity_of(self.plan, self.builder.spec), "fields": fields and fields.name}
 
     def merge_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """One state of the states that all ranks took at the same step; adds up the rows that they count."""
@@ -244,15 +227,7 @@ class Loader(Interoperable):
         return blanks
 
     def _blank(self, step: Step) -> Batch:
-        batch = self.builder.make(step).batch
-        return shown(self.added(batch))
-
-    def added(self, batch: Batch) -> Batch:
-        """A batch of `builder` with what tables say: the entries of `data.fields`, and `data.caption_hash`."""
-        if "caption_hash" in batch and isinstance(self.plan.rows, IndexRows):
-            hashes = self.plan.rows.equal_captions(batch["rows"].numpy(), batch["caption_hash"].numpy())
-            batch = cast(Batch, {**batch, "caption_hash": torch.from_numpy(hashes)})
-        return batch if self._fields is None else self._fields.added(batch)
+        return shown(self.builder.added(self.builder.make(step).batch))
 
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
@@ -283,7 +258,8 @@ class Loader(Interoperable):
             ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state
                 is missing or impossible.
         """
-        epoch, step = position_of(state, self.identity, self.plan)
+        epoch, step = position_of(state, self.identity, self._known_steps, of=self._kind)
+        self._restore_places(state, epoch, step)
         self.ledger.restore(RowCounts.of(state))
         self._position.restore(epoch, step)
         self._discard_prefetched_epoch()
@@ -292,16 +268,13 @@ class Loader(Interoperable):
         """In words, that a state was taken with other shards, which `load_state_dict` would refuse; "" if not."""
         return other_shards(state, self.identity, [str(source.folder) for source in self.index.sources])
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch]:
         """The batches of the current epoch, from where `load_state_dict` put it, or from its start.
 
         Raises:
             RuntimeError: `set_epoch`, `load_state_dict` or a newer iteration has moved the loader's position since the
                 last batch.
         """
-        return Iteration(self._iterate(), of=self._kind)
-
-    def _iterate(self) -> Generator[Batch]:
         position = self._position
         iteration, restores = position.begin(self._known_steps(position.epoch)), position.restores
         epoch, step = position.epoch, position.step
@@ -329,14 +302,18 @@ class Loader(Interoperable):
         if self._next != (os.getpid(), *place):
             self._source.begin(*place)
         started = perf_counter()
-        made = self._source.take(*place)
+        try:
+            made = self._source.take(*place)
+        except CancelledError:
+            self._position.check(iteration, of=self._kind)  # another thread has closed it
+            raise
         self.stats.wait_s += perf_counter() - started
         self.stats.add(made.stats)
         masked = self._masked(epoch, step, made)
         self._next = (os.getpid(), *self._place(epoch, step + 1))
         self.ledger.add(masked, made.stats.rows + len(masked))
         self._position.advance(iteration)
-        return shown(self.added(made.batch))
+        return shown(self.builder.added(made.batch))
 
     def _known_steps(self, epoch: int) -> int | None:
         """Steps of an epoch; None while nobody knows."""
@@ -345,6 +322,9 @@ class Loader(Interoperable):
     def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """Where a position lies in the plan: its epoch and step."""
         return (epoch, step) if step < self.num_steps(epoch) else (epoch + 1, 0)
+
+    def _restore_places(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        """Restore what else a state says of its position."""
 
     def _masked(self, epoch: int, step: int, made: LoadedBatch) -> list[LedgerEntry]:
         """The rows of a batch that could not be used."""
@@ -356,19 +336,6 @@ class Loader(Interoperable):
         self._next = None
         self._source.close()
 
-    def _how_to_skip(self) -> str:
-        return (
-            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
-            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
-            "rank"
-        )
-
-    def _how_to_look(self) -> str:
-        return "`loader.index[3]` is one row to look at. "
-
-    def _how_to_make(self) -> str:
-        return "Loader.from_config(config, rank=rank, world_size=world_size)"
-
     def _discard_prefetched_epoch(self) -> None:
         """Drop the prefetched batches if the position has moved away from them."""
         if self._next and self._next[1:] != self._place(self._position.epoch, self._position.step):
@@ -377,6 +344,15 @@ class Loader(Interoperable):
     def _stop(self) -> None:
         self._next = None
         self._source.stop()
+
+
+def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:
+    """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them."""
+    plan, builder = open_builder(data)
+    if (fields := builder.spec.fields) is not None:
+        fields.check(plan.rows.planned)
+    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
+    return plan, builder, make_source(data, RankPipeline(plan, builder, ranks), opened)
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

@@ -13,10 +13,10 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.files import write_whole
 from mmdata.launcher import resolve_ranks
-from mmdata.loader.loader import Loader
+from mmdata.loader.loader import Loader, open_parts
 
 
-class RegroupedLoader:
+class RegroupedLoader(Loader):
     """A `Loader` that goes on with other groups from some epochs on, as `data.groups.source: run` asks.
 
     Each epoch's groups lie in a file of their own. A run that is resumed takes those that are there, so that it has the
@@ -29,7 +29,6 @@ class RegroupedLoader:
         world_size: processes that share each global batch.
 
     Attributes:
-        loader: that of the epoch.
         group_size: rows of a group.
         max_similarity: see `GroupsConfig`.
     """
@@ -37,28 +36,19 @@ class RegroupedLoader:
     def __init__(self, data: DataConfig, folder: Path, *, rank: int, world_size: int) -> None:
         assert data.groups is not None, "the source is 'run'"
         assert data.groups.size is not None, "checked with the settings"
-        self._data, self._folder, self._ranks = data, folder, resolve_ranks(rank, world_size)
+        ranks = resolve_ranks(rank, world_size)
+        plan, builder, source = open_parts(data, ranks)
+        max_bad_share = data.loading.max_bad_share
+        super().__init__(plan, builder, **ranks._asdict(), max_bad_share=max_bad_share, source=source)
+        self._data, self._folder, self._ranks = data, folder, ranks
         self.every_epochs, self.group_size = data.groups.every_epochs, data.groups.size
         self.max_similarity = data.groups.max_similarity
         self._groups_of: int | None = None  # epoch that the groups were made for
-        self.loader = Loader.of(data, self._ranks)
 
     @property
     def regroups(self) -> RegroupedLoader:
         """Itself: what the training loop looks for."""
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the loader's."""
-        if name == "loader" or name.startswith("__"):  # not made yet, as in a copy
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Any:
-        return iter(self.loader)
 
     def is_due(self, epoch: int) -> bool:
         """Whether an epoch begins with groups of its own."""
@@ -76,7 +66,7 @@ class RegroupedLoader:
     def use_groups(self, epoch: int) -> None:
         """Go on with the groups of an epoch, which `write_groups` has written, at the start of that epoch."""
         self._go_on_with(epoch)
-        self.loader.set_epoch(epoch)
+        self.set_epoch(epoch)
 
     def forget_groups(self) -> None:
         """Remove the files of a run that ended before its first checkpoint; rank 0 alone."""
@@ -85,7 +75,7 @@ class RegroupedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """As the loader's, and which groups it has."""
-        return {**self.loader.state_dict(), "groups_of": self._groups_of}
+        return {**super().state_dict(), "groups_of": self._groups_of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """As the loader's, with the groups of the state.
@@ -96,10 +86,10 @@ class RegroupedLoader:
         rest = dict(state)
         if (groups_of := rest.pop("groups_of", None)) != self._groups_of:
             self._go_on_with(groups_of)
-        self.loader.load_state_dict(rest)
+        super().load_state_dict(rest)
 
     def _go_on_with(self, groups_of: int | None) -> None:
-        """A loader with the groups of an epoch, or without any; it adds to the same clock and the same ledger."""
+        """Go on with the groups of an epoch, or without any."""
         assert self._data.groups is not None, "the source is 'run'"
         source = "run" if groups_of is None else str(self._file(groups_of))
         if groups_of is not None and not self._file(groups_of).is_file():
@@ -108,10 +98,10 @@ class RegroupedLoader:
                 "put the file back, or begin a new run (another train.output)"
             )
         groups = self._data.groups.model_copy(update={"source": source})
-        before = self.loader
-        before.close()
-        self.loader = Loader.of(self._data.model_copy(update={"groups": groups}), self._ranks)
-        self.loader.stats, self.loader.ledger = before.stats, before.ledger
+        self.close()
+        data = self._data.model_copy(update={"groups": groups})
+        self.plan, self.builder, self._source = open_parts(data, self._ranks)
+        vars(self).pop("identity", None)  # it names the plan
         self._groups_of = groups_of
 
     def _file(self, epoch: int) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from threading import Event
@@ -13,22 +13,22 @@ import torch
 
 from mmdata.config import DataConfig
 from mmdata.config.settings import is_importable, name_of
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.builder import BatchBuilder
-from mmdata.loader.corpus import open_corpus
+from mmdata.loader.builder import BatchBuilder, open_builder
 from mmdata.loader.identity import Identity, identity_of
 from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.process import Task, WorkerProcesses
-from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.loader.workers.work import BatchSource, Work
+from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import Plan, Step
-from mmdata.plan.from_config import build_plan
 from mmdata.processes import most_workers
 
 logger = logging.getLogger("mmdata")
+
+BatchSource = ThreadedBatches[LoadedBatch] | WorkerProcesses[LoadedBatch]
+"""Makes a loader's batches ahead, in the order of the plan, from one epoch into the next."""
 
 
 class RankPipeline:
@@ -54,7 +54,7 @@ class RankPipeline:
         self.current_epoch = epoch
         return self._from(epoch, start)
 
-    def begin(self, step: Step, stop: Event | None = None) -> Work[LoadedBatch]:
+    def begin(self, step: Step, stop: Event | None = None) -> Work:
         """The work on a step."""
         return self._builder.begin(step, stop)
 
@@ -79,15 +79,21 @@ class RankPipeline:
                 return
 
 
-def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> BatchSource[LoadedBatch]:
+def make_source(
+    data: DataConfig, pipeline: RankPipeline, opened: Callable[[BufferPool], RankPipeline] | None
+) -> BatchSource:
     """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
+
+    Args:
+        data: settings.
+        pipeline: that they are to follow.
+        opened: opens the same pipeline in another process; None: no other process can.
 
     Raises:
         ConfigError: `worker_type: process` with a transform that another process cannot import.
     """
-    loading, pipeline = data.loading, RankPipeline(plan, builder, ranks)
-    num_threads = most_workers(loading.num_workers)
-    if not is_process(data) or num_threads == 0:
+    loading, num_threads = data.loading, most_workers(data.loading.num_workers)
+    if opened is None or not is_process(data) or num_threads == 0:
         return ThreadedBatches(pipeline, num_threads=num_threads, prefetch=loading.prefetch_batches)
     if cannot := not_importable(data):
         raise ConfigError(
@@ -95,18 +101,24 @@ def make_source(data: DataConfig, plan: Plan, builder: BatchBuilder, ranks: Rank
             "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
-    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
-    return WorkerProcesses(
-        Task(opened, loading.num_processes, num_threads, loading.prefetch_batches), pipeline.identity()
-    )
+    checked = partial(_checked, opened, pipeline.identity())
+    return WorkerProcesses(Task(checked, loading.num_processes, num_threads, loading.prefetch_batches))
 
 
 def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
     """Open the pipeline of a section `data`, as JSON, in a worker process."""
-    data = DataConfig.model_validate(settings)
-    corpus = open_corpus(data)
-    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    return RankPipeline(plan, BatchBuilder.from_config(data, corpus, plan, buffers=buffers), ranks)
+    return RankPipeline(*open_builder(DataConfig.model_validate(settings), buffers), ranks)
+
+
+def _checked(opened: Callable[[BufferPool], RankPipeline], expected: Identity, buffers: BufferPool) -> RankPipeline:
+    """Open a pipeline in a worker process, whose batches must be those of the training process."""
+    pipeline = opened(buffers)
+    if (found := pipeline.identity()) != expected:
+        raise DataError(
+            f"the loader's worker process made another plan, {found}, than this process, {expected}: the shards or the "
+            "tokenizer have changed since the loader was built; build it anew"
+        )
+    return pipeline
 
 
 def is_process(data: DataConfig) -> bool:

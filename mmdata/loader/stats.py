@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 STAGES = ("read", "decode", "transform", "tokenize", "collate")
 """Stages of a worker: read members of shards; decode images; crop and resize; tokenize captions; collate the rest of a
@@ -69,27 +69,19 @@ class Stats:
 
     def add(self, other: Stats) -> None:
         """Add the sums of another to these."""
-        self._add(other, 1)
+        _add(vars(self), vars(other), 1)
 
     def since(self, earlier: Stats) -> Stats:
         """The sums since an earlier `copy`."""
         later = self.copy()
-        later._add(earlier, -1)
+        _add(vars(later), vars(earlier), -1)
         return later
 
     def copy(self) -> Stats:
         """A copy of the sums."""
         copied = Stats()
-        copied._add(self, 1)
+        copied.add(self)
         return copied
-
-    def _add(self, other: Stats, sign: int) -> None:
-        for name in ("wait_s", "transfer_s", "read_bytes", "rows", "masked", "tokens", "token_places", "cut"):
-            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
-        _add_each(self.wall_s, other.wall_s, sign)
-        _add_each(self.cpu_s, other.cpu_s, sign)
-        for worker, sums in other.workers.items():
-            _add_each(self.workers.setdefault(worker, {}), sums, sign)
 
     @property
     def padding_share(self) -> float:
@@ -141,12 +133,14 @@ class StageClock:
 
     It measures wall time, since a slow disk takes no processor time.
 
-    Args:
+    Attributes:
         stats: gets the seconds.
+        current: number of the sample in progress, for messages; None where it is none, or several.
     """
 
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self.current: int | None = None
         self._watched_s, self._watched_cpu_s = _zeros(), _zeros()
         self._watching = True
         self._cpu, self._wall = thread_time(), perf_counter()
@@ -161,7 +155,7 @@ class StageClock:
         """End a stage: it gets the time since the last lap."""
         wall = perf_counter()
         lap_s, self._wall = wall - self._wall, wall
-        self._stats.wall_s[stage] += lap_s
+        self.stats.wall_s[stage] += lap_s
         if self._watching:
             cpu = thread_time()
             self._watched_s[stage] += lap_s
@@ -169,8 +163,8 @@ class StageClock:
             self._cpu = cpu
 
     def stop(self) -> None:
-        """End the part: add its processor time, and the name of the thread that made it."""
-        stats = self._stats
+        """End the part: add its processor time, and its sums under the name of the thread that made it."""
+        stats = self.stats
         for stage, wall_s in stats.wall_s.items():
             watched_s = self._watched_s[stage]
             # The rows not watched are taken to have the share of processor time of those that were.
@@ -178,6 +172,10 @@ class StageClock:
         stats.workers = {threading.current_thread().name: {**stats.wall_s, "rows": stats.rows}}
 
 
-def _add_each(sums: dict[str, float], others: Mapping[str, float], sign: int) -> None:
+def _add(sums: dict[str, Any], others: Mapping[str, Any], sign: int) -> None:
+    """Add numbers by name, and numbers in dictionaries by name."""
     for name, value in others.items():
-        sums[name] = sums.get(name, 0) + sign * value
+        if isinstance(value, dict):
+            _add(sums.setdefault(name, {}), cast("dict[str, Any]", value), sign)
+        else:
+            sums[name] = sums.get(name, 0) + sign * value

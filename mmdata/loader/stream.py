@@ -5,47 +5,55 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, cast
+from functools import cached_property, partial
+from pathlib import Path
+from types import NoneType
+from typing import Any
 
 from mmdata.config import DataConfig
-from mmdata.errors import ConfigError, DataError, Reason, counted
+from mmdata.config.data import sources
+from mmdata.errors import ConfigError, DataError, Reason, counted, explain
 from mmdata.images.pillow import sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.corpus import Corpus, most_of_windows
-from mmdata.loader.fields import Fields
-from mmdata.loader.identity import Identity, differences
-from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
+from mmdata.loader.identity import Identity
+from mmdata.loader.ledger import Ledger, LedgerEntry
 from mmdata.loader.loader import Loader, data_config
-from mmdata.loader.position import check_count, check_epoch, check_state
-from mmdata.loader.sample_buffers import BUFFER_ROWS, SampleBuffers
-from mmdata.loader.shard_names import ShardNames, find_shards, single_dataset, with_shards
-from mmdata.loader.source import RankPipeline
-from mmdata.loader.stream_plan import StreamPlan, StreamRows, TarWindow, read_windows
-from mmdata.loader.stream_tars import GrowingIndex, TarFiles, TarIndexer, TarSource
+from mmdata.loader.position import check_count
+from mmdata.loader.source import RankPipeline, make_source
+from mmdata.loader.stream_plan import Reading, StreamPlan, TarWindow
+from mmdata.loader.stream_tars import GrowingIndex, SampleTars, TarFiles, TarIndexer, TarSource
 from mmdata.loader.unfinished import LoadedBatch
-from mmdata.loader.workers.interrupt_safe import Stop
+from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.ranges import MAX_EPOCH
-from mmdata.processes import most_workers
+from mmdata.recognize import refuse_unfinished
+from mmdata.safe_read import check_regular, path_of_url
 from mmdata.tables.joined import Joined
+from mmdata.tars.foreign import expand_braces
 from mmdata.tars.texts import Losses
 from mmdata.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger("mmdata")
 
-Place = tuple[int, int]
-"""Pass, and step in the pass."""
 PLACES = ("pass", "step_of_pass", "first_pass", "first_step_of_pass")
 """Entries of a state: where its position lies, and where its epoch began."""
+
+OF_AN_INDEX = ("groups", "join", "caption_hash", "order", "row_weights", "negative_captions", "num_lanes")
+"""Settings of `data` that need the rows of an index."""
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""A file in a folder is a shard if its name ends like this."""
+
+ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
 
 
 def stream(
@@ -81,17 +89,29 @@ def stream(
         for batch in mmdata.stream("https://host/cc3m-{0000..0331}.tar", "configs/x.yaml"):
             step(batch)
     """
-    names, samples = _told_apart(shards)
+    samples: Any = None
+    if not isinstance(shards, (str, os.PathLike, list, tuple, NoneType)):
+        samples, shards = shards, "iterable"
     if isinstance(config, dict) and shards is not None:
-        config = with_shards(config, "iterable" if names is None else names)
+        config = with_shards(config, shards)
     data, ranks = data_config(config), resolve_ranks(rank, world_size)
     _refuse_planned(data)
+    if samples is not None and data.loading.worker_type == "process":
+        raise ConfigError(
+            "stream: another process cannot iterate over an iterable of this one; leave out data.loading.worker_type "
+            "process, or give the names of the shards"
+        )
     if steps_per_epoch is not None and (type(steps_per_epoch) is not int or steps_per_epoch < 1):
         raise ConfigError(f"stream: steps_per_epoch must be a whole number from 1 on: got {steps_per_epoch!r}")
     # Raises now, and not after a download, if the numbers do not fit.
     rank_slice(data.global_batch_size, *ranks)
     if samples is None:
-        found = find_shards(single_dataset(data) if names is None else names, may_lack=data.skip_damaged)
+        if shards is None and len(datasets := sources(data)) > 1:
+            raise ConfigError(
+                f"data.shards names {len(datasets)} datasets, and a stream mixes none: use one mmdata.Loader over "
+                "indexed shards, or give the stream its shards in one list"
+            )
+        found = find_shards(sources(data)[0].shards if shards is None else shards, may_lack=data.skip_damaged)
         return Stream(TarFiles(found, data), data, ranks, steps_per_epoch=steps_per_epoch)
     stages = getattr(samples, "pipeline", [])  # of a webdataset
     if steps_per_epoch is None and any(type(stage).__name__ == "ResampledShards" for stage in stages):
@@ -104,9 +124,39 @@ def stream(
             "would wait for each other without end: give steps_per_epoch, the same on all ranks"
         )
     data = data.model_copy(update={"global_batch_size": data.global_batch_size // ranks.world_size})
-    num_buckets = data.num_text_buckets * max(data.num_image_buckets, len(data.image_patches or []))
-    buffers = SampleBuffers(samples, max(BUFFER_ROWS, 2 * num_buckets * data.global_batch_size))
-    return Stream(buffers, data, ranks, steps_per_epoch=steps_per_epoch)
+    return Stream(SampleTars(samples, data), data, ranks, steps_per_epoch=steps_per_epoch)
+
+
+def open_stream(
+    source: TarSource, data: DataConfig, *, buffers: BufferPool | None = None
+) -> tuple[StreamPlan, BatchBuilder]:
+    """The plan of a stream, and what makes its batches; reads the first window.
+
+    Raises:
+        DataError: a shard of the first ones cannot be read, or the shards have no sample.
+    """
+    tokenizer = load_tokenizer(data)
+    tars = TarIndexer(source, data, tokenizer)
+    reading = Reading(tars, data, 0)
+    first = reading.first()
+    rows = int((first.ranges.ends - first.ranges.begins).sum())
+    if not rows:
+        raise _no_sample(source, first)
+    index = GrowingIndex.of(tars, first.tars)
+    captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
+    plan = StreamPlan(data, index, captions, bucket_policy(data, index, captions), reading)
+    builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan, buffers=buffers)
+    # One more: a window ends with the tar that completes it.
+    of_window = len(first.tars) * source.window_rows // rows + 1
+    builder.store.open_shards.most = most_of_windows(data, of_window, source.num_tars)
+    plan.drops.append(builder.store.open_shards.drop)
+    return plan, builder
+
+
+def open_pipeline(shards: list[str], settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+    """Open the pipeline of a stream, whose settings are JSON, in a worker process."""
+    data = DataConfig.model_validate(settings)
+    return RankPipeline(*open_stream(TarFiles(shards, data), data, buffers=buffers), ranks)
 
 
 class Stream(Loader):
@@ -131,49 +181,29 @@ class Stream(Loader):
     def __init__(
         self, source: TarSource, data: DataConfig, ranks: Ranks, *, steps_per_epoch: int | None = None
     ) -> None:
-        tokenizer = load_tokenizer(data)
-        tars = TarIndexer(source, data, tokenizer)
-        stop = Stop()
-        windows = read_windows(tars, data, 0, stop)
-        first = next(windows)
-        if not any(first.rows):
-            raise _no_sample(source, first)
-        index = GrowingIndex.of(tars, first.tars)
-        captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
-        policy = bucket_policy(data, index, captions)
-        rows = StreamRows(index, first, captions)
-        # A copy: the plan lets go of its windows.
-        again = first._replace(tars=[*first.tars])
-        plan = StreamPlan(data, tars, rows, policy, (_again(again, windows), stop))
-        joined = Joined([], index)
-        builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, joined), plan)
-        # One more: a window ends with the tar that completes it.
-        of_window = len(first.tars) * source.window(data)[1] // sum(first.rows) + 1
-        builder.store.open_shards.most = most_of_windows(data, of_window, source.num_tars)
-        of_plan = ranks if source.is_lasting else Ranks(0, 1)
-        source.drops.append(builder.store.open_shards.drop)
-        if isinstance(source, SampleBuffers):
-            source.drops.append(tars.forget)
-        loading = data.loading
+        plan, builder = open_stream(source, data)
+        # Each rank makes batches of its own of an iterable.
+        pipeline = RankPipeline(plan, builder, of_plan := ranks if source.is_lasting else Ranks(0, 1))
+        opened = None
+        if isinstance(source, TarFiles):
+            opened = partial(open_pipeline, source.shards, data.model_dump(mode="json"), ranks)
         super().__init__(
             plan,
             builder,
             **of_plan._asdict(),
-            source=ThreadedBatches(
-                RankPipeline(plan, builder, of_plan),
-                num_threads=most_workers(loading.num_workers),
-                prefetch=loading.prefetch_batches,
-            ),
-            fields=Fields(data.fields, joined, lambda: ()) if data.fields else None,
-            max_bad_share=loading.max_bad_share,
+            source=make_source(data, pipeline, opened),
+            max_bad_share=data.loading.max_bad_share,
         )
+        if not isinstance(self._source, ThreadedBatches):
+            plan.stop()  # worker processes read the tars themselves
         self.rank, self.world_size = ranks
-        self.ledger = Ledger(loading.max_bad_share, ranks)
-        self._source_of_tars, self._plan = source, plan
+        self.ledger = Ledger(data.loading.max_bad_share, ranks)
+        self._is_lasting, self._plan = source.is_lasting, plan
         self._steps = steps_per_epoch
         self._found_steps: dict[int, int] = {}  # of epochs that are passes
-        self._starts: dict[int, Place] = {0: (0, 0)}  # of epochs of steps_per_epoch
-        self._at: dict[tuple[int, int], Place] = {}  # where the positions before and after the last batch lie
+        # With steps_per_epoch, batches are counted through all epochs: the pass that begins with a batch, for the
+        # passes that are known, and the last batch whose place is known.
+        self._passes, self._reached = {0: 0}, 0
         self._losses = Losses()
 
     def __bool__(self) -> bool:
@@ -209,49 +239,13 @@ class Stream(Loader):
     def state_dict(self) -> dict[str, Any]:
         """The position, counted in batches yielded, and what the batches depend on; JSON. It fits any number of ranks.
 
-        Of an iterable it fits as many ranks, each of which needs a state of its own only where they leave off apart.
+        A stream that loads it indexes the tars of the pass before the position again, and decodes no image of them.
+        Of an iterable it fits as many ranks, each of which needs a state of its own only where they leave off apart;
+        the iterable must give the samples of the pass again, in the same order.
         """
         epoch, step = self._position.epoch, self._position.step
-        position = {"epoch": epoch, "step": step}
-        places = dict(zip(PLACES, (*self._place(epoch, step), *self._start(epoch)), strict=True))
-        return {**position, **self.ledger.counts.state(), **places, "stream": self.identity}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the last batch that was yielded when the state was taken.
-
-        The number of ranks and workers may differ. The tars of the pass before that batch are indexed again, and no
-        image of them is decoded. An iterable must give the samples of the pass again, in the same order.
-
-        Raises:
-            ConfigError: the state belongs to another stream, and the error names what differs, or to no stream.
-        """
-        saved = check_state(state, of="stream").get("stream")
-        if not isinstance(saved, dict):
-            raise ConfigError("this is no state of a stream; give the dictionary that its state_dict() returned")
-        if changed := differences(saved, self.identity, of="stream"):
-            listed = ", ".join(f"{name} was {saved.get(name)!r} and is {self.identity[name]!r}" for name in changed)
-            raise ConfigError(
-                f"this state belongs to another stream: {listed}; resume with the settings and shards it was saved "
-                "with, or start anew"
-            )
-        epoch = check_epoch(state, of="stream")
-        step = check_count(state, "step", of="stream", at_most=self._steps)
-        most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
-        number, place_step, *start = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
-        place = (number, place_step)
-        self.ledger.restore(RowCounts.of(state))
-        self._position.restore(epoch, step)
-        self._at = {(epoch, step): place}
-        self._starts = {0: (0, 0), epoch: (start[0], start[1])} | ({epoch + 1: place} if step == self._steps else {})
-        if self._steps is None and place[0] > epoch:  # it was taken at the end of an epoch
-            self._found_steps[epoch] = step
-        self._discard_prefetched_epoch()
-        if not self._source_of_tars.is_lasting and place[1]:
-            logger.warning(
-                "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
-                "them in the same order",
-                place[1],
-            )
+        first = (epoch, 0) if self._steps is None else self._place(epoch, 0)
+        return {**super().state_dict(), **dict(zip(PLACES, (*self._place(epoch, step), *first), strict=True))}
 
     def other_shards(self, state: dict[str, Any]) -> str:
         """ "": `load_state_dict` says what differs."""
@@ -259,50 +253,61 @@ class Stream(Loader):
 
     def close(self) -> None:
         """End the workers and the reading. An iteration under way ends; iterating again begins its epoch anew."""
-        self._plan.stop()
+        self._position.interrupt("close")
+        self._stop()
         super().close()
 
     def _stop(self) -> None:
         self._plan.stop()  # first: a worker may be waiting for the window that is being read
         super()._stop()
+        self._plan.stop()  # a worker may have begun the next pass meanwhile
 
     def _known_steps(self, epoch: int) -> int | None:
         return self._found_steps.get(epoch) if self._steps is None else self._steps
 
-    def _start(self, epoch: int) -> Place:
-        """Where an epoch begins."""
-        return (epoch, 0) if self._steps is None else self._starts.get(epoch, (epoch, 0))
-
-    def _place(self, epoch: int, step: int) -> Place:
+    def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """The pass of a position, and the step in the pass."""
-        if (place := self._at.get((epoch, step))) is not None:
-            return place
-        if step == self._known_steps(epoch):
-            return self._start(epoch + 1)
-        assert step == 0, f"stream: epoch {epoch}, step {step} was not reached"
-        place = self._start(epoch)
-        if self._steps is not None and epoch not in self._starts:
+        if self._steps is None:
+            return (epoch, step) if step != self._known_steps(epoch) else (epoch + 1, 0)
+        number = epoch * self._steps + step
+        if not min(self._passes) <= number <= self._reached:
             logger.warning(
                 "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
                 "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
                 epoch,
                 epoch,
             )
-            self._starts = {known: at for known, at in self._starts.items() if known < epoch} | {epoch: place}
-        self._at[epoch, 0] = place
-        return place
+            self._passes, self._reached = {number: epoch}, number
+        begin = max(first for first in self._passes if first <= number)
+        return self._passes[begin], number - begin
+
+    def _restore_places(self, state: dict[str, Any], epoch: int, step: int) -> None:
+        most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
+        number, place_step, *first = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
+        if self._steps is not None:
+            self._reached = epoch * self._steps + step
+            self._passes = {epoch * self._steps - first[1]: first[0], self._reached - place_step: number}
+        elif number > epoch:  # it was taken at the end of an epoch
+            self._found_steps[epoch] = step
+        if not self._is_lasting and place_step:
+            logger.warning(
+                "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
+                "them in the same order",
+                place_step,
+            )
 
     def _masked(self, epoch: int, step: int, made: LoadedBatch) -> list[LedgerEntry]:
         """The rows of a batch that could not be used, and the samples that were left out since the batch before."""
         mark = made.mark
         assert mark is not None
-        number, before = self._place(epoch, step)
-        after = (number + 1, 0) if mark["is_last"] else (number, before + 1)
-        self._at = {(epoch, step): (number, before), (epoch, step + 1): after}
-        if self._steps is None and mark["is_last"]:
-            self._found_steps[epoch] = step + 1
-        elif step + 1 == self._steps and self._starts.get(epoch + 1) != after:
-            self._starts = {known: at for known, at in self._starts.items() if known <= epoch} | {epoch + 1: after}
+        if self._steps is None:
+            if mark["is_last"]:
+                self._found_steps[epoch] = step + 1
+        else:
+            number = epoch * self._steps + step
+            if mark["is_last"]:
+                self._passes[number + 1] = self._place(epoch, step)[0] + 1
+            self._reached = max(self._reached, number + 1)
         self.stats.wall_s["read"] += mark["waited_s"]
         self.stats.masked += len(mark["left_out"])
         for shard, key, lost in mark["losses"]:
@@ -326,23 +331,9 @@ class Stream(Loader):
         return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
 
-def _told_apart(shards: ShardNames | Iterable[Any] | None) -> tuple[ShardNames | None, Iterable[Any] | None]:
-    """Names of shards, or else an iterable of samples; neither for None."""
-    if shards is None or isinstance(shards, (str, os.PathLike, list, tuple)):
-        return cast("ShardNames | None", shards), None
-    return None, cast("Iterable[Any]", shards)
-
-
-def _again(first: TarWindow, windows: Generator[TarWindow]) -> Generator[TarWindow]:
-    """The windows with the first one, which was taken."""
-    with closing(windows):
-        yield first
-        yield from windows
-
-
 def _no_sample(source: TarSource, window: TarWindow) -> DataError:
     left_out = [line for tar in window.tars for line in tar.left_out]
-    where = counted(source.num_tars, "shard") if source.is_lasting else "the iterable"
+    where = source.in_words
     if left_out:
         line = left_out[0]
         first = f"{sample_name(line['shard'], line['key'])}: {line['reason']} ({line['detail']})"
@@ -355,22 +346,63 @@ def _no_sample(source: TarSource, window: TarWindow) -> DataError:
 def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs the rows of an index."""
     select = data.select if isinstance(data.select, str) else data.select and data.select.file
-    settings = {
-        "groups": data.groups is not None,
+    defaults = {name: DataConfig.model_fields[name].get_default(call_default_factory=True) for name in OF_AN_INDEX}
+    settings = {name: getattr(data, name) != default for name, default in defaults.items()} | {
         "select by a file of rows": bool(select) and str(select).lower().endswith(".npy"),
-        "join": bool(data.join),
-        "caption_hash": data.caption_hash is not None,
-        "order": data.order is not None,
         "leftover: drop": data.leftover == "drop",
-        "row_weights": data.row_weights is not None,
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),
-        "negative_captions": data.negative_captions is not None,
-        "num_lanes": data.num_lanes > 1,
-        "loading.worker_type: process": data.loading.worker_type == "process",
     }
     if planned := [name for name, given in settings.items() if given]:
         raise ConfigError(
             f"data: a stream has no index of all rows, and cannot do {', '.join(planned)}; leave that out, or make an "
             "index (`mmdata index`) and use mmdata.Loader"
         )
+
+
+def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
+    """The paths and URLs of the shards, in the order of the list; the shards of a folder are sorted by name.
+
+    Args:
+        shards: their names.
+        may_lack: files may be missing: who reads the shards finds out, as of URLs.
+
+    Raises:
+        ConfigError: a name with `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
+        DataError: a local file does not exist or is not a regular file, a folder has no shard, or the list is empty.
+    """
+    given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    found = [name for one in given for name in _expand(os.fspath(one))]
+    found = [path_of_url(name) or name for name in found]
+    if not found:
+        raise DataError("stream: an empty list of shards")
+    if piped := [name for name in found if "pipe:" in name]:
+        raise ConfigError(
+            f"shard '{piped[0]}': pipe: would run a command, and nothing in data may; give a path or a URL "
+            "(http, https, s3, gs, hf and others that fsspec opens)"
+        )
+    for name in [] if may_lack else found:
+        if "://" not in name:
+            try:
+                check_regular(name, "shard")
+            except OSError as error:
+                raise DataError(f"shard {explain(error)}") from error
+    return found
+
+
+def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
+    """The settings as a dictionary, with `data.shards` filled in if it is missing, because the section requires it."""
+    if "data" in config:
+        return {**config, "data": {"shards": str(shards), **config["data"]}}
+    return {"shards": str(shards), **config}
+
+
+def _expand(name: str) -> list[str]:
+    folder = Path(path_of_url(name) or name)
+    if os.path.isdir(folder):  # Path.is_dir raises an OSError for a pattern longer than a file name may be
+        refuse_unfinished(folder)
+        found = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
+        if not found:
+            raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")
+        return [str(path) for path in found]
+    return expand_braces(name)

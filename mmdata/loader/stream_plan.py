@@ -7,12 +7,12 @@ same global batches; each rank indexes all tars for that, and decodes the images
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from collections import deque
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import islice
+from threading import Event
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.errors import DataError, counted
+from mmdata.errors import DataError
 from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
-from mmdata.loader.workers.interrupt_safe import Promise, SharedGenerator, Stop
-from mmdata.loader.workers.threads import END_S
+from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
 from mmdata.plan.plan import PlannedShape, largest_first
 from mmdata.plan.ranges import RowRanges, Window
@@ -32,25 +31,22 @@ from mmdata.storage.concurrently import map_concurrently
 
 Ints = NDArray[np.int64]
 
-_of_parent = list[Any]()
-"""In a forked child: what its parent reads."""
-
 
 class TarWindow(NamedTuple):
     """Tars whose rows are shuffled together.
 
     Attributes:
         tars: in the order of the pass.
-        rows: how many rows of each are used; all but for `data.max_rows`.
+        ranges: the rows of each that are used; all but for `data.max_rows`.
         is_last: whether the pass ends with it.
     """
 
     tars: list[IndexedTar]
-    rows: list[int]
+    ranges: RowRanges
     is_last: bool
 
 
-def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: threading.Event) -> Generator[TarWindow]:
+def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: Event) -> Generator[TarWindow]:
     """Read the windows of a pass; the last may have no rows."""
     source, usable_left = tars.source, data.max_rows
     threads, numbers = source.num_threads, source.of_pass(number)
@@ -58,121 +54,117 @@ def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: threadin
     found = map(get, numbers)
     if threads > 1:
         found = map_concurrently(get, numbers, threads=threads, end=stop.set, ahead=1)
-    first, most_rows, most_bytes = source.window(data)
-    window, wanted = TarWindow([], [], False), first
+    read, rows, wanted = list[IndexedTar](), list[int](), source.first_rows
+
+    def window(*, is_last: bool) -> TarWindow:
+        shards = np.array([tar.number for tar in read], np.int64)
+        begins = shards * tars.stride
+        passes = np.full(len(read), number, np.int64)
+        return TarWindow(read, RowRanges(shards, begins, begins + np.array(rows, np.int64), passes), is_last)
+
     for tar in found:
-        window.tars.append(tar)
+        read.append(tar)
         # As for a loader, `select` chooses among the first `max_rows` rows.
-        window.rows.append(len(tar.columns) if usable_left is None else tar.rows_among(usable_left))
+        rows.append(len(tar.columns) if usable_left is None else tar.rows_among(usable_left))
         if usable_left is not None and (usable_left := usable_left - tar.num_usable) <= 0:
             break
-        if sum(window.rows) >= wanted or sum(tar.bytes for tar in window.tars) >= most_bytes:
-            yield window
-            window, wanted = TarWindow([], [], False), min(2 * wanted, most_rows)
-    yield window._replace(is_last=True)
+        if sum(rows) >= wanted or sum(tar.entry.bytes for tar in read) >= source.window_bytes:
+            yield window(is_last=False)
+            read, rows, wanted = [], [], min(2 * wanted, source.window_rows)
+    yield window(is_last=True)
 
 
-class Ahead:
-    """Gives windows, and has a thread read the next one while one is in use.
-
-    Args:
-        windows: reads them.
-        stop: has the reading end.
+class WindowReader:
+    """The windows of a pass as the steps of a pipeline, whose work is done when they are read.
 
     Attributes:
-        waited_s: seconds spent waiting for windows.
-        process: that reads; a forked child has none of its threads.
+        stop: has the reading end, at the next sample.
     """
 
-    def __init__(self, windows: Generator[TarWindow], stop: Stop) -> None:
-        self._windows, self._stop = SharedGenerator(windows), stop
-        self._asked: Promise[TarWindow] | None = None
-        self._thread = threading.Thread()
-        self.waited_s = 0.0
-        self.process = os.getpid()
-        self._is_closed = False
+    current_epoch = 0
 
-    def next(self) -> TarWindow:
+    def __init__(self, tars: TarIndexer, data: DataConfig) -> None:
+        self._tars, self._data = tars, data
+        self.stop = Stop()
+
+    def steps(self, epoch: int, start: int) -> Generator[TarWindow, None, None]:
+        """The windows of a pass."""
+        return read_windows(self._tars, self._data, epoch, self.stop)
+
+    def begin(self, step: TarWindow, stop: Event | None = None) -> Work:
+        """The window itself."""
+        return Work([_nothing], lambda: step)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Reading:
+    """A pass that is being read: a thread reads the next window while one is in use.
+
+    Args:
+        tars: indexes them.
+        data: settings.
+        number: of the pass.
+
+    Attributes:
+        windows: that were taken.
+        left_out, losses: of the windows that were taken, until they are told.
+        waited_s: seconds spent waiting for windows, until they are told.
+        is_fresh: whether no steps were made of it, and it was not closed.
+    """
+
+    def __init__(self, tars: TarIndexer, data: DataConfig, number: int) -> None:
+        self.number, self.process, self.is_fresh = number, os.getpid(), True
+        self.windows: list[Window] = []
+        self.left_out: list[dict[str, Any]] = []
+        self.losses: list[tuple[Any, ...]] = []
+        self.waited_s = 0.0
+        self._first: TarWindow | None = None
+        reader = WindowReader(tars, data)
+        self._ahead: ThreadedBatches[TarWindow] = ThreadedBatches(reader, num_threads=1, prefetch=1)
+        self._ahead.begin(number, 0)
+        self._end = weakref.finalize(self, reader.stop.set)  # before the threads are waited for
+
+    def first(self) -> TarWindow:
+        """The first window, which is also the first that is taken."""
+        if self._first is None:
+            self._first = self._next()
+        return self._first
+
+    def take(self) -> TarWindow:
         """Wait for the next window; raises what reading it raises."""
-        started = perf_counter()
-        asked, self._asked = self._asked, None  # taken once, also where it raises
-        window = (asked or self._ask()).take()
-        self.waited_s += perf_counter() - started
-        if not window.is_last:
-            self._asked = self._ask()
+        window, self._first = self._first or self._next(), None
+        self.windows.append(Window(window.ranges, len(self.windows)))
+        for tar in window.tars:
+            self.left_out += tar.left_out
+            self.losses += [(tar.name, *loss) for loss in tar.losses]
         return window
 
-    def _ask(self) -> Promise[TarWindow]:
-        promise: Promise[TarWindow] = Promise()
-        # A daemon: a program that ends does not wait for a server that does not answer.
-        self._thread = threading.Thread(target=_read_next, args=(self._windows, promise), daemon=True)
-        self._thread.name = "mmdata-index"
-        self._thread.start()
-        return promise
+    def _next(self) -> TarWindow:
+        started = perf_counter()
+        window = self._ahead.take(self.number, len(self.windows))
+        self.waited_s += perf_counter() - started
+        return window
 
     def close(self) -> None:
-        """End the reading, at the next sample; waits for it at most END_S. Closing again does nothing."""
-        if self._is_closed:
-            return
-        if self.process != os.getpid():
-            # Kept, because to close or collect it would wait for threads that a forked child does not have.
-            _of_parent.append(self._windows)
-        else:
-            self._stop.set()
-            self._windows.close()
-            # One not started has no ident; and this one may be collecting what reads.
-            if self._thread.ident not in (None, threading.get_ident()):
-                self._thread.join(END_S)
-        self._is_closed = True
-
-
-def _read_next(windows: SharedGenerator[TarWindow], promise: Promise[TarWindow]) -> None:
-    try:
-        promise.keep(next(windows))
-    except BaseException as error:
-        promise.fail(error)
-        del promise  # breaks the cycle promise → error → traceback → this frame → promise
+        """End the reading. Closing again does nothing."""
+        self.is_fresh = False
+        self._end()
+        self._ahead.stop()
 
 
 class StreamRows(IndexRows):
-    """The rows of a stream, whose numbers have gaps.
+    """The rows of a stream, whose numbers have gaps; `first_rows` are those of its first window."""
 
-    Args:
-        index: of the tars.
-        window: the first of pass 0.
-        captions: of the rows.
-    """
-
-    def __init__(self, index: GrowingIndex, window: TarWindow, captions: CaptionSources) -> None:
+    def __init__(self, index: GrowingIndex, captions: CaptionSources, first_rows: Ints) -> None:
         super().__init__(index, captions)
-        self._window = window
+        self._first_rows = first_rows
 
     def first(self, count: int) -> Ints:
         """The first `count` rows of the first window."""
-        starts = self.starts
-        parts = [np.arange(rows) + starts[tar.number] for tar, rows in zip(*self._window[:2], strict=True)]
-        return np.concatenate(parts)[:count]
-
-
-@dataclass
-class Reading:
-    """A pass that is being read.
-
-    Attributes:
-        number: of the pass.
-        ahead: gives its windows.
-        schedule: of its steps, as far as windows are read.
-        tars: the windows that are read.
-        windows: the same, as ranges of rows.
-        done: (step, window) pairs: after the step no batch needs a row of the windows before this one.
-    """
-
-    number: int
-    ahead: Ahead
-    schedule: Schedule
-    tars: list[TarWindow] = field(default_factory=list[TarWindow])
-    windows: list[Window] = field(default_factory=list[Window])
-    done: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+        return self._first_rows[:count]
 
 
 class StreamPlan(Plan):
@@ -180,22 +172,20 @@ class StreamPlan(Plan):
 
     Args:
         data: settings.
-        tars: indexes them.
-        rows: of the tars.
+        index: of the tars.
+        captions: of the rows.
         policy: gives each row its bucket.
-        begun: the windows of pass 0, and what ends the reading of them.
+        reading: of pass 0, of which the first window is read.
+
+    Attributes:
+        drops: called with the number of a tar in memory of which no batch needs a row any more.
     """
 
     def __init__(
-        self,
-        data: DataConfig,
-        tars: TarIndexer,
-        rows: StreamRows,
-        policy: BucketPolicy,
-        begun: tuple[Generator[TarWindow], Stop],
+        self, data: DataConfig, index: GrowingIndex, captions: CaptionSources, policy: BucketPolicy, reading: Reading
     ) -> None:
         super().__init__(
-            rows,
+            StreamRows(index, captions, reading.first().ranges.occurrences()),
             policy,
             global_batch_size=data.global_batch_size,
             seed=data.seed,
@@ -203,17 +193,14 @@ class StreamPlan(Plan):
             window_rows=data.shuffle_window_rows,
             leftover=data.leftover,
         )
-        self._data, self._tars = data, tars
-        self._begun: tuple[Generator[TarWindow], Stop] | None = begun
-        self._process = os.getpid()  # that has begun
-        self._reading: Reading | None = None
-        self._finalize: weakref.finalize[..., StreamPlan] | None = None
+        self._data, self._tars, self._reading = data, index.tars, reading
+        self.drops: list[Callable[[int], object]] = [index.tars.drop]
+        self._rows_left = Counter[int]()  # rows of each tar that are in no step yet
+        self._done: deque[list[int]] = deque()  # the tars that each of the last steps has used up
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
-        source = self._tars.source
-        tars = counted(source.num_tars, "shard") if source.is_lasting else "samples of an iterable"
-        return f"{tars}, batches of {self.global_batch_size // world_size:,} rows"
+        return f"{self._tars.source.in_words}, batches of {self.global_batch_size // world_size:,} rows"
 
     @property
     def epochs_differ(self) -> bool:
@@ -253,91 +240,76 @@ class StreamPlan(Plan):
 
         Windows before that of step `start` are read too: their tars are indexed, and no image is decoded.
         """
-        steps = super().steps(epoch, start=start, rank=rank, world_size=world_size)
+        if self._tars.source.is_lasting:
+            steps = super().steps(epoch, start=start, rank=rank, world_size=world_size)
+        else:
+            steps = islice(self._counted(super().steps(epoch)), start, None)
         step, reading = next(steps, None), self._reading
-        assert reading is not None
         if step is None and start == 0:
             raise DataError(f"stream: no sample in pass {epoch}; an iterable must give its samples again in each pass")
-        told = len(reading.tars) if start else 0
+        if start:  # told with earlier steps
+            reading.left_out, reading.losses = [], []
         while step is not None:
             # The window of the next step is read before this one is given: it may be the last, and without rows.
             following = next(steps, None)
-            new = [tar for window in reading.tars[told:] for tar in window.tars]
-            told = len(reading.tars)
-            left_out = [line for tar in new for line in tar.left_out]
-            losses = [(tar.name, *loss) for tar in new for loss in tar.losses]
             mark: dict[str, Any] = {
                 "is_last": following is None,
                 # All ranks know of all, and each tells of its share.
-                "left_out": left_out[rank::world_size],
-                "losses": losses[rank::world_size],
-                "waited_s": reading.ahead.waited_s,
+                "left_out": reading.left_out[rank::world_size],
+                "losses": reading.losses[rank::world_size],
+                "waited_s": reading.waited_s,
             }
-            reading.ahead.waited_s = 0.0
-            self._let_go(reading, step.number)
+            reading.left_out, reading.losses, reading.waited_s = [], [], 0.0
             yield step._replace(mark=mark)
             step = following
 
     def stop(self) -> None:
         """Read no further; the next steps begin with their pass anew."""
-        if (reading := self._reading) is not None:
-            self._reading = None
-            reading.ahead.close()
-            if self._finalize is not None:
-                self._finalize.detach()
+        self._reading.close()
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
         """The windows of a pass that are read, and the schedule, which reads further windows when it needs them."""
         reading = self._reading
-        if reading is None or reading.number != epoch or reading.ahead.process != os.getpid():
-            self.stop()
-            reading = self._reading = self._begin(epoch)
-        return [reading.windows], reading.schedule
-
-    def _begin(self, number: int) -> Reading:
-        begun, self._begun = self._begun, None
-        if begun is not None and self._process != os.getpid():
-            _of_parent.append(begun)
-            begun = None
-        if number == 0 and begun is not None:
-            windows, stop = begun
-        else:
-            stop = Stop()
-            windows = read_windows(self._tars, self._data, number, stop)
+        if not reading.is_fresh or reading.number != epoch or reading.process != os.getpid():
+            reading.close()
+            reading = self._reading = Reading(self._tars, self._data, epoch)
+        reading.is_fresh = False
+        for tar in [*self._rows_left]:  # of a pass that was left
+            self._drop(tar)
 
         def arrivals(rounds: range) -> Ints:
             for round_ in rounds:
-                window = reading.ahead.next()
-                reading.tars.append(window)
-                reading.windows.append(self._window(window, number, round_))
-                if window.is_last:
-                    schedule.num_rounds = round_ + 1
-            return self._window_reader.arrivals([reading.windows], number, rounds)
+                window = reading.take()
+                if not self._tars.source.is_lasting:
+                    sizes = (window.ranges.ends - window.ranges.begins).tolist()
+                    self._rows_left.update(dict(zip(window.ranges.shards.tolist(), sizes, strict=True)))
+                if window.is_last and (reached := schedule()) is not None:
+                    reached.num_rounds = round_ + 1
+            return self._window_reader.arrivals([reading.windows], epoch, rounds)
 
         # No window without a tar but the last: so many rounds, or fewer.
-        most = self._tars.source.num_tars + 1
-        sizes = np.array([self.batch_sizes], np.int64)
-        schedule = Schedule(arrivals, most, self.policy.buckets, sizes, self.leftover)
-        reading = Reading(number, Ahead(windows, stop), schedule)
-        # A program may end in mid-pass. Later, when it collects the iteration, the modules used here are gone.
-        self._finalize = weakref.finalize(self, reading.ahead.close)
-        return reading
+        most, sizes = self._tars.source.num_tars + 1, np.array([self.batch_sizes], np.int64)
+        made = Schedule(arrivals, most, self.policy.buckets, sizes, self.leftover)
+        # A weak reference: in a cycle the threads that read ahead would wait for the garbage collector.
+        schedule = weakref.ref(made)
+        return [reading.windows], made
 
-    def _window(self, window: TarWindow, number: int, round_: int) -> Window:
-        tars = np.array([tar.number for tar in window.tars], np.int64)
-        begins = self.rows.starts[tars]
-        ends = begins + np.array(window.rows, np.int64)
-        return Window(RowRanges(tars, begins, ends, np.full(len(tars), number, np.int64)), round_)
+    def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The steps; drops a tar once batches of all its rows were made: the memory of a pass has no other bound."""
+        for step in steps:
+            tars, counts = np.unique(step.rows[step.rows >= 0] // self._tars.stride, return_counts=True)
+            self._rows_left.subtract(dict(zip(tars.tolist(), counts.tolist(), strict=True)))
+            done = [tar for tar, rows in self._rows_left.items() if rows <= 0]
+            for tar in done:
+                del self._rows_left[tar]
+            self._done.append(done)
+            # The caller uses one step, this generator is one step ahead, and these are being made.
+            if len(self._done) > self._data.loading.prefetch_batches + 2:
+                for tar in self._done.popleft():
+                    self._drop(tar)
+            yield step
 
-    def _let_go(self, reading: Reading, step: int) -> None:
-        """Have the source drop tars that no batch needs any more."""
-        schedule, read = reading.schedule, len(reading.windows)
-        oldest = schedule.carried_from(0, read)
-        if not reading.done or reading.done[-1][1] != oldest:
-            last = int(schedule.first_step[read])  # the rows of windows before `oldest` are in steps before this one
-            reading.done.append((last + self._data.loading.prefetch_batches + 1, oldest))
-        while reading.done and reading.done[0][0] <= step:
-            for window in reading.tars[: reading.done.popleft()[1]]:
-                for tar in window.tars:
-                    self._tars.source.let_go(tar.number)
-                window.tars.clear()
+    def _drop(self, tar: int) -> None:
+        self._rows_left.pop(tar, None)
+        for drop in self.drops:
+            drop(tar)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from threading import Event, Lock
-from typing import Any
+from threading import Event
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.errors import DataError, Interrupted, Reason, excerpt, explain
+from mmdata.errors import ConfigError, DataError, Interrupted, Reason, counted, excerpt, explain
 from mmdata.images.probe import DEFAULT_LIMITS
 from mmdata.index import Index
 from mmdata.index.caption_lengths import counts_of
@@ -27,8 +28,7 @@ from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest
-from mmdata.index.pages import Histograms
-from mmdata.loader.sample_buffers import SampleBuffers
+from mmdata.index.pages import Histograms, ShardEntry
 from mmdata.plan.ranges import PASS_SHIFT
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
@@ -43,6 +43,7 @@ from mmdata.tables.row_files import read_lines
 from mmdata.tables.select import below_share, filters_of
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Scan, scan_shard
+from mmdata.tars.tar import END, header, padding, split_name
 from mmdata.tars.texts import Loss
 from mmdata.text.tokenizer import Tokenizer
 
@@ -56,37 +57,16 @@ the one before it, up to `data.shuffle_window_rows`."""
 WINDOW_BYTES = 2**33
 """Bytes from which on a window takes no further tar: two windows of tars behind URLs lie in the cache."""
 
-Losses = list[tuple[str, dict[Loss, str]]]
-"""(key, what was lost) of samples that lost a text member."""
-
-
-@dataclass(frozen=True)
-class IndexedTar:
-    """What is known of a tar once it was read.
-
-    Attributes:
-        number: of the tar in the stream.
-        name: for messages: its path, or its URL without secrets.
-        bytes: its size.
-        columns: of its usable and selected rows.
-        left_out: the unusable samples, as in the quarantine list of an index; and the tar itself, if it is damaged.
-        losses: of its usable samples.
-        num_usable: usable samples, selected or not.
-        places: of the selected rows among the usable samples, rising; None: all are selected.
-    """
-
-    number: int
-    name: str
-    bytes: int
-    columns: ShardColumns
-    left_out: list[dict[str, Any]]
-    losses: Losses
-    num_usable: int
-    places: NDArray[np.int64] | None = None
-
-    def rows_among(self, usable: int) -> int:
-        """How many of its first `usable` usable samples are selected."""
-        return min(usable, self.num_usable) if self.places is None else int(np.searchsorted(self.places, usable))
+BUFFER_ROWS = 4096
+"""Samples of a window of an iterable, at least."""
+BUFFER_BYTES = 2**29
+"""Bytes of samples from which on a window of an iterable takes no further sample."""
+TAR_BYTES = 2**26
+"""Bytes of samples in a tar in memory, about."""
+NUM_TARS = 2**20
+"""Tars in memory of PASSES passes together."""
+PASSES = 4
+"""Passes whose tars in memory have numbers of their own; the first ones use them again."""
 
 
 class TarFiles:
@@ -100,19 +80,24 @@ class TarFiles:
         num_tars: tars have numbers below this.
         num_threads: tars that are read concurrently.
         is_lasting: whether a tar can be read again, and again in later passes.
-        drops: called with the number of a tar that is let go.
+        in_words: what it is, for messages.
+        first_rows, window_rows: of the first window of a pass, and of the later ones, at most.
+        window_bytes: that end a window.
     """
 
     is_lasting = True
+    window_bytes = WINDOW_BYTES
 
     def __init__(self, shards: Sequence[str], data: DataConfig) -> None:
         self.shards, self.num_tars = list(shards), len(shards)
+        self.in_words = counted(self.num_tars, "shard")
         self.num_threads = FETCHERS if any("://" in shard for shard in shards) else 1
+        self.first_rows = max(FIRST_ROWS, 4 * data.global_batch_size)
+        self.window_rows = max(self.first_rows, data.shuffle_window_rows)
         self._cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
         self._seed = data.seed
         # max_rows are the first rows, as with an index: each pass then reads the same tars.
         self._shuffles = data.shuffle and data.max_rows is None
-        self.drops: list[Callable[[int], None]] = []
         self._files: dict[int, Remote] = {}
 
     def of_pass(self, number: int) -> Iterator[int]:
@@ -120,11 +105,6 @@ class TarFiles:
         if not self._shuffles:
             return iter(range(self.num_tars))
         return iter(permutation(self.num_tars, seed=self._seed, epoch=number, purpose=Purpose.SHARD_ORDER).tolist())
-
-    def window(self, data: DataConfig) -> tuple[int, int, int]:
-        """Rows of the first window of a pass, rows of the later ones, at most, and bytes that end a window."""
-        first = max(FIRST_ROWS, 4 * data.global_batch_size)
-        return first, max(first, data.shuffle_window_rows), WINDOW_BYTES
 
     def name(self, tar: int) -> str:
         """Name of a tar, for messages."""
@@ -143,40 +123,161 @@ class TarFiles:
                 return open_regular(shard, "shard")
             except OSError as error:
                 raise DataError(f"shard {explain(error)}") from error
-        folder = RemoteFolder(shard, self._cache)
         if tar not in self._files:
-            self._files[tar] = folder.file_of(shard, stop)
+            self._files[tar] = RemoteFolder(shard, self._cache).file_of(shard, stop)
         return self._cache.open(self._files[tar], stop)
 
     def is_cached(self, tar: int) -> bool:
         """Whether a tar is read from the cache, which may remove it."""
         return "://" in self.shards[tar]
 
-    def let_go(self, tar: int) -> None:
-        """Told of each tar of which no batch of this pass needs a row any more.
-
-        It is closed: one that the cache has removed keeps its room on the disk as long as it is open.
-        """
-        for drop in self.drops:
-            drop(tar)
+    def drop(self, tar: int) -> None:
+        """Nothing: a tar that the cache has removed is closed with the next one that is opened."""
 
 
-TarSource = TarFiles | SampleBuffers
+class SampleTars:
+    """Gathers the samples of an iterable into tars in memory, in the order in which they come; see `TarFiles`.
+
+    A key may come again, as it does from an endless iterable: a tar ends before it.
+
+    Args:
+        samples: iterated once a pass. Each is a mapping from `__key__` to its key, and from extensions to bytes.
+        data: settings. Batches are made of the samples of a window, and those left over of the last.
+    """
+
+    is_lasting = False
+    in_words = "the iterable"
+    num_tars = NUM_TARS
+    num_threads = 1
+    window_bytes = BUFFER_BYTES
+
+    def __init__(self, samples: Iterable[Any], data: DataConfig) -> None:
+        num_buckets = data.num_text_buckets * max(data.num_image_buckets, len(data.image_patches or []))
+        self.first_rows = self.window_rows = max(BUFFER_ROWS, 2 * num_buckets * data.global_batch_size)
+        self._samples = samples
+        self._files: dict[int, BinaryIO] = {}
+
+    def of_pass(self, number: int) -> Iterator[int]:
+        """See `TarFiles`; a tar is there when its number is given."""
+        of_each = NUM_TARS // PASSES
+        samples = map(_encoded, self._samples)
+        waiting = next(samples, None)
+        for tar in range(number % PASSES * of_each, (number % PASSES + 1) * of_each):
+            if waiting is None:
+                return
+            in_memory = hasattr(os, "memfd_create")  # the kernel of Linux has it
+            file: Any = open(os.memfd_create("mmdata"), "w+b") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115
+            keys = set[str]()
+            while waiting and file.tell() < TAR_BYTES and len(keys) < self.window_rows and waiting[0] not in keys:
+                keys.add(waiting[0])
+                file.write(waiting[1])
+                waiting = next(samples, None)
+            file.write(END)
+            file.flush()
+            self._files[tar] = file
+            yield tar
+
+    def name(self, tar: int) -> str:
+        """See `TarFiles`."""
+        return "samples of the iterable"
+
+    def open(self, tar: int, stop: Event) -> int:
+        """See `TarFiles`."""
+        return os.dup(self._files[tar].fileno())
+
+    def is_cached(self, tar: int) -> bool:
+        """See `TarFiles`."""
+        return False
+
+    def drop(self, tar: int) -> None:
+        """Free the memory of a tar, once it is closed everywhere."""
+        self._files.pop(tar, None)
+
+
+TarSource = TarFiles | SampleTars
 """Where the tars of a stream come from."""
 
 
+def _encoded(sample: Any) -> tuple[str, bytes]:
+    """Key of a sample, and its members as a stretch of a tar.
+
+    Raises:
+        ConfigError: no sample of WebDataset, or one that is decoded, or that no tar can hold.
+    """
+    if not isinstance(sample, Mapping) or not isinstance(sample.get("__key__"), str):
+        raise ConfigError(
+            "stream: an iterable must give samples as WebDataset does, dictionaries with __key__ and bytes by "
+            f"extension (jpg, txt, json, …): got {type(sample).__name__}; leave out .to_tuple() and .batched()"
+        )
+    key, members = sample["__key__"], list[bytes]()
+    for name, value in sample.items():
+        if name.startswith("__"):
+            continue
+        if not isinstance(value, (bytes, str)):
+            raise ConfigError(
+                f"stream: sample '{key}': '{name}' is of type {type(value).__name__}, and a stream takes the bytes of "
+                "files, and decodes them itself: leave out .decode()"
+            )
+        if split_name(f"{key}.{name}") != (key, name.lower()):
+            raise ConfigError(
+                f"stream: sample '{key}': a key may hold no dot in its last part, nor begin with __: WebDataset cuts "
+                "it there"
+            )
+        data = value.encode() if isinstance(value, str) else value
+        try:
+            members += [header(f"{key}.{name}", len(data)), data, padding(len(data))]
+        except ValueError as error:
+            raise ConfigError(
+                f"stream: sample {excerpt(key)}: '{name}' of {len(data):,} bytes cannot be a file of a tar ({error}): "
+                "give it a __key__ of at most 90 bytes, and less than 8 GiB"
+            ) from None
+    return key, b"".join(members)
+
+
+@dataclass(frozen=True)
+class IndexedTar:
+    """What is known of a tar once it was read.
+
+    Attributes:
+        number: of the tar in the stream.
+        name: for messages: its path, or its URL without secrets.
+        columns: of its usable and selected rows.
+        entry: of these rows, as in a manifest.
+        left_out: the unusable samples, as in the quarantine list of an index; and the tar itself, if it is damaged.
+        losses: (key, what was lost) of its usable samples that lost a text member.
+        num_usable: usable samples, selected or not.
+        places: of the selected rows among the usable samples, rising; None: all are selected.
+    """
+
+    number: int
+    name: str
+    columns: ShardColumns
+    entry: ShardEntry
+    left_out: list[dict[str, Any]]
+    losses: list[tuple[str, dict[Loss, str]]]
+    num_usable: int
+    places: NDArray[np.int64] | None = None
+
+    def rows_among(self, usable: int) -> int:
+        """How many of its first `usable` usable samples are selected."""
+        return min(usable, self.num_usable) if self.places is None else int(np.searchsorted(self.places, usable))
+
+
 class TarIndexer:
-    """Indexes tars when they are first asked for, and keeps those used last. Safe to share between threads.
+    """Indexes tars when they are asked for, and keeps those used last. Safe to share between threads.
 
     Args:
         source: of the tars.
         data: settings.
         tokenizer: counts the tokens of captions; None: batches have none.
+
+    Attributes:
+        stride: numbers of rows that each tar has for its own.
     """
 
     def __init__(self, source: TarSource, data: DataConfig, tokenizer: Tokenizer | None) -> None:
         self.source = source
-        self.stride = 1 << (PASS_SHIFT - (source.num_tars).bit_length())
+        self.stride = 1 << (PASS_SHIFT - source.num_tars.bit_length())
         self.members = Members.parse(**data.members.model_dump()) if data.members else USUAL
         self.max_length = data.max_length
         self._data = data
@@ -184,9 +285,7 @@ class TarIndexer:
         self._needs_captions = tokenizer is not None or data.add_captions
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
-        self._rows_kept = 0
         self._lines = cache(read_lines)  # once: one set of keys for all tars, also if the file changes
-        self._reading: dict[int, Lock] = {}
         self._lock = new_lock()
 
     def get(self, number: int, stop: Event | None = None) -> IndexedTar:
@@ -199,32 +298,30 @@ class TarIndexer:
             if (known := self._kept.get(number)) is not None:
                 self._kept.move_to_end(number)
                 return known
-            own = self._reading.setdefault(number, new_lock())
-        with own:
-            if (known := self._kept.get(number)) is not None:  # another thread has read it meanwhile
-                return known
-            read = self._index(number, stop or Event())
-            with self._lock:
-                self._kept[number] = read
-                self._rows_kept += len(read.columns)
-                self._reading.pop(number, None)
-                while self._rows_kept > self._held_rows and len(self._kept) > 1:
-                    self._rows_kept -= len(self._kept.popitem(last=False)[1].columns)
-            return read
-
-    def forget(self, number: int) -> None:
-        """Keep a tar no longer."""
+        read = self._selected(self._read(number, stop or Event()))
         with self._lock:
-            if (read := self._kept.pop(number, None)) is not None:
-                self._rows_kept -= len(read.columns)
+            self._kept[number] = read
+            rows = sum(len(tar.columns) for tar in self._kept.values())
+            while rows > self._held_rows and len(self._kept) > 1:
+                rows -= len(self._kept.popitem(last=False)[1].columns)
+        return read
 
-    def _index(self, number: int, stop: Event) -> IndexedTar:
+    def drop(self, number: int) -> None:
+        """Keep a tar in memory no longer."""
+        with self._lock:
+            self._kept.pop(number, None)
+        self.source.drop(number)
+
+    def _read(self, number: int, stop: Event) -> IndexedTar:
         name = self.source.name(number)
+        size, scan = 0, Scan(name)
         try:
-            size, scan = self._scan(number, name, stop)
+            descriptor = self.source.open(number, stop)
+            size = os.fstat(descriptor).st_size
+            scan = self._scan(descriptor, name, stop)
             damage = scan.damage
         except DataError as error:
-            size, scan, damage = 0, Scan(name), error
+            damage = error
         left_out = scan.quarantined
         if damage is not None:
             if not self._data.skip_damaged:
@@ -248,39 +345,33 @@ class TarIndexer:
             for sample in scan.usable
             if isinstance(sample.label, str)
         ]
-        columns = encode(rows, None if self._counts is None else self._count).columns
-        return self._selected(IndexedTar(number, name, size, columns, left_out, scan.losses + named, len(columns)))
+        encoded = encode(rows, None if self._counts is None else self._counts.count)
+        entry = encoded.entry(name.rpartition("/")[2], size=size, sha256="")
+        return IndexedTar(number, name, encoded.columns, entry, left_out, scan.losses + named, len(encoded.columns))
 
-    def _count(self, captions: list[str]) -> list[int]:
-        assert self._counts is not None
-        return list(self._counts.count(captions))
-
-    def _scan(self, number: int, name: str, stop: Event) -> tuple[int, Scan]:
-        """Size and samples of a tar."""
-
+    def _scan(self, descriptor: int, name: str, stop: Event) -> Scan:
         def step(offset: int) -> None:
             if stop.is_set():
                 raise Interrupted(name)
 
-        descriptor = self.source.open(number, stop)
-        size = os.fstat(descriptor).st_size
         scan = scan_shard(descriptor, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
-        return size, scan.of_corpus(captions=True, members=self.members) if self._needs_captions else scan
+        return scan.of_corpus(captions=True, members=self.members) if self._needs_captions else scan
 
     def _selected(self, tar: IndexedTar) -> IndexedTar:
         """A tar with its selected rows alone."""
         share, count = self._data.val.share, len(tar.columns)
         if not count or (self._data.select is None and share is None):
             return tar
-        index = GrowingIndex.of(self, [tar], stride=count)
+        index = GrowingIndex.of(self, [tar], alone=True)
         mask = np.ones(count, np.bool_)
         for rule in filters_of(self._data, index, Joined([], index), lines=self._lines):
             mask &= rule.mask(0)
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)
-        columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))]).columns
-        return replace(tar, columns=columns, places=rows)
+        encoded = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))])
+        entry = encoded.entry(tar.entry.name, size=tar.entry.bytes, sha256="")
+        return replace(tar, columns=encoded.columns, entry=entry, places=rows)
 
 
 @dataclass(frozen=True)
@@ -290,92 +381,74 @@ class GrowingManifest(Manifest):
     Attributes:
         tars: indexes them.
         first: the tars that are read already.
-        stride: numbers of rows that each tar has for its own.
+        tar: gives what is known of a tar.
     """
 
     tars: TarIndexer = field(kw_only=True, compare=False, repr=False)
     first: list[IndexedTar] = field(kw_only=True, compare=False, repr=False)
-    stride: int = field(kw_only=True)
+    tar: Callable[[int], IndexedTar] = field(kw_only=True, compare=False, repr=False)
 
     @property
     def shard_rows(self) -> NDArray[np.int64]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Numbers of rows of each tar: the same of all."""
-        return np.full(self.num_shards, self.stride, np.int64)
+        return np.full(self.num_shards, self.rows // self.num_shards)
 
     @property
     def members(self) -> Members:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Which members of a sample are image, caption and label."""
         return self.tars.members
 
-    def columns(self, shard: int) -> ShardColumns:
-        """The columns of a tar, which is read if it is not kept."""
-        return self._tar(shard).columns
-
     def listed(self, shard: int) -> ListedShard:
         """Name and size of a tar, which is read if it is not kept."""
-        tar = self._tar(shard)
-        count = len(tar.columns)
-        return ListedShard(
-            name=tar.name.rpartition("/")[2],
-            bytes=tar.bytes,
-            sha256="",
-            rows=count,
-            index_offset=0,
-            index_bytes=0,
-            index_sha256="",
-            index_xxh3=0,
-            images=count,
-            captions=0,
-            labels=0,
-        )
+        return self.tar(shard).entry
 
     def is_cached(self, shard: int) -> bool:
         """See `Manifest`: tars behind URLs are."""
-        return self.tars.source.is_cached(self._tar(shard).number)
+        return self.tars.source.is_cached(self.tar(shard).number)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
-        """A descriptor of a tar, which the caller closes."""
-        return self.tars.source.open(self._tar(shard).number, stop or Event())
+        """A descriptor of the tar, which the caller closes."""
+        return self.tars.source.open(self.tar(shard).number, stop or Event())
 
     def shard_place(self, shard: int) -> str:
         """Path or URL of a tar, for messages."""
-        return self._tar(shard).name
+        return self.tar(shard).name
 
     def cells(self) -> Iterator[Histograms]:
         """The histograms of the first tars."""
-        for tar in self.first:
-            cells, counts = tar.columns.histogram()
-            yield Histograms(np.array([0, len(cells)]), cells, counts)
-
-    def _tar(self, shard: int) -> IndexedTar:
-        return self.first[0] if self.num_shards == 1 else self.tars.get(shard)
+        for entry in (tar.entry for tar in self.first):
+            yield Histograms(np.array([0, len(entry.cells)]), entry.cells, entry.counts)
 
 
 class GrowingIndex(Index):
     """The index of a stream: a tar is read when something is first asked of it."""
 
+    tars: TarIndexer
+
     @classmethod
-    def of(cls, tars: TarIndexer, first: list[IndexedTar], *, stride: int | None = None) -> GrowingIndex:
-        """The index of all tars of a stream, of which some are read; with a stride, of a single tar of so many rows."""
-        num_tars, stride = (tars.source.num_tars, tars.stride) if stride is None else (1, stride)
+    def of(cls, tars: TarIndexer, first: list[IndexedTar], *, alone: bool = False) -> GrowingIndex:
+        """The index of all tars of a stream, of which some are read; or of one `alone`."""
+        num_tars, stride = (1, len(first[0].columns)) if alone else (tars.source.num_tars, tars.stride)
         # Later captions may be longer than the first ones: the longest text bound holds them all.
         tokens = [tar.columns.lists("caption_tokens")[1] for tar in first]
         lengths = np.bincount(np.concatenate([*tokens, [tars.max_length]]))
         manifest = GrowingManifest(
             rows=num_tars * stride,
-            bytes=sum(tar.bytes for tar in first),
+            bytes=sum(tar.entry.bytes for tar in first),
             num_shards=num_tars,
-            captions=sum(tar.columns.num_captions for tar in first),
+            captions=sum(tar.entry.captions for tar in first),
             lengths=[(int(length), int(lengths[length])) for length in np.flatnonzero(lengths)],
             has_images=True,
-            has_labels=any(tar.columns.num_labels for tar in first),
+            has_labels=any(tar.entry.labels for tar in first),
             pages=[],
             folder=LocalFolder(Path()),
             tars=tars,
             first=first,
-            stride=stride,
+            tar=first.__getitem__ if alone else tars.get,
         )
-        return cls(manifest)
+        index = cls(manifest)
+        index.tars = tars
+        return index
 
     def shard_name(self, shard: int) -> str:
         """Path or URL of a tar, for messages: tars of one name may lie in several folders."""
@@ -383,4 +456,6 @@ class GrowingIndex(Index):
 
     def shard(self, shard: int) -> ShardColumns:
         """One tar's columns."""
-        return self.manifests[0].columns(shard)
+        manifest = self.manifests[0]
+        assert isinstance(manifest, GrowingManifest)
+        return manifest.tar(shard).columns

@@ -6,9 +6,10 @@ which unit, or when. A row that cannot be used is masked, with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,18 +21,15 @@ from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.images.pillow import name_warnings, sample_name
-from mmdata.loader.image_buffers import batch_pixels
+from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
-from mmdata.loader.member_fields import FieldEntries
-from mmdata.loader.reader import RowReader
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import Work
 from mmdata.plan import Step
-from mmdata.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from mmdata.loader.builder import BatchSpec
+    from mmdata.loader.builder import BatchBuilder
 
 UNIT_ROWS = 16
 """Rows of a unit, at most: about 10 ms of work, for which the clock and the queue cost 20 µs."""
@@ -51,27 +49,8 @@ class LoadedBatch:
     mark: dict[str, Any] | None = None
 
 
-class _BatchPart:
-    """One thread's part of a batch.
-
-    Attributes:
-        samples: numbers of the samples of this part.
-        current: the sample in progress, for messages; None where it is all of them.
-        written: the samples whose pixels this part has written.
-    """
-
-    def __init__(self, samples: range) -> None:
-        self.samples = samples
-        self.current: int | None = None
-        self.written = range(0)
-        self.stats = Stats()
-        self.clock = StageClock(self.stats)
-
-    def begin(self, i: int) -> None:
-        """Begin with sample i."""
-        self.current = i
-        # Processor time costs a system call: sample it.
-        self.clock.watch((i - self.samples.start) % WATCH_EVERY == 0)
+Write = Callable[[range, StageClock], None]
+"""Writes some samples into the batch."""
 
 
 class UnfinishedBatch:
@@ -80,157 +59,144 @@ class UnfinishedBatch:
     Its samples are numbered 0 … n-1, in the order of their rows in the batch.
 
     Args:
-        spec: what batches are made of.
+        builder: says what batches are made of, and reads the samples.
         step: the rows of the batch; -1 where a row is padding.
-        samples: of the rows that are not -1.
-        buffers: lends the memory of pixels.
-        has_labels: whether the batch has labels.
-        fields: entries of the batch that lie in members of the samples; None: there are none.
+        stop: once it is set, reads raise Interrupted.
 
     Its work raises:
         DataError: a shard is not the one that was indexed.
         LoadError: any other error that is not a sample's fault; names epoch, step, shard and sample.
     """
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        step: Step,
-        samples: RowReader,
-        *,
-        buffers: BufferPool,
-        has_labels: bool,
-        fields: FieldEntries | None = None,
-    ) -> None:
-        self._spec, self._step, self._samples, self._has_labels = spec, step, samples, has_labels
-        self._fields = fields
-        self._negatives: dict[str, Tensor] = {}
+    def __init__(self, builder: BatchBuilder, step: Step, stop: Event | None) -> None:
+        spec = builder.spec
+        self._spec, self._step, self._has_labels = spec, step, builder.index.has_labels
         self._places = np.flatnonzero(step.rows >= 0)  # (n,) positions in the batch
+        self._samples = builder.read(step.rows[self._places], step.passes[self._places], stop)
+        fields, num_rows = spec.fields, len(step.rows)
+        self._fields = fields.begin(num_rows, builder.store, stop) if fields and fields.members else None
+        self._negatives: dict[str, Tensor] = {}
         self._bad: list[tuple[int, LedgerEntry]] = []  # sample and fault; a sample may have several
-        self._done: list[_BatchPart] = []
+        self._done: list[Stats] = []
         self._failed = False  # a part has raised: the other parts return early
         shape = (len(step.rows), step.bucket.length)
         self._input_ids = np.full(shape, spec.tokenizer.pad_id if spec.tokenizer else 0, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
         self._texts = [""] * len(step.rows)
-        self._guard(partial(self._lend_pixels, buffers), _BatchPart(range(0)))
+        self._guard(partial(self._lend_pixels, builder.buffers), range(0), StageClock())
 
-    def work(self) -> Work[LoadedBatch]:
+    def work(self) -> Work:
         """The batch as work that threads share; the longest units come first."""
         n = len(self._places)
         rows = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
-        parts: list[tuple[Callable[[_BatchPart], None], list[range]]] = [
-            (self._tokenize_negatives, [range(0)] if self._spec.negatives and self._spec.tokenizer else []),
+        parts: list[tuple[Write, list[range]]] = [
+            (self._tokenize_negatives, [range(0)] if self._spec.negatives else []),
             (self._write_texts, _split(n, CAPTIONS_PER_CALL) if self._spec.reads_captions else []),
             (self._write_fields, rows if self._fields else []),
             (self._write_pixels, rows),
         ]
         return Work([partial(self._do, write, samples) for write, split in parts for samples in split], self._finish)
 
-    def _do(self, work: Callable[[_BatchPart], None], samples: range) -> None:
-        """Do a part of the work, timed by a clock of its own."""
-        part = _BatchPart(samples)
-        self._guard(work, part)
-        part.clock.stop()
-        self._done.append(part)
+    def _do(self, write: Write, samples: range) -> None:
+        """Write some samples, timed by a clock of their own."""
+        clock = StageClock()
+        self._guard(write, samples, clock)
+        clock.stop()
+        self._done.append(clock.stats)
 
-    def _guard(self, work: Callable[[_BatchPart], None], part: _BatchPart) -> None:
-        """Do a part of the work, and name the sample of an error; does nothing if another part has failed."""
+    def _guard(self, write: Write, samples: range, clock: StageClock) -> None:
+        """Write some samples, and name the sample of an error; does nothing if another part has failed."""
         if self._failed:
             return
         try:
-            with name_warnings(lambda: self._name(part)):
-                work(part)
+            with name_warnings(lambda: self._name(clock.current)):
+                write(samples, clock)
         except BaseException as error:
             self._failed = True
             # DataError and ConfigError name their file; after Interrupted no caller waits for the batch.
             if isinstance(error, (DataError, ConfigError, Interrupted)) or not isinstance(error, Exception):
                 raise
-            raise LoadError(self._explain(error, part.current)) from error
+            raise LoadError(self._explain(error, clock.current)) from error
 
-    def _lend_pixels(self, buffers: BufferPool, part: _BatchPart) -> None:
+    def _lend_pixels(self, buffers: BufferPool, samples: range, clock: StageClock) -> None:
         """Borrow the memory for the pixels."""
-        self._pixels = batch_pixels(self._step.bucket, len(self._step.rows), buffers, self._spec.transform)
+        self._pixels = BatchPixels(self._step.bucket, len(self._step.rows), buffers, self._spec.transform)
 
-    def _write_pixels(self, part: _BatchPart) -> None:
-        """Read each image, decode it, and write its crop into its row of the batch."""
-        part.clock.lap("collate")
-        for i in part.samples:
+    def _each(self, samples: range, clock: StageClock) -> Iterator[tuple[int, int]]:
+        """Number and place in the batch of each sample, until another part has failed."""
+        for i in samples:
             if self._failed:
                 return
-            part.begin(i)
+            clock.current = i
+            # Processor time costs a system call: sample it.
+            clock.watch((i - samples.start) % WATCH_EVERY == 0)
+            yield i, int(self._places[i])
+        clock.current = None
+        clock.watch(True)
+
+    def _write_pixels(self, samples: range, clock: StageClock) -> None:
+        """Read each image, decode it, and write its crop into its row of the batch."""
+        clock.lap("collate")
+        for i, place in self._each(samples, clock):
             stage: Stage = "read"
-            place = int(self._places[i])
+            epoch = int(self._step.passes[place])
             try:
                 image = self._samples.image(i)
-                part.stats.read_bytes += len(image.data)
-                part.clock.lap("read")
+                clock.stats.read_bytes += len(image.data)
+                clock.lap("read")
                 stage = "decode"
-                epoch = int(self._step.passes[place])
                 decoded = self._pixels.decode(image, epoch=epoch)
-                part.clock.lap("decode")
+                clock.lap("decode")
                 stage = "transform"
                 self._pixels.write(decoded, place, number=image.number, epoch=epoch)
+                clock.stats.rows += 1
             except BadSample as error:
                 self._mask(i, stage, error)
-            part.clock.lap(stage)
-        part.written = part.samples
+            clock.lap(stage)
 
-    def _write_texts(self, part: _BatchPart) -> None:
+    def _write_texts(self, samples: range, clock: StageClock) -> None:
         """Read each caption, make its text, and tokenize these in one call if there is a tokenizer."""
-        transform = self._spec.text_transform
-        for i in part.samples:
-            if self._failed:
-                return
-            part.begin(i)
-            place = int(self._places[i])
+        transform, tokenizer = self._spec.text_transform, self._spec.tokenizer
+        for i, place in self._each(samples, clock):
             try:
                 caption = self._samples.caption(i)
                 if transform:
-                    part.clock.lap("read")
-                    number, epoch = int(self._samples.numbers[i]), int(self._step.passes[place])
+                    clock.lap("read")
+                    number, epoch = int(self._samples.rows[i]), int(self._step.passes[place])
                     caption = transform(caption, number=number, epoch=epoch)
                 self._texts[place] = caption
             except BadSample as error:
                 self._mask(i, "caption", error)
-            part.clock.lap("transform" if transform else "read")
-        part.current = None
-        part.clock.watch(True)
-        if self._spec.tokenizer is not None:
-            self._tokenize(self._spec.tokenizer, self._places[part.samples.start : part.samples.stop], part)
-            part.clock.lap("tokenize")
-
-    def _tokenize(self, tokenizer: Tokenizer, places: NDArray[np.int64], part: _BatchPart) -> None:
+            clock.lap("transform" if transform else "read")
+        if tokenizer is None:
+            return
+        places = self._places[samples.start : samples.stop]
         texts, length = [self._texts[place] for place in places.tolist()], self._step.bucket.length
-        if self._spec.text_transform.has_function:
-            ids, mask, part.stats.cut = tokenizer.encode_cut(texts, length)
-            if part.stats.cut:
-                self._spec.text_transform.warn_of_cut()
+        if transform.has_function:
+            ids, mask, clock.stats.cut = tokenizer.encode_cut(texts, length)
+            if clock.stats.cut:
+                transform.warn_of_cut()
         else:  # the plan knows the captions in their template: they fit
             ids, mask = tokenizer.encode(texts, length)
         self._input_ids[places], self._attention_mask[places] = ids, mask
+        clock.lap("tokenize")
 
-    def _tokenize_negatives(self, part: _BatchPart) -> None:
+    def _tokenize_negatives(self, samples: range, clock: StageClock) -> None:
         """Choose the negative captions, and tokenize them in one call."""
         spec, step = self._spec, self._step
         assert spec.negatives is not None
-        assert spec.tokenizer is not None
-        self._negatives = spec.negatives.entries(spec.tokenizer, step.rows, step.passes, add_hashes=spec.add_hashes)
-        part.clock.lap("tokenize")
+        self._negatives = spec.negatives.entries(step.rows, step.passes, add_hashes=spec.add_hashes)
+        clock.lap("tokenize")
 
-    def _write_fields(self, part: _BatchPart) -> None:
+    def _write_fields(self, samples: range, clock: StageClock) -> None:
         """Read the values in members of the samples."""
         assert self._fields is not None
-        for i in part.samples:
-            if self._failed:
-                return
-            part.begin(i)
-            place = int(self._places[i])
+        for i, place in self._each(samples, clock):
             try:
                 self._fields.write(int(self._step.rows[place]), place)
             except BadSample as error:
                 self._mask(i, "field", error)
-        part.clock.lap("read")
+        clock.lap("read")
 
     def _finish(self) -> LoadedBatch:
         """The batch, its masked rows and its clock; called when all units are done."""
@@ -241,20 +207,20 @@ class UnfinishedBatch:
         usable = np.ones(len(self._places), bool)
         usable[list(masked)] = False
         self._do(partial(self._collate, usable), range(0))
-        made = LoadedBatch(self._batch, list(masked.values()), self._sum_up(usable), self._step.mark)
+        made = LoadedBatch(self._batch, list(masked.values()), self._sum_up(), self._step.mark)
         # A thread may hold its unit, and so this object, for a moment longer: it must not keep the batch's memory.
         del self._batch, self._pixels
         return made
 
-    def _collate(self, usable: NDArray[np.bool_], part: _BatchPart) -> None:
+    def _collate(self, usable: NDArray[np.bool_], samples: range, clock: StageClock) -> None:
         """Put the batch together; `usable`, bool (n,), says which samples it is of."""
-        spec, samples = self._spec, self._samples
+        spec, read = self._spec, self._samples
         valid = self._spread(usable.astype(np.int64), fill=0).bool()
         entries: dict[str, Any] = {
             **self._pixels.entries(valid),
             "valid": valid,
             "rows": torch.from_numpy(self._step.rows.copy()),
-            "keys": self._spread_texts(samples.keys),
+            "keys": self._spread_texts(read.keys),
         }
         if spec.tokenizer is not None:
             # The text of a row without its image is not given: a loss that forgets `valid` must not train on it.
@@ -265,15 +231,14 @@ class UnfinishedBatch:
             entries["input_ids"] = torch.from_numpy(self._input_ids)
             entries["attention_mask"] = torch.from_numpy(self._attention_mask)
         if self._has_labels:
-            entries["labels"] = self._spread(samples.labels(), fill=-1)
+            entries["labels"] = self._spread(read.column("label"), fill=-1)
         if spec.add_captions:
             entries["captions"] = self._texts
-            chosen = samples.chosen_captions()
-            entries["caption_numbers"] = self._spread(chosen.numbers, fill=-1)
-            if chosen.sources is not None:
-                entries["caption_sources"] = self._spread_texts(chosen.sources)
+            entries["caption_numbers"] = self._spread(read.chosen.position, fill=-1)
+            if spec.captions is not None:
+                entries["caption_sources"] = self._spread_texts(read.caption_sources())
         if spec.add_hashes:
-            entries["image_hash"] = self._spread(samples.image_hashes(), fill=0)
+            entries["image_hash"] = self._spread(read.column("image_hash"), fill=0)
             if spec.reads_captions:
                 entries["caption_hash"] = self._spread(self._text_hashes(), fill=0)
         if self._negatives:
@@ -282,16 +247,16 @@ class UnfinishedBatch:
         if self._fields is not None:
             entries.update(self._fields.entries(valid))
         self._batch = cast(Batch, entries)
-        part.clock.lap("collate")
+        clock.lap("collate")
 
     def _text_hashes(self) -> NDArray[np.int64]:
         """Hashes of the captions, int64 (n,); equal for all captions that are dropped."""
-        hashes, transform = self._samples.caption_hashes(), self._spec.text_transform
-        if not transform:
-            return hashes
-        pairs = zip(self._samples.numbers.tolist(), self._step.passes[self._places].tolist(), strict=True)
-        dropped = np.array([transform.is_dropped(number=number, epoch=epoch) for number, epoch in pairs], bool)
-        return np.where(dropped, EMPTY_HASH, hashes)
+        hashes, transform, rows = self._samples.caption_hashes(), self._spec.text_transform, self._samples.rows
+        if transform:
+            pairs = zip(rows.tolist(), self._step.passes[self._places].tolist(), strict=True)
+            dropped = np.array([transform.is_dropped(number=number, epoch=epoch) for number, epoch in pairs], bool)
+            hashes = np.where(dropped, EMPTY_HASH, hashes)
+        return hashes if self._spec.equal_captions is None else self._spec.equal_captions(rows, hashes)
 
     def _spread(self, values: NDArray[np.int64], *, fill: int) -> Tensor:
         """Values of the samples (n,) in the rows of the batch (B,); `fill` in padding rows."""
@@ -306,17 +271,16 @@ class UnfinishedBatch:
             spread[place] = text
         return spread
 
-    def _sum_up(self, usable: NDArray[np.bool_]) -> Stats:
-        """The sums of all parts; a row counts for the worker that wrote its pixels."""
+    def _sum_up(self) -> Stats:
+        """The sums of all parts."""
+        total = Stats()
+        for stats in self._done:
+            total.add(stats)
         valid = self._batch["valid"]
-        total = Stats(rows=int(valid.sum()), masked=int((~valid).sum()))
+        total.rows, total.masked = int(valid.sum()), int((~valid).sum())
         if "attention_mask" in self._batch:
             total.tokens = int(self._batch["attention_mask"][valid].sum())
         total.token_places = total.rows * self._step.bucket.length
-        for part in self._done:
-            for worker in part.stats.workers.values():
-                worker["rows"] = int(usable[part.written.start : part.written.stop].sum())
-            total.add(part.stats)
         return total
 
     def _mask(self, i: int, stage: Stage, error: BadSample) -> None:
@@ -326,9 +290,8 @@ class UnfinishedBatch:
         reason, detail = error.reason.value, error.detail
         self._bad.append((i, LedgerEntry(step.epoch, step.number, row, shard, key, offset, stage, reason, detail)))
 
-    def _name(self, part: _BatchPart) -> str:
+    def _name(self, i: int | None) -> str:
         """Name of the sample in progress, for the warnings of a decoder."""
-        i = part.current
         return "" if i is None else sample_name(self._samples.shard(i), self._samples.keys[i])
 
     def _explain(self, error: Exception, i: int | None) -> str:

@@ -30,7 +30,7 @@ from mmdata.errors import BadSample, DataError, Reason
 from mmdata.images import probe
 from mmdata.images.pillow import decode_pillow
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.loader.image_buffers import batch_pixels
+from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
 from mmdata.safe_read import read_inside
@@ -196,7 +196,7 @@ def _batch(
     bucket = Bucket(data.max_length, data.image_size, data.image_size)
     if data.image_patches is not None:
         bucket = Bucket(data.max_length, 0, 0, data.image_patches[-1])
-    pixels = batch_pixels(bucket, 2 * num_pairs, BufferPool(), transform)
+    pixels = BatchPixels(bucket, 2 * num_pairs, BufferPool(), transform)
     captions: list[str] = []
     for i, pair in enumerate(pairs):
         for side, (name, caption) in enumerate(((pair.image_0, pair.caption_0), (pair.image_1, pair.caption_1))):

@@ -21,7 +21,7 @@ from mmdata.images.decode import oriented_size
 from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.corpus import open_index
-from mmdata.loader.image_buffers import PixelEntries, batch_pixels
+from mmdata.loader.image_buffers import BatchPixels, PixelEntries
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
@@ -99,7 +99,7 @@ class Preprocess:
         data = _read(image)
         info = probe(data)
         bucket = self._bucket(*oriented_size(info.height, info.width, info.orientation))
-        pixels = batch_pixels(bucket, 1, BufferPool(), self._transform)
+        pixels = BatchPixels(bucket, 1, BufferPool(), self._transform)
         encoded = EncodedImage(data, info.format, info.orientation, 0, checked=True)
         pixels.write(pixels.decode(encoded, epoch=0), 0, number=0, epoch=0)
         return pixels.entries(torch.ones(1, dtype=torch.bool))
@@ -111,7 +111,7 @@ class Preprocess:
                 "normalised already go to run.model.encode_image"
             )
         bucket = self._bucket(*image.shape[1:])
-        pixels = batch_pixels(bucket, 1, BufferPool(), self._transform)
+        pixels = BatchPixels(bucket, 1, BufferPool(), self._transform)
         shape = None if bucket.patches else (bucket.height, bucket.width)
         part = self._transform.choose_part(image.cpu(), shape=shape, patches=bucket.patches)
         pixels.write(part, 0, number=0, epoch=0)

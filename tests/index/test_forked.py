@@ -18,7 +18,6 @@ from mmdata.errors import DataError
 from mmdata.images import pillow
 from mmdata.images.pillow import name_warnings
 from mmdata.index import Index, ShardStore
-from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import LOCK_NAME, Remote
@@ -63,12 +62,6 @@ def held_by_a_thread(lock: Any) -> Generator[None, None, None]:
         thread.join()
 
 
-def prefetcher(index: Index) -> ShardPrefetcher:
-    made = ShardPrefetcher(iter(()), index, ShardStore(index))
-    list(made)  # its threads end
-    return made
-
-
 USES: dict[str, Callable[[Index], tuple[Any, Callable[[], object]]]] = {
     "file system": lambda index: (index.manifests[0].folder._lock, index.manifests[0].folder.file_system),
     "index": lambda index: (index._lock, lambda: index.shard(0)),
@@ -76,7 +69,6 @@ USES: dict[str, Callable[[Index], tuple[Any, Callable[[], object]]]] = {
     "store": lambda index: ((store := ShardStore(index)).open_shards._lock, lambda: store.read(0, 0, 512)),
     "buffers": lambda index: ((pool := BufferPool())._lock, lambda: pool.lend((4,))),
     "warnings": lambda index: (pillow._lock, name_warnings(lambda: "name").__enter__),
-    "prefetcher": lambda index: ((made := prefetcher(index))._lock, made.close),
 }
 
 

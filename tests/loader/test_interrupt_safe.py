@@ -1,4 +1,4 @@
-"""What threads share where an interrupt may come: a result, a stop signal, a generator that closes at any moment."""
+"""What threads share where an interrupt may come: a result, and a stop signal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Generator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import FrameType
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.loader.workers.interrupt_safe import Promise, SharedGenerator, Stop
+from mmdata.loader.workers.threads import Promise, Stop
 from tests.programs import PATIENCE_S
 
 
@@ -98,101 +97,3 @@ def test_interrupt_at_any_line_of_set_and_keep_leaves_no_lock_held(which: int):
     done.start()
     done.join(PATIENCE_S)
     assert not done.is_alive()
-
-
-class Watched:
-    """A generator of numbers that waits inside for `go`, and says when it was closed and by which thread."""
-
-    def __init__(self) -> None:
-        self.inside, self.go = threading.Event(), threading.Event()
-        self.closed_by: list[str] = []
-
-    def numbers(self) -> Generator[int, None, None]:
-        try:
-            for number in range(10):
-                self.inside.set()
-                assert self.go.wait(PATIENCE_S)
-                yield number
-        finally:
-            self.closed_by.append(threading.current_thread().name)
-
-
-def test_shared_generator_closed_while_a_thread_is_inside_leaves_it_to_that_thread():
-    watched, given = Watched(), []
-    shared = SharedGenerator(watched.numbers())
-    thread = threading.Thread(target=lambda: given.append(next(shared)), name="inside")
-    thread.start()
-    assert watched.inside.wait(PATIENCE_S)
-    shared.close()
-    shared.close()
-    assert watched.closed_by == []
-    watched.go.set()
-    thread.join()
-    assert (given, watched.closed_by) == ([0], ["inside"])
-    assert list(shared) == []
-
-
-def test_asking_while_another_thread_closes_it_is_its_end():
-    closing, go = threading.Event(), threading.Event()
-
-    def numbers() -> Generator[int, None, None]:
-        try:
-            yield 0
-        finally:
-            closing.set()
-            assert go.wait(PATIENCE_S)
-
-    shared = SharedGenerator(numbers())
-    assert next(shared) == 0
-    thread = threading.Thread(target=shared.close)
-    thread.start()
-    assert closing.wait(PATIENCE_S)
-    shared._closed = False  # as the caller of __next__ saw it, just before
-    try:
-        assert list(shared) == []
-    finally:
-        go.set()
-        thread.join()
-
-
-def test_closing_an_idle_generator_closes_it_here():
-    watched = Watched()
-    watched.go.set()
-    shared = SharedGenerator(watched.numbers())
-    assert next(shared) == 0
-    shared.close()
-    assert watched.closed_by == [threading.current_thread().name]
-    assert list(shared) == []
-
-
-def test_a_generator_that_ends_or_raises_does_so_for_the_one_that_asks():
-    def fails() -> Generator[int, None, None]:
-        yield 1
-        raise ValueError("no")
-
-    shared = SharedGenerator(fails())
-    assert next(shared) == 1
-    with pytest.raises(ValueError, match=r"^no$"):
-        next(shared)
-    assert list(shared) == []
-
-
-def test_many_threads_get_each_once_and_one_closes_it_meanwhile():
-    for closes_after in (0, 7, 500, 10_000):
-        shared = SharedGenerator(number for number in range(2000))
-        got: list[int] = []
-
-        def take(shared: SharedGenerator[int] = shared, got: list[int] = got, closes_after: int = closes_after) -> None:
-            for number in shared:
-                got.append(number)
-                if len(got) >= closes_after:
-                    shared.close()
-
-        threads = [threading.Thread(target=take) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(got) == list(range(len(got)))
-        assert len(got) == 2000 or closes_after < 2000
-        assert list(shared) == []

@@ -71,7 +71,8 @@ def test_ledger_judges_by_what_was_counted_before_the_run_was_resumed():
     ledger.add([entry(0, 0)], 50)
     message = (
         r"^51 of 1000 rows could not be used \(corrupt_image 50, file_changed 1\), more than "
-        r"max_bad_share 5\.0%; the first: shard 's\.tar', sample 'k': d\. `mmdata verify`"
+        r"max_bad_share 5\.0%; the first: shard 's\.tar', sample 'k': d; `mmdata replay CONFIG 0 --epoch 0` makes "
+        r"this row alone\. `mmdata verify`"
     )
     with pytest.raises(DataError, match=message):
         ledger.add([], 50)
@@ -84,7 +85,9 @@ def test_ledger_raises_once_a_transform_has_failed_on_all_of_the_first_rows_on_e
     failed = [entry(0, 0, row, "transform_failed") for row in range(4)]
     ledger = Ledger(0.05, Ranks(1, 2))
     ledger.add(failed[:3], 3)
-    with pytest.raises(DataError, match=r"^data\.transform failed on 4 of the first 4 rows, .* 'k': d; `mmdata replay"):
+    with pytest.raises(
+        DataError, match=r"^4 of 4 rows could not be used .* 'k': d; `mmdata replay .* data\.transform raised"
+    ):
         ledger.add(failed[3:], 1)
     usable = Ledger(0.05)
     usable.add(failed[:3], 4)

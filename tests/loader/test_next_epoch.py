@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from mmdata import Batch, Loader
-from mmdata.loader.unfinished import LoadedBatch
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import Work
 from mmdata.plan import Step
 from tests.programs import PATIENCE_S, run_program
 
@@ -34,7 +33,7 @@ class Watched:
         self.begun: list[tuple[int, int]] = []
         begun, begin = self.begun, self.loader.builder.begin  # the threads must not hold the loader
 
-        def watched(step: Step, stop: threading.Event | None = None) -> Work[LoadedBatch]:
+        def watched(step: Step, stop: threading.Event | None = None) -> Work:
             begun.append((step.epoch, step.number))
             return begin(step, stop)
 

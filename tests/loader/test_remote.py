@@ -158,7 +158,7 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
         for _ in loader:
             break
         for thread in threading.enumerate():
-            if thread.name in ("mmdata-ahead", "mmdata-fetch"):
+            if thread.name == "mmdata-fetch":
                 thread.join(PATIENCE_S)
                 assert not thread.is_alive()
     check_clean(Path(config["loading"]["cache_dir"]), room_of(config))

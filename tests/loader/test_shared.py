@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from typing import Any
 
 import torch
@@ -13,7 +14,15 @@ from mmdata.loader.workers.shared import ExportedBuffers, ImportedBuffers
 
 
 def test_a_result_comes_back_as_it_was_and_its_memory_when_it_is_gone():
-    exported, imported = ExportedBuffers(), ImportedBuffers()
+    imported, announced = ImportedBuffers(), list[int]()
+    ours, theirs = Pipe()
+
+    def announce(number: int, size: int, file: int) -> None:
+        send_handle(theirs, file, None)
+        imported.map(number, size, ours)
+        announced.append(number)
+
+    exported = ExportedBuffers(announce)
     pixels, rest = BufferPool(exported.allocate), BufferPool(exported.allocate)
     image = pixels.lend((2, 3)).fill_(7)
     result: dict[str, Any] = {
@@ -26,11 +35,7 @@ def test_a_result_comes_back_as_it_was_and_its_memory_when_it_is_gone():
         "keys": ["a", "b"],
     }
     packed, kept = exported.pack(result, rest)
-    new, freed = exported.news(kept)
-    assert (len(new), len(kept), freed) == (2, 2, [])
-    for buffer in new:
-        imported.map(buffer.number, buffer.size, os.dup(buffer.file))
-    assert exported.news(kept) == ([], [])
+    assert (announced, set(kept), exported.freed()) == ([0, 1], {0, 1}, [])
     found = imported.unpack(packed)
     for name, value in result.items():
         if isinstance(value, Tensor):
@@ -42,11 +47,9 @@ def test_a_result_comes_back_as_it_was_and_its_memory_when_it_is_gone():
     assert (found["image"] == 9).all()
     last = found["valid"]
     del found
-    assert imported.release_notice()[0] == [kept_number(new, of_pixels=True)]
+    assert imported.release_notice()[0] == [0], "the pool of pixels allocates first"
     del last
-    assert imported.release_notice()[0] == [kept_number(new, of_pixels=False)]
+    assert imported.release_notice()[0] == [1]
 
-
-def kept_number(buffers: list[Any], *, of_pixels: bool) -> int:
-    """The pool of pixels allocates first."""
-    return (min if of_pixels else max)(buffer.number for buffer in buffers)
+    del image, result, value, kept, pixels, rest
+    assert sorted(exported.freed()) == [0, 1]

@@ -68,8 +68,9 @@ def test_stats_without_a_batch_name_nothing():
 
 
 def test_clock_gives_each_moment_to_one_stage():
-    stats = Stats(rows=2)
-    clock = StageClock(stats)
+    clock = StageClock()
+    stats = clock.stats
+    stats.rows = 2
     clock.lap("collate")
     clock.watch(False)
     clock.lap("read")

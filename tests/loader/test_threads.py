@@ -5,30 +5,32 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
 from functools import partial
+from typing import Any
 
 import pytest
 
-from mmdata.loader.workers.threads import WorkerThreads
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import Promise, ThreadedBatches, Work
 from tests.programs import PATIENCE_S, run_program
 
 SEEN_BY_ALL = """
 import threading, torch
 torch.set_num_threads(3)
-from mmdata.loader.workers.threads import WorkerThreads
-from mmdata.loader.workers.work import Work
+from mmdata.loader.workers.threads import ThreadedBatches, Work
 
 workers, born_later = [], []
-def begin(step, stop):
-    return Work([lambda: workers.append(torch.get_num_threads())], lambda: step)
-threads = WorkerThreads((n for n in range(4)), begin, 2)
-for _ in range(4):
-    threads.ask()
-for _ in range(4):
-    threads.take()
+class Pipeline:
+    current_epoch = 0
+    def steps(self, epoch, start):
+        yield from range(4)
+    def begin(self, step, stop):
+        return Work([lambda: workers.append(torch.get_num_threads())], lambda: step)
+threads = ThreadedBatches(Pipeline(), num_threads=2, prefetch=1)
+threads.begin(0, 0)
+for step in range(4):
+    threads.take(0, step)
 thread = threading.Thread(target=lambda: born_later.append(torch.get_num_threads()))
 thread.start()
 thread.join()
@@ -40,14 +42,25 @@ class Memory:
     """What a batch lies in."""
 
 
-def counted(n: int) -> Iterator[int]:
-    yield from range(n)
+class Counted:
+    """Numbers as steps."""
+
+    current_epoch = 0
+
+    def __init__(self, num_steps: int, begin: Callable[[int, threading.Event], Work]) -> None:
+        self._num_steps, self._begin = num_steps, begin
+
+    def steps(self, epoch: int, start: int) -> Generator[int, None, None]:
+        yield from range(start, self._num_steps)
+
+    def begin(self, step: int, stop: threading.Event | None = None) -> Work:
+        assert stop is not None
+        return self._begin(step, stop)
 
 
-def started(make: Callable[[int], Work[int]], count: int, steps: int) -> WorkerThreads[int, int]:
-    threads: WorkerThreads[int, int] = WorkerThreads(counted(steps), lambda step, _: make(step), count)
-    for _ in range(steps):
-        threads.ask()
+def begun(begin: Callable[[int, threading.Event], Work], count: int, steps: int) -> ThreadedBatches[Any]:
+    threads: ThreadedBatches[Any] = ThreadedBatches(Counted(steps, begin), num_threads=count, prefetch=3)
+    threads.begin(0, 0)
     return threads
 
 
@@ -60,72 +73,73 @@ def test_workers_use_one_thread_of_torch_and_leave_the_others_theirs():
 def test_units_of_one_batch_are_shared_by_the_threads():
     meeting = threading.Barrier(3, timeout=PATIENCE_S)
     job = Work([meeting.wait] * 3, lambda: 7)  # no thread gets past its unit before three are at one
-    assert started(lambda _: job, count=3, steps=1).take() == 7
+    assert begun(lambda *_: job, count=3, steps=1).take(0, 0) == 7
 
 
 def test_results_come_in_the_order_of_the_tasks_whichever_is_finished_first():
     later_is_done = threading.Event()
 
-    def make(step: int) -> Work[int]:
+    def make(step: int, stop: threading.Event) -> Work:
         unit = (lambda: later_is_done.wait(PATIENCE_S)) if step == 0 else later_is_done.set
         return Work([unit], lambda: step * 10)
 
-    threads = started(make, count=2, steps=2)
-    assert [threads.take(), threads.take()] == [0, 10]
+    threads = begun(make, count=2, steps=2)
+    assert [threads.take(0, 0), threads.take(0, 1)] == [0, 10]
 
 
 def test_the_first_error_of_a_batch_is_its_result_and_the_next_batch_is_made():
     def fail() -> None:
         raise ValueError("unit 1")
 
-    def make(step: int) -> Work[int]:
+    def make(step: int, stop: threading.Event) -> Work:
         return Work([lambda: None, fail, lambda: None] if step == 0 else [lambda: None], lambda: step)
 
-    threads = started(make, count=2, steps=2)
+    threads = begun(make, count=2, steps=2)
     with pytest.raises(ValueError, match="unit 1"):
-        threads.take()
-    assert threads.take() == 1
+        threads.take(0, 0)
+    assert threads.take(0, 1) == 1
 
 
 def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():
-    begun = threading.Event()
+    at_work = threading.Event()
 
-    def begin(step: int, stop: threading.Event) -> Work[int]:
+    def begin(step: int, stop: threading.Event) -> Work:
         def unit() -> None:
-            begun.set()
+            at_work.set()
             stop.wait(PATIENCE_S)
 
         return Work([unit], lambda: step)
 
-    threads: WorkerThreads[int, int] = WorkerThreads(counted(2), begin, 1)
+    threads = begun(begin, count=1, steps=2)
+    promises: list[Promise[int]] = [Promise(), Promise()]
     got: list[int | type[BaseException]] = []
 
-    def take() -> None:
+    def take(promise: Promise[int]) -> None:
         try:
-            got.append(threads.take())
+            got.append(promise.take())
         except CancelledError as error:
             got.append(type(error))
 
-    takers = [threading.Thread(target=take, daemon=True) for _ in range(2)]
-    threads.ask()
-    threads.ask()
-    for taker in takers:
+    takers = [threading.Thread(target=take, args=(promise,), daemon=True) for promise in promises]
+    for promise, taker in zip(promises, takers, strict=True):  # the only worker is at the first batch
+        threads.ask(promise)
         taker.start()
-    assert begun.wait(PATIENCE_S)
-    while len(threads):  # both wait: one for the batch that the only worker is at, one for that after it
-        time.sleep(0.01)
+    assert at_work.wait(PATIENCE_S)
     threads.close()
+    promises.append(Promise())
+    threads.ask(promises[-1])  # too late
+    take(promises[-1])
     for taker in takers:
         taker.join(timeout=PATIENCE_S)
-    assert sorted(got, key=str) == [0, CancelledError]
+    assert sorted(got, key=str) == [0, CancelledError, CancelledError]
 
 
 @pytest.mark.parametrize("ended_by", ["nobody wants it", "an error", "no more steps"])
 def test_memory_of_batches_that_are_given_up_goes_at_once(ended_by: str):
     lent: list[weakref.ref[Memory]] = []
-    steps = counted(1 if ended_by == "no more steps" else 4)
+    steps = 1 if ended_by == "no more steps" else 4
 
-    def begin(step: int, stop: threading.Event, of_worker: Memory) -> Work[Memory]:
+    def begin(step: int, stop: threading.Event, of_worker: Memory) -> Work:
         of_batch = Memory()
         lent.append(weakref.ref(of_batch))
 
@@ -141,9 +155,9 @@ def test_memory_of_batches_that_are_given_up_goes_at_once(ended_by: str):
     gc.collect()
     gc.disable()  # its next full round may be minutes away, and a batch is some 100 MB
     try:
-        threads: WorkerThreads[int, Memory] = WorkerThreads(steps, partial(begin, of_worker=worker), 2)
+        threads = begun(partial(begin, of_worker=worker), 2, steps)
         for _ in range(3):
-            threads.ask()
+            threads.ask(Promise())
         while len(lent) < 2:
             time.sleep(0.01)
         threads.close()

@@ -16,7 +16,7 @@ from mmdata.config import DataConfig
 from mmdata.convert import convert
 from mmdata.errors import DataError
 from mmdata.index import Index, ShardStore, build_index, verify
-from mmdata.loader.shard_names import find_shards
+from mmdata.loader.stream import find_shards
 from mmdata.loader.stream_tars import TarFiles
 from mmdata.storage import ShardCache
 

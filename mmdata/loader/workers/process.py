@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.reduction import send_handle
 from queue import SimpleQueue
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from mmdata.errors import ConfigError, DataError, LoadError, printable
 from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.shared import REMEDY, ExportedBuffers, ImportedBuffers, Packed, SharedBuffer
-from mmdata.loader.workers.threads import WorkerThreads
-from mmdata.loader.workers.work import Pipeline, Work
+from mmdata.loader.workers.shared import REMEDY, ExportedBuffers, ImportedBuffers, Packed
+from mmdata.loader.workers.threads import Pipeline, Promise, ThreadedBatches, Work
 
 T = TypeVar("T")
 
@@ -54,6 +53,8 @@ KILLED = (
 CLOSED = "the program ends, or another thread raised an error"
 KNOWN_ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
 LINE_END = "\n"
+OF_START = -1
+"""The run of an error before the first one."""
 
 
 @dataclass(frozen=True)
@@ -67,59 +68,10 @@ class Task:
         prefetch: batches that are made before the caller asks for them, by all processes together.
     """
 
-    open: Callable[[BufferPool], Pipeline[Any]]
+    open: Callable[[BufferPool], Pipeline]
     num_processes: int
     num_threads: int
     prefetch: int
-
-    def threads_of(self, process: int) -> int:
-        """Threads of a process: of 5 in 2 processes 3 and 2."""
-        return len(range(process, max(self.num_threads, self.num_processes), self.num_processes))
-
-
-@dataclass(frozen=True)
-class WorkerRequest:
-    """What the training process asks a worker process for.
-
-    Attributes:
-        do: "begin" a run of batches at `step` of `epoch`, make one batch ("next"), or "stop" the run.
-        run: number of the run. Answers carry it, so that batches of an earlier run are recognised.
-        released: numbers of buffers that the training process does not use any more.
-        forks: how often the training process has forked.
-    """
-
-    do: Literal["begin", "next", "stop"]
-    run: int
-    released: list[int]
-    forks: int
-    epoch: int = 0
-    step: int = 0
-
-
-@dataclass(frozen=True)
-class WorkerAnswer:
-    """A batch, or the error in its place. The descriptors of new buffers follow it.
-
-    Attributes:
-        run: see `WorkerRequest`; -1: the error is of the start.
-        packed: the batch.
-        new: number and size of the buffers that the training process has not mapped yet.
-        freed: numbers of buffers that it can unmap.
-        error: type, message and traceback.
-    """
-
-    run: int
-    packed: Packed | None = None
-    new: tuple[tuple[int, int], ...] = ()
-    freed: tuple[int, ...] = ()
-    error: tuple[str, str, str] | None = None
-
-
-class WorkerTraceback(Exception):
-    """The traceback of an error in a worker process; it is the `__cause__` of the error that the loader raises."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"in the loader's worker process:\n{printable(text, keep=LINE_END)}")
 
 
 class WorkerProcesses(Generic[T]):
@@ -130,11 +82,10 @@ class WorkerProcesses(Generic[T]):
 
     Args:
         task: what they make.
-        identity: of the batches; the worker processes must find the same.
     """
 
-    def __init__(self, task: Task, identity: dict[str, Any]) -> None:
-        self._task, self._identity = task, identity
+    def __init__(self, task: Task) -> None:
+        self._task = task
         self._processes: list[_WorkerProcess] = []
         self._owner = 0  # the process that started them
         self._run = 0
@@ -155,7 +106,7 @@ class WorkerProcesses(Generic[T]):
             if self._owner != os.getpid() or not self._processes:
                 self._processes, self._owner = [], os.getpid()
                 for number in range(self._task.num_processes):
-                    self._processes.append(_WorkerProcess(self._task, number, self._identity))
+                    self._processes.append(_WorkerProcess(self._task, number))
             for process in self._processes:
                 process.request("begin", self._run, epoch, start)
                 for _ in range(-(-self._task.prefetch // self._task.num_processes)):
@@ -206,8 +157,7 @@ class WorkerProcesses(Generic[T]):
 class _WorkerProcess:
     """One worker process, and the memory that it shares with this process."""
 
-    def __init__(self, task: Task, number: int, identity: dict[str, Any]) -> None:
-        self._identity = identity
+    def __init__(self, task: Task, number: int) -> None:
         self._memory = ImportedBuffers()
         try:
             self._connection, theirs = Pipe()
@@ -235,21 +185,33 @@ class _WorkerProcess:
         """Whether `close` has not been called, nor the finalizer."""
         return self._ending.alive
 
-    def request(self, do: Literal["begin", "next", "stop"], run: int, epoch: int = 0, step: int = 0) -> None:
-        """Ask for something, and tell which buffers this process has released since the last request."""
-        self._send(WorkerRequest(do, run, *self._memory.release_notice(), epoch, step), f"'{do}'")
+    def request(self, do: str, run: int, epoch: int = 0, step: int = 0) -> None:
+        """Ask for a run of batches from `step` of `epoch` on ("begin"), for one batch ("next"), or to "stop" the run.
+
+        Answers carry the number of the run, so that batches of an earlier one are recognised. Each request also tells
+        which buffers this process has released.
+        """
+        self._send((do, run, epoch, step, *self._memory.release_notice()), f"'{do}'")
 
     def take(self, run: int, when: str) -> Any:
         """Wait for its next batch of a run."""
-        while True:
-            answer = self._receive(when)
-            if answer.packed is not None:
-                # Also of an earlier run: its buffers come with it, and are released as the batch is dropped.
-                made = self._memory.unpack(answer.packed)
-                if answer.run == run:
-                    return made
-            elif answer.error is not None and answer.run in (run, -1):
-                raise _error_of(*answer.error)
+        with self._naming_its_end(when):
+            while True:
+                kind, *content = self._connection.recv()
+                if kind == "log":
+                    logger.log(content[0], "%s", content[1])
+                elif kind == "buffer":
+                    number, size = content
+                    self._memory.map(number, size, self._connection)
+                elif kind == "error" and content[0] in (run, OF_START):
+                    raise _error_of(*content[1:])
+                elif kind == "batch":
+                    # Also of an earlier run: its buffers are released as the batch is dropped.
+                    of_run, packed, freed = content
+                    made = self._memory.unpack(packed)
+                    self._memory.unmap(freed)
+                    if of_run == run:
+                        return made
 
     def close(self) -> None:
         """End the process."""
@@ -258,34 +220,6 @@ class _WorkerProcess:
     def _send(self, message: object, what: str) -> None:
         with self._naming_its_end(f"before it got {what}"):
             self._connection.send(message)
-
-    def _receive(self, when: str) -> WorkerAnswer:
-        """Wait for the next answer, with its buffers mapped."""
-        with self._naming_its_end(when):
-            while not isinstance(message := self._connection.recv(), WorkerAnswer):
-                if isinstance(message, tuple):
-                    logger.log(message[0], "%s", message[1])
-                elif message != self._identity:
-                    raise DataError(
-                        f"the loader's worker process made another plan, {message}, than this process, "
-                        f"{self._identity}: the shards or the tokenizer have changed since the loader was built; build "
-                        "it anew"
-                    )
-            for number, size in message.new:
-                self._memory.map(number, size, self._receive_file())
-            for number in message.freed:
-                self._memory.unmap(number)
-            return message
-
-    def _receive_file(self) -> int:
-        try:
-            return recv_handle(self._connection)
-        except ConnectionError:
-            raise
-        except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
-            raise ConfigError(
-                f"data.loading.worker_type process: too many open files in process {os.getpid()}; {REMEDY}"
-            ) from error
 
     @contextmanager
     def _naming_its_end(self, when: str) -> Generator[None]:
@@ -320,7 +254,7 @@ def _end(connection: Connection, process: subprocess.Popen[bytes], owner: int) -
 def _error_of(kind: str, text: str, of_worker: str) -> Exception:
     """An error of a worker: of its own type if that is one of `mmdata.errors`, else a `LoadError`."""
     error = KNOWN_ERRORS[kind](text) if kind in KNOWN_ERRORS else LoadError(f"{kind}: {text}")
-    error.__cause__ = WorkerTraceback(of_worker)
+    error.__cause__ = Exception(f"in the loader's worker process:\n{printable(of_worker, keep=LINE_END)}")
     return error
 
 
@@ -342,11 +276,11 @@ def serve(descriptor: int) -> None:
             while not answers.connection.poll(ORPHAN_CHECK_S):
                 if os.getppid() != parent:
                     os._exit(0)
-            server.obey(answers.connection.recv())
+            server.obey(*answers.connection.recv())
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:  # a user's module may raise SystemExit
-        answers.send(_failed(error, run=-1))
+        answers.send_error(OF_START, error)
     # Not sys.exit: that would wait for worker threads, which may wait for a server.
     os._exit(0)
 
@@ -359,19 +293,23 @@ class _Answers(logging.Handler):
         self.connection = connection
         self._lock = threading.Lock()  # the parts of two messages must not mix
 
-    def send(self, message: object, buffers: list[SharedBuffer] | None = None) -> None:
-        """Send a message, and the descriptors of buffers."""
+    def send(self, *message: object, file: int | None = None) -> None:
+        """Send a message, and a descriptor behind it."""
         try:
             with self._lock:
                 self.connection.send(message)
-                for buffer in buffers or []:
-                    send_handle(self.connection, buffer.file, None)
+                if file is not None:
+                    send_handle(self.connection, file, None)
         except ConnectionError:  # the training process has ended
             os._exit(0)
 
+    def send_error(self, run: int, error: BaseException) -> None:
+        """Send type, message and traceback of an error."""
+        self.send("error", run, type(error).__name__, str(error), traceback.format_exc())
+
     def emit(self, record: logging.LogRecord) -> None:
         """Send the level and the text of a log record."""
-        self.send((record.levelno, record.getMessage()))
+        self.send("log", record.levelno, record.getMessage())
 
 
 class _BatchServer:
@@ -384,69 +322,70 @@ class _BatchServer:
     """
 
     def __init__(self, task: Task, number: int, answers: _Answers) -> None:
-        self._task, self._number, self._answers = task, number, answers
-        self._memory = ExportedBuffers()
+        self._answers, self._part = answers, (number, task.num_processes)
+        self._memory = ExportedBuffers(lambda number, size, file: answers.send("buffer", number, size, file=file))
         # Pixels, and the much smaller rest of a batch, in pools of their own: the rest must not take a pixel buffer.
         self._pixels, self._rest = BufferPool(self._memory.allocate), BufferPool(self._memory.allocate)
         self._forks = 0  # of the training process
         self._in_use: dict[int, object] = {}  # by number of the buffer: the training process reads it, so it is kept
-        self._threads: WorkerThreads[Any, Made] | None = None
-        self._asked: SimpleQueue[tuple[int, WorkerThreads[Any, Made]]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[int, Promise[Made]]] = SimpleQueue()
         self._pipeline = task.open(self._pixels)
+        # Of 5 threads in 2 processes, 3 and 2.
+        count = len(range(number, max(task.num_threads, task.num_processes), task.num_processes))
+        name = f"mmdata-process_{number}-worker"
+        self._batches: ThreadedBatches[Made] = ThreadedBatches(
+            cast(Pipeline, self), num_threads=count, prefetch=0, name=name
+        )
         threading.Thread(target=self._answer, daemon=True).start()
-        answers.send(self._pipeline.identity())
 
-    def obey(self, request: WorkerRequest) -> None:
-        """Do what the training process asks for."""
+    def obey(self, do: str, run: int, epoch: int, step: int, released: list[int], forks: int) -> None:
+        """Do what the training process asks for; see `_WorkerProcess.request`."""
         # The forks first: a buffer that a forked child may read must not come back to its pool when it is released.
-        if request.forks != self._forks:
-            self._forks = request.forks
+        if forks != self._forks:
+            self._forks = forks
             self._pixels.abandon_lent()
             self._rest.abandon_lent()
-        for number in request.released:
+        for number in released:
             del self._in_use[number]
-        if request.do == "next" and self._threads is not None:
-            self._pipeline.current_epoch = request.epoch
-            self._threads.ask()
-            self._asked.put((request.run, self._threads))
-            return
-        if self._threads is not None:
-            self._threads.close()
-            self._threads = None
-        if request.do == "begin":
-            steps = every(self._pipeline.steps(request.epoch, request.step), self._number, self._task.num_processes)
-            name = f"mmdata-process_{self._number}-worker"
-            self._threads = WorkerThreads(steps, self._begin, self._task.threads_of(self._number), name=name)
+        if do == "next":
+            self._pipeline.current_epoch = epoch
+            promise: Promise[Made] = Promise()
+            self._batches.ask(promise)
+            self._asked.put((run, promise))
+        elif do == "begin":
+            self._batches.begin(epoch, step)
+        else:
+            self._batches.stop()
 
-    def _begin(self, step: Any, stop: threading.Event) -> Work[Made]:
-        return self._pipeline.begin(step, stop).then(lambda made: self._memory.pack(made, self._rest))
+    def steps(self, epoch: int, start: int) -> Generator[Any, None, None]:
+        """Every num_processes-th step; for its threads this object is the pipeline."""
+        return every(self._pipeline.steps(epoch, start), *self._part)
+
+    def begin(self, step: Any, stop: threading.Event | None = None) -> Work:
+        """The work on a step, whose result is put into shared memory."""
+        units, finish = self._pipeline.begin(step, stop)
+        return Work(units, lambda: self._memory.pack(finish(), self._rest))
 
     def _answer(self) -> None:
         """Send the batches in the order in which they were asked for."""
         while True:
             self._send_next(*self._asked.get())
 
-    def _send_next(self, run: int, threads: WorkerThreads[Any, Made]) -> None:
+    def _send_next(self, run: int, promise: Promise[Made]) -> None:
         try:
-            packed, kept = threads.take()
+            packed, kept = promise.take()
         except (StopIteration, CancelledError):  # the next epoch has no steps, or the run was stopped
             return
         except BaseException as error:  # a user's transform may raise SystemExit, and the training process waits
-            self._answers.send(_failed(error, run))
+            self._answers.send_error(run, error)
             return
         # Kept before the message goes: the training process may release a buffer as soon as it has the message.
-        self._in_use.update((buffer.number, loan) for buffer, loan in kept.items())
-        new, freed = self._memory.news(kept)
-        numbers = tuple((buffer.number, buffer.size) for buffer in new)
-        self._answers.send(WorkerAnswer(run, packed, numbers, tuple(freed)), new)
+        self._in_use.update(kept)
+        self._answers.send("batch", run, packed, self._memory.freed())
 
 
-Made = tuple[Packed, dict[SharedBuffer, object]]
+Made = tuple[Packed, dict[int, object]]
 """A batch in shared memory, and what keeps its buffers."""
-
-
-def _failed(error: BaseException, run: int) -> WorkerAnswer:
-    return WorkerAnswer(run, error=(type(error).__name__, str(error), traceback.format_exc()))
 
 
 def every(steps: Generator[T, None, None], first: int, step: int) -> Generator[T, None, None]:

@@ -11,11 +11,11 @@ import mmap
 import os
 import pickle
 import tempfile
-import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -48,29 +48,18 @@ class Packed(NamedTuple):
     arrays: list[tuple[int, int, int]]
 
 
-@dataclass(frozen=True)
-class SharedBuffer:
-    """A buffer of a worker process.
+class ExportedBuffers:
+    """Buffers that a worker process fills and the training process maps. Thread-safe.
 
-    Attributes:
-        number: by which both processes call it.
-        size: in bytes.
-        file: its descriptor in the worker process.
+    Args:
+        announce: tells the training process the number, the size and the descriptor of each new buffer.
     """
 
-    number: int
-    size: int
-    file: int
-
-
-class ExportedBuffers:
-    """Buffers that a worker process fills and the training process maps. Thread-safe."""
-
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[int, int, int], None]) -> None:
+        self._announce = announce
         self._numbers = itertools.count()
-        self._by_address: dict[int, SharedBuffer] = {}
-        self._announced: set[int] = set()
-        self._freed: deque[int] = deque()  # announced, then freed; the training process still has them mapped
+        self._by_address: dict[int, int] = {}
+        self._freed: deque[int] = deque()  # the training process still has them mapped
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
         """At least `size` bytes, freed with the array.
@@ -79,23 +68,23 @@ class ExportedBuffers:
             ConfigError: no memory or file descriptor is left.
         """
         size = -(-size // BLOCK) * BLOCK
+        number = next(self._numbers)
         try:
             file = anonymous_file(size)
             try:
                 buffer = np.frombuffer(mmap.mmap(file, size), np.uint8)
-            except BaseException:
+                self._announce(number, size, file)
+            finally:
                 os.close(file)
-                raise
         except OSError as error:
             raise ConfigError(
                 f"data.loading.worker_type process: no {size} bytes of shared memory: {error}; {REMEDY}"
             ) from error
-        address = buffer.ctypes.data
-        self._by_address[address] = SharedBuffer(next(self._numbers), size, file)
-        weakref.finalize(buffer, self._free, address).atexit = False
+        self._by_address[buffer.ctypes.data] = number
+        weakref.finalize(buffer, self._free, buffer.ctypes.data).atexit = False
         return buffer
 
-    def pack(self, result: object, pool: BufferPool) -> tuple[Packed, dict[SharedBuffer, object]]:
+    def pack(self, result: object, pool: BufferPool) -> tuple[Packed, dict[int, object]]:
         """Put a result into shared memory.
 
         Args:
@@ -103,40 +92,34 @@ class ExportedBuffers:
             pool: lends one buffer of this memory for all other arrays: each buffer costs a file descriptor.
 
         Returns:
-            The result, and for each of its buffers what keeps it from being lent again.
+            The result, and for each of its buffers, by number, what keeps it from being lent again.
         """
         arrays: list[memoryview] = []
         body = io.BytesIO()
         _Pickler(body, 5, buffer_callback=lambda array: arrays.append(array.raw())).dump(result)
-        buffers = [self._by_address.get(_address(array)) if array.nbytes else None for array in arrays]
-        others = [_aligned(array) for array, buffer in zip(arrays, buffers, strict=True) if buffer is None]
+        numbers = [self._by_address.get(_address(array)) if array.nbytes else None for array in arrays]
+        others = [_aligned(array) for array, number in zip(arrays, numbers, strict=True) if number is None]
         lent = pool.lend((max(1, sum(others)),))
         rest, values, end = self._by_address[lent.data_ptr()], lent.numpy(), 0
-        kept: dict[SharedBuffer, object] = {rest: lent}
+        kept: dict[int, object] = {rest: lent}
         places: list[tuple[int, int, int]] = []
-        for array, buffer in zip(arrays, buffers, strict=True):
-            if buffer is None:
+        for array, number in zip(arrays, numbers, strict=True):
+            if number is None:
                 values[end : end + array.nbytes] = array
-                places.append((rest.number, end, array.nbytes))
+                places.append((rest, end, array.nbytes))
                 end += _aligned(array)
             else:
-                kept[buffer] = array
-                places.append((buffer.number, 0, array.nbytes))
+                kept[number] = array
+                places.append((number, 0, array.nbytes))
         return Packed(body.getvalue(), places), kept
 
-    def news(self, buffers: Iterable[SharedBuffer]) -> tuple[list[SharedBuffer], list[int]]:
-        """Those buffers that the training process has not mapped yet, and numbers of others that it can unmap."""
-        new = [buffer for buffer in buffers if buffer.number not in self._announced]
-        self._announced.update(buffer.number for buffer in new)
-        return new, [self._freed.popleft() for _ in range(len(self._freed))]
+    def freed(self) -> list[int]:
+        """Numbers of the buffers that the training process can unmap since the last call."""
+        return [self._freed.popleft() for _ in range(len(self._freed))]
 
     def _free(self, address: int) -> None:
         # A finalizer: the garbage collector may run it in any thread at any moment, so it must not wait for a lock.
-        buffer = self._by_address.pop(address)
-        os.close(buffer.file)
-        if buffer.number in self._announced:
-            self._announced.remove(buffer.number)
-            self._freed.append(buffer.number)
+        self._freed.append(self._by_address.pop(address))
 
 
 class ImportedBuffers:
@@ -146,24 +129,30 @@ class ImportedBuffers:
         self._lending: Lending[int] = Lending()  # numbers; returned: released, and the worker process is not told yet
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
-    def map(self, number: int, size: int, file: int) -> None:
-        """Map a buffer, and close its descriptor.
+    def map(self, number: int, size: int, connection: Connection) -> None:
+        """Map a buffer, whose descriptor comes next.
 
         Raises:
             ConfigError: no descriptor or address space is left.
         """
         try:
-            self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
-        except OSError as error:
+            file = recv_handle(connection)
+            try:
+                self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
+            finally:
+                os.close(file)
+        except ConnectionError:
+            raise
+        except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
             raise ConfigError(
-                f"data.loading.worker_type process: {size} bytes cannot be mapped: {error}; {REMEDY}"
+                f"data.loading.worker_type process: {size} bytes cannot be mapped in process {os.getpid()}, where too "
+                f"many files may be open: {error}; {REMEDY}"
             ) from error
-        finally:
-            os.close(file)
 
-    def unmap(self, number: int) -> None:
-        """Unmap a buffer that the worker process has freed, once no tensor uses it."""
-        self._buffers.pop(number, None)
+    def unmap(self, numbers: Iterable[int]) -> None:
+        """Unmap buffers that the worker process has freed, once no tensor uses them."""
+        for number in numbers:
+            self._buffers.pop(number, None)
 
     def unpack(self, packed: Packed) -> Any:
         """The result; its arrays are views of shared memory. A buffer is released when the last of them is gone."""
@@ -181,13 +170,11 @@ class ImportedBuffers:
         """What the worker process must know before it writes into its buffers again.
 
         Returns:
-            Numbers of buffers that no tensor of this process uses any more, and how often this process has forked.
+            Numbers of buffers that no tensor of this process uses any more, and the number of forks.
         """
         # A forked child shares the memory of its parent's batches: buffers in use at a fork must never be written
-        # again. So the count of a fork must reach the worker process no later than the release of such a buffer, and
-        # the lock keeps other threads from forking between the two lines.
-        with forks.lock:
-            return self._lending.returned(), forks.count
+        # again. So the forks are counted after the buffers: a fork that had a buffer in use is then counted, too.
+        return self._lending.returned(), forks[0]
 
 
 class _Pickler(pickle.Pickler):
@@ -223,25 +210,12 @@ def anonymous_file(size: int) -> int:
     return file
 
 
-class Forks:
-    """Counts the forks of this process.
-
-    Attributes:
-        count: forks so far, one in progress included.
-        lock: while a thread holds it, no other thread forks.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=self._before, after_in_parent=self.lock.release, after_in_child=self.lock.release
-            )
-
-    def _before(self) -> None:
-        self.lock.acquire()
-        self.count += 1
+forks = [0]
+"""How often this process has begun or ended a fork: what it receives between the two is in the child, too."""
 
 
-forks = Forks()
+def _count_fork() -> None:
+    forks[0] += 1
+
+
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)

@@ -1,9 +1,12 @@
 """Worker threads: all threads share the units of one batch, then of the next; results come in the order of the steps.
 
 So the latency of a batch falls with the number of threads, and its memory does not grow with it. One more thread takes
-the steps and begins them. What passes between threads goes through `SimpleQueue`, whose calls are C: an interrupt can
-leave no lock held. Threads are daemons: a program that ends does not wait for a server that does not answer. They are
-ended before the interpreter is.
+the steps and begins them. Threads are daemons: a program that ends does not wait for a server that does not answer.
+They are ended before the interpreter is.
+
+`concurrent.futures.Future`, `threading.Event` and `threading.Condition` enter and leave their locks in lines of Python.
+A Ctrl-C between two of these lines, in the main thread, leaves a lock held, so that other threads wait for ever, or
+releases it twice, which is a RuntimeError. `SimpleQueue`, `Promise` and `Stop` wait and wake in a single call into C.
 """
 
 from __future__ import annotations
@@ -12,76 +15,126 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from mmdata.loader.workers.interrupt_safe import Promise, Stop
-from mmdata.loader.workers.work import Pipeline, Work
-
 T = TypeVar("T")
-StepT = TypeVar("StepT")
+Begin = Callable[[Any, threading.Event], "Work"]
 END_S = 5.0
-"""Seconds for which `close` waits for the threads. They end at the next row, unless a transform or a disk hangs."""
+"""Seconds for which `stop` waits for the threads. They end at the next row, unless a transform or a disk hangs."""
 
 
-class WorkerThreads(Generic[StepT, T]):
-    """Threads that share the units of one step after the other. They end with this object.
+class Work(NamedTuple):
+    """Work in units, which threads may do concurrently.
+
+    Attributes:
+        units: each is called once, in any order. After one has raised, the others return immediately.
+        finish: called once, when all units have returned; returns the result.
+    """
+
+    units: Sequence[Callable[[], None]]
+    finish: Callable[[], Any]
+
+    def run(self) -> Any:
+        """Do all of it in the caller's thread."""
+        for unit in self.units:
+            unit()
+        return self.finish()
+
+
+class Pipeline(Protocol):
+    """The steps of one rank, and how each becomes a batch.
+
+    Attributes:
+        current_epoch: the epoch of the batches that the caller takes.
+    """
+
+    current_epoch: int
+
+    def steps(self, epoch: int, start: int) -> Generator[Any, None, None]:
+        """The steps from step `start` of an epoch on, and those of the next epochs, until an epoch has no steps."""
+        ...
+
+    def begin(self, step: Any, stop: threading.Event | None = None) -> Work:
+        """The work on a step. Its units raise Interrupted once `stop` is set."""
+        ...
+
+
+class ThreadedBatches(Generic[T]):
+    """Makes the batches of one rank in threads of this process; with 0 threads, `take` makes each in the caller's.
+
+    The threads end with this object.
 
     Args:
-        steps: iterated, and closed, by the thread that begins them.
-        begin: called with a step, and with an event that is set when the results are not wanted any more.
-        count: number of threads that do the units. Each uses one thread of torch, since more would compete for the
-            other workers' cores; the caller's own `torch.get_num_threads` does not change.
+        pipeline: the steps of the rank, and the work on each.
+        num_threads: that do the units. Each uses one thread of torch, since more would compete for the other workers'
+            cores; the caller's own `torch.get_num_threads` does not change.
+        prefetch: batches that may be ready or in progress while the caller uses another.
         name: prefix of the threads' names. `Stats.workers` keeps its sums by these names, so the threads of several
             processes of one loader need prefixes of their own.
     """
 
-    def __init__(
-        self,
-        steps: Iterator[StepT],
-        begin: Callable[[StepT, threading.Event], Work[T]],
-        count: int,
-        *,
-        name: str = "mmdata-worker",
-    ) -> None:
-        self._requested: deque[Promise[T]] = deque()  # oldest first
-        self._queues: _Queues[T] = _Queues(count)
-        self._threads: list[threading.Thread] = []
-        self._owner = os.getpid()
-        # `_close` runs when `close` is called, when this object is collected, or when the program ends. It gets the
+    def __init__(self, pipeline: Pipeline, *, num_threads: int, prefetch: int, name: str = "mmdata-worker") -> None:
+        self._pipeline, self._num_threads, self._prefetch, self._name = pipeline, num_threads, prefetch, name
+        self._asked: deque[Promise[T]] = deque()  # not taken yet, oldest first
+        self._unthreaded: Iterator[T] = iter(())
+        self._queues: _Queues[T] | None = None  # of the threads that run
+        self._owner = 0  # the process that has them
+
+    def begin(self, epoch: int, start: int) -> None:
+        """Make the batches from step `start` of an epoch on; drops those that were made."""
+        self.stop()
+        steps, begin = self._pipeline.steps(epoch, start), self._pipeline.begin
+        if not self._num_threads:
+            self._unthreaded = (begin(step).run() for step in steps)
+            return
+        queues: _Queues[T] = _Queues(self._num_threads)
+        threads: list[threading.Thread] = []
+        self._queues, self._owner = queues, os.getpid()
+        # `_close` runs when `stop` is called, when this object is collected, or when the program ends. It gets the
         # queues and the threads, not this object: a finalizer that refers to its object would keep it alive.
-        self._finalize = weakref.finalize(self, _close, self._queues, self._threads, self._owner)
-        work = {f"{name}_steps": partial(_begin_steps, steps, begin, self._queues)}
-        self._start({**work, **{f"{name}_{number}": partial(_do_units, self._queues) for number in range(count)}})
+        self._finalize = weakref.finalize(self, _close, queues, threads, self._owner)
+        work = {f"{self._name}_steps": partial(_begin_steps, steps, begin, queues)}
+        work |= {f"{self._name}_{number}": partial(_do_units, queues) for number in range(self._num_threads)}
+        _start(work, threads)
 
-    def __len__(self) -> int:
-        """Results that were requested and not taken yet."""
-        return len(self._requested)
+    def take(self, epoch: int, step: int) -> T:
+        """Wait for the next batch, which is that of the given step.
 
-    def _start(self, work: dict[str, Callable[[], None]]) -> None:
-        callers = torch.get_num_threads()
-        limited: SimpleQueue[None] = SimpleQueue()  # one item for each thread that has set its number of torch threads
-        try:
-            for name, do in work.items():
-                thread = threading.Thread(target=_work, args=(do, limited), name=name, daemon=True)
-                self._threads.append(thread)  # first: after an interrupt within `start`, `_close` must find it
-                thread.start()
-            for _ in work:
-                limited.get()
-        finally:
-            # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
-            # without this line the caller's next threads would have 1.
-            torch.set_num_threads(callers)
+        Raises:
+            StopIteration: there are no more steps.
+            CancelledError: the threads have been ended.
+            Exception: what the pipeline or its work raised.
+        """
+        self._pipeline.current_epoch = epoch
+        if not self._num_threads:
+            return next(self._unthreaded)
+        self._fill()
+        made = self._asked.popleft().take()
+        # Filled again after the take: with a prefetch of 1 no batch would be made while the caller uses this one.
+        self._fill()
+        return made
 
-    def close(self) -> None:
-        """End the threads, and wait for them, at most `END_S`."""
+    def ask(self, promise: Promise[T]) -> None:
+        """Have the next batch made, for a promise that `take` does not wait for."""
+        if (queues := self._queues) is not None:
+            queues.asked.put(promise)
+        if queues is None or queues.stop.is_set():  # the thread that begins steps may have ended already
+            promise.cancel()
+
+    def stop(self) -> None:
+        """Make no more batches, and drop those that were made; `begin` starts again."""
+        self._unthreaded = iter(())
+        self._asked.clear()
+        if self._queues is None:
+            return
         try:
             # A finalizer runs once. If an interrupt cut it short, the threads would never be told to end: so they are
             # told before it.
@@ -89,28 +142,21 @@ class WorkerThreads(Generic[StepT, T]):
                 self._queues.end()
         finally:
             self._finalize()
+        self._queues = None
 
-    def ask(self) -> None:
-        """Queue the next batch."""
-        promise: Promise[T] = Promise()
-        self._requested.append(promise)
-        self._queues.asked.put(promise)
-        if self._queues.stop.is_set():  # the thread that begins steps may have ended already
-            promise.cancel()
+    def close(self) -> None:
+        """End the threads; `begin` starts others."""
+        self.stop()
 
-    def take(self) -> T:
-        """Wait for the next result.
-
-        Raises:
-            StopIteration: there are no more steps.
-            CancelledError: the threads have been ended.
-            Exception: what `steps`, `begin` or its work raised.
-        """
-        return self._requested.popleft().take()
+    def _fill(self) -> None:
+        while len(self._asked) < self._prefetch:
+            promise: Promise[T] = Promise()
+            self._asked.append(promise)  # first: after an interrupt the next take must not skip a batch
+            self.ask(promise)
 
 
 class _Queues(Generic[T]):
-    """Where the threads find work. It has no reference to `WorkerThreads`, which can so be collected while they wait.
+    """Where the threads find work. It has no reference to `ThreadedBatches`, which can so be collected while they wait.
 
     Attributes:
         asked: the n-th promise gets the result of the n-th step. None: there will be no more.
@@ -132,24 +178,98 @@ class _Queues(Generic[T]):
             self.units.put(None)
 
 
-def _begin_steps(
-    steps: Iterator[StepT], begin: Callable[[StepT, threading.Event], Work[T]], queues: _Queues[T]
-) -> None:
+class Promise(Generic[T]):
+    """One result, which one thread makes and another takes once."""
+
+    def __init__(self) -> None:
+        # A SimpleQueue puts and gets in C: no interrupt can leave its lock held.
+        self._box: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def keep(self, result: T) -> None:
+        """Give the result."""
+        self._box.put((result, None))
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error, which `take` raises. After an earlier result or error it has no effect."""
+        self._box.put((None, error))
+
+    def cancel(self) -> None:
+        """Give a CancelledError: no thread makes the result."""
+        self.fail(CancelledError())
+
+    def take(self) -> T:
+        """Wait for the result; raises the error that was given instead."""
+        result, error = self._box.get()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            # The error's traceback refers to this frame: without `del` they would keep each other, and the batch's
+            # memory, until the garbage collector runs.
+            del self, error
+
+
+class Stop(threading.Event):
+    """An event that is set once, for good: what is being made is not wanted any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopped = False
+        # Held until the event is set. To wait is to acquire it, which is one call into C; `Event.wait` is many lines.
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._stopped
+
+    def set(self) -> None:
+        """Set it, and wake all threads that wait."""
+        # The flag first: if an interrupt comes before the gate opens, workers still see that they are to end.
+        self._stopped = True
+        with suppress(RuntimeError):  # the gate was open already
+            self._gate.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for at most `timeout` seconds; returns whether it is set."""
+        if self._gate.acquire(timeout=-1 if timeout is None else timeout):
+            # Each thread that passes opens the gate for the next. A second `set` may have opened it meanwhile.
+            with suppress(RuntimeError):
+                self._gate.release()
+        return self._stopped
+
+    def clear(self) -> None:
+        """Raises TypeError."""
+        raise TypeError("a Stop is set for good")
+
+
+def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread]) -> None:
+    callers = torch.get_num_threads()
+    limited: SimpleQueue[None] = SimpleQueue()  # one item for each thread that has set its number of torch threads
+    try:
+        for name, do in work.items():
+            thread = threading.Thread(target=_work, args=(do, limited), name=name, daemon=True)
+            threads.append(thread)  # first: after an interrupt within `start`, `_close` must find it
+            thread.start()
+        for _ in work:
+            limited.get()
+    finally:
+        # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
+        # without this line the caller's next threads would have 1.
+        torch.set_num_threads(callers)
+
+
+def _begin_steps(steps: Generator[Any, None, None], begin: Begin, queues: _Queues[Any]) -> None:
     try:
         while (promise := queues.asked.get()) is not None:
             _begin_next(steps, begin, queues, promise)
             del promise
     finally:
-        if (close := getattr(steps, "close", None)) is not None:
-            close()
+        steps.close()
 
 
-def _begin_next(
-    steps: Iterator[StepT],
-    begin: Callable[[StepT, threading.Event], Work[T]],
-    queues: _Queues[T],
-    promise: Promise[T],
-) -> None:
+def _begin_next(steps: Iterator[Any], begin: Begin, queues: _Queues[Any], promise: Promise[Any]) -> None:
     try:
         if queues.stop.is_set():
             raise CancelledError
@@ -164,10 +284,10 @@ def _begin_next(
         del promise
 
 
-class _SharedWork(Generic[T]):
+class _SharedWork:
     """Work that threads share. The thread that does the last unit calls `finish`; the first error ends the work."""
 
-    def __init__(self, work: Work[T], promise: Promise[T], stop: threading.Event) -> None:
+    def __init__(self, work: Work, promise: Promise[Any], stop: threading.Event) -> None:
         self.work = work
         self._promise, self._stop = promise, stop
         self._left = len(work.units)
@@ -194,7 +314,7 @@ class _SharedWork(Generic[T]):
             del self
 
 
-def _do_units(queues: _Queues[T]) -> None:
+def _do_units(queues: _Queues[Any]) -> None:
     while unit := queues.units.get():
         unit()
         del unit  # it holds its batch, whose memory must not wait until this thread has the next work
@@ -208,7 +328,7 @@ def _work(work: Callable[[], None], limited: SimpleQueue[None]) -> None:
     work()
 
 
-def _close(queues: _Queues[T], threads: list[threading.Thread], owner: int) -> None:
+def _close(queues: _Queues[Any], threads: list[threading.Thread], owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked child has none of the threads
     queues.end()
@@ -220,55 +340,3 @@ def _close(queues: _Queues[T], threads: list[threading.Thread], owner: int) -> N
     for thread in threads:
         with suppress(RuntimeError):  # never started, because of an interrupt; if it does start, it ends immediately
             thread.join(max(0.0, until - monotonic()))
-
-
-class ThreadedBatches(Generic[T]):
-    """Makes the batches of one rank in threads of this process; with 0 threads, `take` makes each in the caller's.
-
-    Args:
-        pipeline: the steps of the rank, and the work on each.
-        num_threads: worker threads.
-        prefetch: batches that may be ready or in progress while the caller uses another.
-    """
-
-    def __init__(self, pipeline: Pipeline[T], *, num_threads: int, prefetch: int) -> None:
-        self._pipeline = pipeline
-        self._num_threads, self._prefetch = num_threads, prefetch
-        self._threads: WorkerThreads[Any, T] | None = None
-        self._unthreaded: Iterator[T] = iter(())
-
-    def begin(self, epoch: int, start: int) -> None:
-        """Make the batches from step `start` of an epoch on."""
-        self.stop()
-        steps = self._pipeline.steps(epoch, start)
-        if self._num_threads:
-            self._threads = WorkerThreads(steps, self._pipeline.begin, self._num_threads)
-        else:
-            begin = self._pipeline.begin  # the generator must not hold this object, which holds it
-            self._unthreaded = (begin(step).run() for step in steps)
-
-    def take(self, epoch: int, step: int) -> T:
-        """Wait for the next batch, which is that of the given step; raises what its worker raised."""
-        self._pipeline.current_epoch = epoch
-        if self._threads is None:
-            return next(self._unthreaded)
-        self._fill(self._threads)
-        made = self._threads.take()
-        # Filled again after the take: with a prefetch of 1 no batch would be made while the caller uses this one.
-        self._fill(self._threads)
-        return made
-
-    def stop(self) -> None:
-        """Make no more batches, and drop those that were made."""
-        self._unthreaded = iter(())
-        if self._threads is not None:
-            self._threads.close()
-            self._threads = None
-
-    def close(self) -> None:
-        """End the threads; `begin` starts others."""
-        self.stop()
-
-    def _fill(self, threads: WorkerThreads[Any, T]) -> None:
-        while len(threads) < self._prefetch:
-            threads.ask()

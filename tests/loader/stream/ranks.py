@@ -21,8 +21,7 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.launcher import Ranks
-from mmdata.loader.shard_names import find_shards
-from mmdata.loader.stream import Stream
+from mmdata.loader.stream import Stream, find_shards
 from mmdata.loader.stream_tars import TarFiles
 from mmdata.train import DualEncoder
 from mmdata.train.ranks import collectives

@@ -39,7 +39,7 @@ def test_a_webdataset_gives_the_rows_of_a_stream(shards: Path, config: Any, num_
         for key, pixels in zip(batch["keys"], batch["pixel_values"], strict=True):
             assert not key or bool((pixels == expected[key]).all())
     assert sorted(keys(stream)) == ALL, "the next epoch is another iteration"
-    assert repr(stream).startswith("Stream(samples of an iterable, batches of 4 rows")
+    assert repr(stream).startswith("Stream(the iterable, batches of 4 rows")
 
 
 def test_a_pipeline_of_ones_own_gives_bucketed_and_padded_batches(shards: Path, config: Any):
@@ -73,10 +73,10 @@ def test_an_endless_iterable_may_repeat_keys_and_needs_steps(shards: Path, confi
 
 
 def test_buffers_are_let_go(shards: Path, config: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mmdata.loader.stream.BUFFER_ROWS", 4)
+    monkeypatch.setattr("mmdata.loader.stream_tars.BUFFER_ROWS", 4)
     endless = wds.WebDataset(urls(shards), resampled=True)
     with mmdata.stream(endless, config(num_workers=2, num_text_buckets=1), steps_per_epoch=200) as stream:
-        held = [len(stream._source_of_tars._files) for _ in stream]
+        held = [len(stream._plan._tars.source._files) for _ in stream]
     assert max(held) < 20, "of a hundred and more"
 
 
@@ -165,3 +165,8 @@ def test_ranks_have_iterables_of_their_own_and_equal_steps(shards: Path, config:
         assert [len(batch["keys"]) for batch in batches] == [2] * 8
         assert {int(key) // 10 % 2 for batch in batches for key in batch["keys"] if key} == {rank}
         assert (stream.rank, stream.world_size, stream.batch_size) == (rank, 2, 2)
+
+
+def test_another_process_cannot_iterate(config: Any):
+    with pytest.raises(ConfigError, match=r"another process cannot iterate .* or give the names of the shards"):
+        mmdata.stream(Samples([]), config(worker_type="process"))

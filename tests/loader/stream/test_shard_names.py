@@ -16,7 +16,7 @@ import mmdata
 from mmdata.convert import convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, build_index, verify
-from mmdata.loader.shard_names import find_shards
+from mmdata.loader.stream import find_shards
 from mmdata.storage import ShardCache
 from mmdata.tars.foreign import MAX_SHARDS, most_names
 
@@ -40,7 +40,7 @@ def test_relative_file_urls_are_read_as_webdataset_reads_them(shards: Path, monk
     url = "file:shards/000003.tar"
     expected = sorted(sample["__key__"] for sample in webdataset.WebDataset(url, shardshuffle=False))
     assert sorted(k for batch in mmdata.stream(url, config()) for k in batch["keys"] if k) == expected
-    with pytest.raises(DataError, match=r"shard 'shards/none\.tar': no such file or folder"):
+    with pytest.raises(DataError, match=r"shard 'shards/none\.tar': no such file or directory; check the path"):
         find_shards("file:shards/none.tar")
 
 

@@ -52,12 +52,23 @@ def no_threads_left() -> Iterator[None]:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", ["mmdata-index", "mmdata-worker_0", "mmdata-worker_2"])
+def test_an_interrupt_while_a_thread_starts_that_reads_ahead_is_a_keyboard_interrupt(
+    shards: Path, config: Any, no_threads_left: None
+):
+    before = sys.gettrace()
+    sys.settrace(interrupt_at_thread("mmdata-worker"))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            mmdata.stream(shards, config(num_workers=0))
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("name", ["mmdata-worker_0", "mmdata-worker_2"])
 def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
     shards: Path, config: Any, no_threads_left: None, name: str
 ):
-    # With 0 workers the main thread itself takes the steps, and has the first window read.
-    stream = mmdata.stream(shards, config(num_workers=0 if name == "mmdata-index" else 3, prefetch_batches=3))
+    stream = mmdata.stream(shards, config(num_workers=3, prefetch_batches=3))
     before = sys.gettrace()
     sys.settrace(interrupt_at_thread(name))
     try:

@@ -178,6 +178,7 @@ def test_a_token_budget_and_shapes_that_are_chosen_hold(shards: Path, config: An
         ({"captions": "every"}, "captions: every"),
         ({"select": "rows.npy"}, "select by a file of rows"),
         ({"num_lanes": 2}, "num_lanes"),
+        ({"leftover": "drop"}, "leftover: drop"),
         ({"join": [{"table": "scores.parquet", "key": "key"}]}, "join"),
     ],
 )
@@ -192,11 +193,6 @@ def test_what_is_left_of_each_bucket_comes_at_the_end_of_a_pass(uneven, config, 
     batches = [*mmdata.stream(folder, config(global_batch_size=4, leftover=leftover))]
     assert sorted(key for batch in batches for key in batch["keys"] if key) == [f"{i:04d}" for i in range(40)]
     assert sum(not bool(batch["valid"].all()) for batch in batches) <= most
-
-
-def test_leaving_rows_out_is_refused(uneven, config):
-    with pytest.raises(ConfigError, match=r"cannot do leftover: drop"):
-        mmdata.stream(uneven(5), config(leftover="drop"))
 
 
 def test_a_window_of_many_small_tars_opens_each_once_to_index_and_once_to_read(uneven, config, monkeypatch):
