@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader
+from mmdata.plan.groups import save_groups
 
 
 class RegroupedLoader:
@@ -71,7 +70,7 @@ class RegroupedLoader:
     def write_groups(self, epoch: int, of_rows: NDArray[np.int64]) -> None:
         """Write the groups of an epoch, int64 (rows of the index,), -1 for rows without one; rank 0 alone."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(epoch), partial(np.save, arr=of_rows))
+        save_groups(self._file(epoch), of_rows, self.loader.index)
 
     def use_groups(self, epoch: int) -> None:
         """Go on with the groups of an epoch, which `write_groups` has written, at the start of that epoch."""
