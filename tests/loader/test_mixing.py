@@ -59,12 +59,13 @@ def test_groups_of_other_values_are_refused(corpus, tmp_path: Path, values: Any,
 
 
 def test_groups_that_were_saved_for_an_index_are_of_it_alone(corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index = corpus.index
     path, expected = tmp_path / "g.npy", np.arange(50) // 5
-    save_groups(path, expected, corpus.index)
-    assert np.array_equal(groups_of(settings_for(path), corpus.index).of_rows, expected)
-    monkeypatch.setattr(corpus.index, "fingerprint", "of as many other rows")
+    save_groups(path, expected, index)
+    assert np.array_equal(groups_of(settings_for(path), index).of_rows, expected)
+    monkeypatch.setattr(index, "fingerprint", "of as many other rows")
     with pytest.raises(ConfigError, match=rf"^data.groups.source: '{path}' was made for another corpus; make it anew"):
-        groups_of(settings_for(path), corpus.index)
+        groups_of(settings_for(path), index)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 60, 300])
