@@ -79,7 +79,7 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def groups_of(path: Path) -> np.ndarray[Any, Any]:
-    return np.load(path)
+    return np.load(path)["group"]
 
 
 def test_each_epoch_but_the_first_has_groups_of_near_rows(whole: Path):

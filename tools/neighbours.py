@@ -36,11 +36,9 @@ def main() -> int:
     if options.run is not None:
         check_run(options.run)
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
-    import numpy as np
-
     from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
-    from mmdata.files import write_whole
     from mmdata.loader.corpus import open_index
+    from mmdata.plan.groups import save_groups
     from mmdata.train.memory.neighbours import mean_similarity, usable_rows
     from mmdata.train.ranks import collectives
     from mmdata.trained import TrainedRun
@@ -58,7 +56,7 @@ def main() -> int:
     mapped = map_features(features, len(index))
     groups = group(mapped, alike(data), options, device)
     near, random = mean_similarity(mapped, groups, seed=options.seed, device=device)
-    write_whole(options.out, lambda file: np.save(file, groups.numpy()))
+    save_groups(options.out, groups.numpy(), index)
     without = without_group(data, index, groups.numpy(), usable_rows(mapped).numpy())
     print(printable(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without}"))
     print(f"mean similarity: {near:.3f} within groups, {random:.3f} within random ones")

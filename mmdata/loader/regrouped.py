@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.files import write_whole
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader, open_parts
+from mmdata.plan.groups import save_groups
 
 
 class RegroupedLoader(Loader):
@@ -61,7 +60,7 @@ class RegroupedLoader(Loader):
     def write_groups(self, epoch: int, of_rows: NDArray[np.int64]) -> None:
         """Write the groups of an epoch, int64 (rows of the index,), -1 for rows without one; rank 0 alone."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(epoch), partial(np.save, arr=of_rows))
+        save_groups(self._file(epoch), of_rows, self.index)
 
     def use_groups(self, epoch: int) -> None:
         """Go on with the groups of an epoch, which `write_groups` has written, at the start of that epoch."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config.batches import GroupsConfig
 from mmdata.errors import ConfigError, counted
+from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.ranges import mix_evenly
@@ -192,10 +194,29 @@ def groups_of(settings: GroupsConfig, index: Index) -> Groups:
     return Groups(index.column("label"), size, candidates, "label", settings.share)
 
 
+def save_groups(path: Path, of_rows: Ints, index: Index) -> None:
+    """Save the groups of the rows of an index, for this index alone.
+
+    Args:
+        path: of a .npy file.
+        of_rows: int64 (len(index),), -1 for a row without a group.
+        index: of the rows.
+    """
+    write_whole(path, lambda file: np.save(file, of_rows.astype(np.int64).view(_type_for(index))))
+
+
+def _type_for(index: Index) -> np.dtype[np.void]:
+    """The type of groups that were made for an index: the title of its field is the fingerprint."""
+    return np.dtype([((index.fingerprint, "group"), np.int64)])
+
+
 def _of_file(name: str, index: Index, settings: GroupsConfig) -> Ints:
-    """The groups in a .npy file."""
-    file = npy_of_rows(name, index, of=OF, kinds="iu", what="save the group of each row as int64, -1 for none")
-    of_rows = file.read(0, len(file)).astype(np.int64)
+    """The groups in a .npy file: plain numbers, or what `save_groups` has saved for this index."""
+    file = npy_of_rows(name, index, of=OF, kinds="iuV", what="save the group of each row as int64, -1 for none")
+    values = file.read(0, len(file))
+    if file.dtype.kind == "V" and file.dtype != _type_for(index):
+        raise ConfigError(f"{OF}: '{name}' was made for another corpus; make it anew with `mmdata neighbours`")
+    of_rows = values["group"] if file.dtype.kind == "V" else values.astype(np.int64)
     largest = int(np.unique(of_rows[of_rows >= 0], return_counts=True)[1].max(initial=0))
     together = settings.size or 1 + (settings.candidates or 0)
     if together > largest:

@@ -113,7 +113,7 @@ class Plan:
         self.shuffle = shuffle
         self.window_rows = window_rows
         self.num_lanes = num_lanes
-        self.leftover = check_leftover(leftover)
+        self.leftover: Leftover = check_leftover(leftover)
         self.mixture = mixture or Mixture((ShardSpan(0, len(rows.starts) - 1),))
         self.num_rows = int(rows.places[-1])
         if self.num_rows == 0:

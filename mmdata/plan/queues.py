@@ -18,8 +18,7 @@ from mmdata.plan.windows import KeyedPermutation
 from mmdata.seeding import Purpose
 
 Ints = NDArray[np.int64]
-Units = tuple[Ints, NDArray[np.integer[Any]]]
-"""The occurrences of n units, int64 (n, unit_rows), -1 for padding; and the bucket of each unit, int (n,)."""
+Buckets = NDArray[np.integer[Any]]
 
 
 class WindowRows:
@@ -42,16 +41,17 @@ class WindowRows:
         self._groups, self._num_shares = mixture.groups, len(mixture.shares)
         self._permutation = permutation
         self._covers = cover_table(policy.buckets) if mixture.groups else np.empty((0, 0), np.int64)
-        self._counted: dict[tuple[int, int], Units] = {}  # until they are read
+        self._counted: dict[tuple[int, int], tuple[Ints, Buckets]] = {}  # until they are read
         self.num_buckets = len(policy.buckets)
         self.unit_rows = mixture.unit_rows
 
-    def units(self, window: Window, epoch: int) -> Units:
-        """The units of a window in a random order."""
-        if (counted := self._counted.pop((epoch, window.position), None)) is not None:
-            return counted
-        occurrences = window.ranges.occurrences(self._rows.selection)
-        bucket_of = self._rows.buckets_of(occurrences, self._policy)
+    def units(self, window: Window, epoch: int) -> tuple[Ints, Buckets]:
+        """The units of a window in a random order.
+
+        Returns:
+            occurrences, int64 (n, unit_rows), -1 for padding; and the bucket of each unit, int (n,).
+        """
+        occurrences, bucket_of = self._counted.pop((epoch, window.position), None) or self._bucketed(window.ranges)
         order = self._permutation(len(occurrences), epoch, Purpose.ROW_ORDER, window.position)
         occurrences, bucket_of = occurrences[order], bucket_of[order]
         groups = self._groups
@@ -73,21 +73,26 @@ class WindowRows:
         arrivals = np.zeros((len(windows), len(rounds), self.num_buckets), np.int64)
         # Where one round is counted row by row, and by the rank that reads all of its windows next, that is done once.
         self._counted.clear()  # of a round that was passed over on the way to a later one
-        is_read_next = len(rounds) == 1 and len(windows) == self._num_shares
-        # Which rows stand together depends on the random order, so no histogram tells a unit's bucket.
-        row_by_row = self._groups is not None or (is_read_next and self._rows.selection is not None)
+        is_read_next = len(rounds) == 1 and len(windows) == self._num_shares and self._rows.selection is not None
         for own, counts in zip(windows, arrivals, strict=True):
             of_rounds = own[rounds.start : rounds.stop]  # a lane share may have fewer windows than rounds
-            if row_by_row:
+            if self._groups is not None:
+                # which rows stand together depends on the random order, so no histogram tells a unit's bucket
                 for window, arrived in zip(of_rounds, counts, strict=False):
-                    units = self.units(window, epoch)
-                    arrived[:] = np.bincount(units[1], minlength=self.num_buckets)
-                    if is_read_next:
-                        self._counted[epoch, window.position] = units
+                    arrived[:] = np.bincount(self.units(window, epoch)[1], minlength=self.num_buckets)
+            elif is_read_next:
+                for window, arrived in zip(of_rounds, counts, strict=False):
+                    found = self._counted[epoch, window.position] = self._bucketed(window.ranges)
+                    arrived[:] = np.bincount(found[1], minlength=self.num_buckets)
             else:
                 of_ranges = np.repeat(np.arange(len(of_rounds)), [len(window.ranges.shards) for window in of_rounds])
                 np.add.at(counts, of_ranges, self._count(concatenate([window.ranges for window in of_rounds])))
         return arrivals
+
+    def _bucketed(self, ranges: RowRanges) -> tuple[Ints, Buckets]:
+        """The occurrences of some ranges, and the bucket of each."""
+        occurrences = ranges.occurrences(self._rows.selection)
+        return occurrences, self._rows.buckets_of(occurrences, self._policy)
 
     def _count(self, ranges: RowRanges) -> Ints:
         """Rows of each range by bucket, int64 (n, K)."""
@@ -99,8 +104,7 @@ class WindowRows:
         if not is_whole.all():
             partial = np.flatnonzero(~is_whole)
             parts = ranges.take(partial)
-            bucket_of = self._rows.buckets_of(parts.occurrences(self._rows.selection), self._policy)
-            np.add.at(counts, (np.repeat(partial, parts.ends - parts.begins), bucket_of), 1)
+            np.add.at(counts, (np.repeat(partial, parts.ends - parts.begins), self._bucketed(parts)[1]), 1)
         for number in np.unique(ranges.passes[is_whole]).tolist():
             of_pass = np.flatnonzero(is_whole & (ranges.passes == number))
             counts[of_pass] = self._rows.bucket_counts(self._policy, number, ranges.shards[of_pass])

@@ -254,9 +254,9 @@ class WeightedPlan(Plan):
         if part not in plans:
             rows = PartRows(self.rows, self.weights, part)
             # A window reaches over as many shards as one of all rows: their columns are held while it is read.
-            share = len(rows.selection) / self.num_rows
+            share = int(rows.places[-1]) / self.num_rows
             settings: dict[str, Any] = {**self._settings, "window_rows": max(1, math.ceil(self.window_rows * share))}
-            made = Plan(rows, self.policy, **settings) if len(rows.selection) else None
+            made = Plan(rows, self.policy, **settings) if share else None
             # Replaced, not changed: threads ask for parts at once.
             plans = self._plans = {**dict(list(plans.items())[1 - HELD_PARTS :]), part: made}
         return plans[part]

@@ -87,7 +87,7 @@ class BucketBatchSampler(PlannedBatchSampler):
                 f"{row} has {longest}: add a bound of {longest}, or truncate these rows and give "
                 f"np.minimum(lengths, {self.bounds[-1]})"
             )
-        self.leftover = check_leftover(leftover)
+        self.leftover: Leftover = check_leftover(leftover)
         if leftover != "merge" and drop_last:
             raise ValueError(
                 f"drop_last is about leftover 'merge', and leftover is '{leftover}': leave one of them out"

@@ -14,7 +14,7 @@ from mmdata.config.batches import GroupsConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
 from mmdata.index import Sample
-from mmdata.plan.groups import groups_of
+from mmdata.plan.groups import groups_of, save_groups
 
 
 def saved(path: Path, values: Any, **settings: bool) -> Path:
@@ -56,6 +56,16 @@ def test_groups_of_other_values_are_refused(corpus, tmp_path: Path, values: Any,
     path = saved(tmp_path / "g.npy", values, allow_pickle=True)
     with pytest.raises(ConfigError, match=rf"^data.groups.source: '{path}'.*{re.escape(message)}"):
         groups_of(settings_for(path), corpus.index)
+
+
+def test_groups_that_were_saved_for_an_index_are_of_it_alone(corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index = corpus.index
+    path, expected = tmp_path / "g.npy", np.arange(50) // 5
+    save_groups(path, expected, index)
+    assert np.array_equal(groups_of(settings_for(path), index).of_rows, expected)
+    monkeypatch.setattr(index, "fingerprint", "of as many other rows")
+    with pytest.raises(ConfigError, match=rf"^data.groups.source: '{path}' was made for another corpus; make it anew"):
+        groups_of(settings_for(path), index)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 60, 300])

@@ -97,7 +97,9 @@ def test_a_row_draws_of_what_it_has_in_any_company(data: Any):
     chosen = drawn.choose(rows, passes)
     tokens, hashes = drawn.tokens(rows, passes), drawn.hashes(rows, passes)
     longest = [max((len(text) for column in kept for text in column[row]), default=0) for row in rows.tolist()]
-    of_rows, all_tokens = drawn.all_tokens(rows)
+    found = list(drawn.all_tokens(rows))
+    assert [probability for probability, _, _ in found] == probabilities
+    of_rows, all_tokens = (np.concatenate([columns[i] for columns in found]) for i in (1, 2))
     assert [max(all_tokens[of_rows == i].tolist(), default=0) for i in range(len(rows))] == longest
     for i, (row, number) in enumerate(zip(rows.tolist(), passes.tolist(), strict=True)):
         source, position = int(chosen.source[i]), int(chosen.position[i])
