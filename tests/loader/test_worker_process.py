@@ -17,7 +17,6 @@ import pytest
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.images.user import CHECKED_ROWS
-from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
