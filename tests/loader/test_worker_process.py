@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdata import Batch, stream
+from mmdata import Batch
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.images.user import CHECKED_ROWS
-from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
@@ -318,8 +317,3 @@ def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_
 def test_worker_process_refuses_settings(corpus: Corpus, changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         corpus.loader(**changes)
-
-
-def test_worker_process_is_not_for_streams(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"cannot do loading.worker_type: process; leave that out, or make an index"):
-        stream(str(corpus.folder / "shards" / "000000.tar"), grouped(**corpus.settings, **PROCESS))
