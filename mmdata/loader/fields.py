@@ -34,7 +34,7 @@ class MemberSource(NamedTuple):
 
     Attributes:
         selector: names it.
-        kind: one of `member_values.KINDS`.
+        kind: one of `mmdata.tars.members.KINDS`.
         join: name of the joined tars; "" for the sample's own.
     """
 
