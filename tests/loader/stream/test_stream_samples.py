@@ -91,7 +91,7 @@ def test_stream_of_something_else_is_an_error(tmp_path, config):
 @pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd"])
 def test_stream_of_a_compressed_tar_is_an_error_that_says_the_remedy(tmp_path, config, magic):
     path = write(tmp_path / "x.tar.gz", magic + bytes(1000))
-    with pytest.raises(DataError, match="compressed, .* unpack it"):
+    with pytest.raises(DataError, match=r"compressed, .* unpack it"):
         mmdata.stream(path, config())
 
 
