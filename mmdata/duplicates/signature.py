@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class Signed:
         hashes: uint64 (images,), the perceptual hash of each; 0 where `known` is False.
         known: bool (images,), whether the image could be decoded.
         thumbnails: uint8 (images, THUMBNAIL_BYTES), a map of a file without a name.
-        problems: why a row's image could not be read, by row; the reason, and its details.
+        problems: why an image could not be read, by its number; the reason, and its details.
     """
 
     image_of: Ints
@@ -159,10 +160,11 @@ def sign(
     image_of, first_rows = number_of[image_of.reshape(-1)], first_rows[order]
     count = len(first_rows)
     signed = Signed(image_of, first_rows, np.zeros(count, np.uint64), np.zeros(count, np.bool_), _memory(count, folder))
-    signer = _Signer(index, signed)
+    store = ShardStore(index)
     with ThreadPoolExecutor(num_workers) as pool:
         try:
-            for done in pool.map(signer.sign, range(0, count, CHUNK_IMAGES)):
+            chunks = (np.arange(begin, min(begin + CHUNK_IMAGES, count)) for begin in range(0, count, CHUNK_IMAGES))
+            for done in pool.map(partial(_sign, index, store, signed), chunks):
                 on_rows(done)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -170,45 +172,29 @@ def sign(
     return signed
 
 
-class _Signer:
-    def __init__(self, index: Index, signed: Signed) -> None:
-        self._index, self._signed, self._store = index, signed, ShardStore(index)
-        self._by_image = np.argsort(signed.image_of, kind="stable")
-        self._starts = np.searchsorted(signed.image_of[self._by_image], np.arange(len(signed.first_rows) + 1))
+def _sign(index: Index, store: ShardStore, signed: Signed, images: Ints) -> int:
+    """Sign some images by their first rows; returns how many there were."""
+    rows = signed.first_rows[images]
+    columns = {name: values.tolist() for name, values in index.take(rows, COLUMNS).items()}
+    shards, _ = index.locate(rows)
+    for i, (image, shard) in enumerate(zip(images.tolist(), shards.tolist(), strict=True)):
+        try:
+            signed.thumbnails[image] = _thumbnail(store, shard, {name: values[i] for name, values in columns.items()})
+        except BadSample as bad:
+            signed.problems[image] = bad
+        else:
+            signed.known[image] = True
+    found = images[signed.known[images]]
+    signed.hashes[found] = perceptual_hashes(signed.thumbnails[found])
+    return len(images)
 
-    def sign(self, begin: int) -> int:
-        """Sign CHUNK_IMAGES images, from one number on; returns how many there were."""
-        signed = self._signed
-        end = min(begin + CHUNK_IMAGES, len(signed.first_rows))
-        self._sign_rows(signed.first_rows[begin:end])
-        # The rows of an image have equal bytes, unless a shard changed since: then another row may be whole.
-        for image in (begin + np.flatnonzero(~signed.known[begin:end])).tolist():
-            for row in self._by_image[self._starts[image] + 1 : self._starts[image + 1]]:
-                if not signed.known[image]:
-                    self._sign_rows(np.array([row]))
-        found = begin + np.flatnonzero(signed.known[begin:end])
-        signed.hashes[found] = perceptual_hashes(signed.thumbnails[found])
-        return end - begin
 
-    def _sign_rows(self, rows: Ints) -> None:
-        columns = {name: values.tolist() for name, values in self._index.take(rows, COLUMNS).items()}
-        shards, _ = self._index.locate(rows)
-        for i, (row, shard) in enumerate(zip(rows.tolist(), shards.tolist(), strict=True)):
-            image = self._signed.image_of[row]
-            try:
-                found = self._thumbnail(shard, {name: values[i] for name, values in columns.items()})
-            except BadSample as bad:
-                self._signed.problems[row] = bad
-            else:
-                self._signed.thumbnails[image] = found
-                self._signed.known[image] = True
-
-    def _thumbnail(self, shard: int, columns: dict[str, int]) -> Bytes:
-        data = self._store.read(shard, columns["image_offset"], columns["image_bytes"])
-        if fast_hash(data) != columns["image_xxh3"]:
-            raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        image_format, orientation = FORMATS[columns["image_format"]], columns["orientation"]
-        return thumbnail(data, format=image_format, orientation=orientation, checked=True)
+def _thumbnail(store: ShardStore, shard: int, columns: dict[str, int]) -> Bytes:
+    data = store.read(shard, columns["image_offset"], columns["image_bytes"])
+    if fast_hash(data) != columns["image_xxh3"]:
+        raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
+    image_format, orientation = FORMATS[columns["image_format"]], columns["orientation"]
+    return thumbnail(data, format=image_format, orientation=orientation, checked=True)
 
 
 def _memory(count: int, folder: Path) -> Bytes:

@@ -118,7 +118,8 @@ def find_duplicates(
     groups = signed.first_rows[leaders(near_own)[image_of]]
     chained = components(near_own)[image_of]
     hashes: Ints = signed.hashes.view(np.int64)[image_of]
-    problems = [str(signed.problems[row].reason) if row in signed.problems else None for row in range(own)]
+    reasons = {image: str(bad.reason) for image, bad in signed.problems.items()}
+    problems = [reasons.get(image) for image in image_of.tolist()]
     columns: dict[str, object] = {
         "key": keys,
         "phash": pa.array(hashes, mask=~signed.known[image_of]),

@@ -48,7 +48,7 @@ class MemberField:
     Attributes:
         name: of the entry.
         selector: names the member, or a value in it.
-        kind: one of `member_values.KINDS`.
+        kind: one of `mmdata.tars.members.KINDS`.
         join: name of the joined tars; "" for the sample's own.
         missing: what becomes of rows without one, see `DataConfig.missing_fields`.
     """

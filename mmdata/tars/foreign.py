@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -99,9 +98,13 @@ def find_shards(source: Path) -> list[Path]:
         raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")
     shards = [source / name for name in names if name.endswith(".tar")]
     if not shards:
+        inner = next(
+            (path.name for path in sorted(source.iterdir()) if path.is_dir() and any(path.glob("*.tar"))), None
+        )
         raise DataError(
-            f"folder '{source}': no .tar in it, {_holdings(source)}; `mmdata convert {source} OUT` makes shards of "
-            "images and captions"
+            f"folder '{source}': no .tar in it"
+            + (f", but in its folder '{inner}'" if inner else "")
+            + f"; `mmdata convert {source} OUT` makes shards of images and captions"
         )
     for path in shards:
         check_regular(path, "shard")
@@ -147,19 +150,6 @@ def _check_may_be_tar(path: Path) -> None:
         return
     remedy = f"; `mmdata convert {path} OUT` makes shards of it" if kind in (Kind.TABLE, Kind.ZIP) else ""
     raise DataError(f"'{path}': {kind.value}, and a tar or a folder of tars is expected{remedy}")
-
-
-def _holdings(folder: Path) -> str:
-    """What a folder without tars holds, in words."""
-    names = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    if not names:
-        return "it is empty"
-    folders = sorted(path.name for path in names if path.is_dir() and any(path.glob("*.tar")))
-    if folders:
-        return f"but in its folder '{folders[0]}'" + (f" and {len(folders) - 1} others" if len(folders) > 1 else "")
-    kinds = Counter(path.suffix or "without an extension" if not path.is_dir() else "folders" for path in names)
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(3))
-    return f"it holds {listed}" + (" and others" if len(kinds) > 3 else "")
 
 
 def guess_members(shards: Iterable[Path]) -> Members:

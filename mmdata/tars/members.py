@@ -17,7 +17,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -122,8 +122,7 @@ class Members:
 
     def content(self) -> dict[str, list[str]]:
         """As JSON, without what is not given."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in asdict(self)}
-        return {name: [str(selector) for selector in selectors] for name, selectors in given.items() if selectors}
+        return {name: [str(selector) for selector in selectors] for name, selectors in vars(self).items() if selectors}
 
     @property
     def caption_keys(self) -> tuple[str, ...]:

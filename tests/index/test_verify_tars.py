@@ -50,7 +50,7 @@ def test_verify_says_what_is_wrong_in_each_tar_and_goes_on(tmp_path, tar, member
     by_name = dict(told)
     assert re.match(r"byte \d+: a member of \d+ bytes, and the file ends after 188: cut; .*: fetch", by_name["a"])
     assert re.match(r"byte \d+: header checksum does not match: damaged, or not a tar; .*: fetch", by_name["b"])
-    assert by_name["c"] == "gzip-compressed, which has no random access; `gunzip` it first"
+    assert by_name["c"] == "compressed, which has no random access; unpack it first"
     assert re.match(r"byte \d+: data behind the end blocks, which other readers never see", by_name["d"])
     assert re.match(r"byte \d+: sample '9' cannot be used: missing_caption", by_name["e"])
     assert "sample '7' ends shard 'g-split.tar' and starts shard 'h-split.tar': split over two" in str(told)

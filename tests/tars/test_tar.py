@@ -237,8 +237,8 @@ def test_a_size_in_base_256_is_taken():
         ),
         (b"\n<!DOCTYPE html>" + bytes(497), "is an HTML page, not a tar"),
         (b'{"error": "denied"}' + bytes(493), "is text, not a tar: a server's error was saved in its place; read it"),
-        (b"PK\x03\x04" + bytes(508), "is a ZIP archive, not a tar; use `mmdata convert`"),
-        (b"PAR1" + bytes(508), "is a Parquet table, not a tar; use `mmdata convert`"),
+        (b"PK\x03\x04" + bytes(508), "is a ZIP archive or a Parquet table, not a tar; use `mmdata convert`"),
+        (b"PAR1" + bytes(508), "or a Parquet table, not a tar; use `mmdata convert`"),
         (
             b"version https://git-lfs.github.com/spec/v1" + bytes(470),
             "is a pointer of Git LFS, not a tar; fetch the file",
@@ -271,7 +271,7 @@ def test_a_member_that_comes_twice_is_refused():
 def test_a_compressed_tar_is_refused():
     refuse(
         b"\x1f\x8b\x08\0" + bytes(600),
-        "shard 'toy.tar': gzip-compressed, which has no random access; `gunzip` it first",
+        "shard 'toy.tar': compressed, which has no random access; unpack it first",
     )
 
 

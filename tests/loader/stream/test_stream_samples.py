@@ -88,13 +88,10 @@ def test_stream_of_something_else_is_an_error(tmp_path, config):
         list(mmdata.stream(path, config()))
 
 
-@pytest.mark.parametrize(
-    ("magic", "said"),
-    [(b"\x1f\x8b", "gzip-compressed, .* `gunzip` it"), (b"\x28\xb5\x2f\xfd", r"\(zstd\), .* `unzstd` it")],
-)
-def test_stream_of_a_compressed_tar_is_an_error_that_says_the_remedy(tmp_path, config, magic, said):
+@pytest.mark.parametrize("magic", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd"])
+def test_stream_of_a_compressed_tar_is_an_error_that_says_the_remedy(tmp_path, config, magic):
     path = write(tmp_path / "x.tar.gz", magic + bytes(1000))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"compressed, .* unpack it"):
         mmdata.stream(path, config())
 
 
