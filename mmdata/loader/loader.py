@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import CancelledError
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
@@ -304,7 +303,7 @@ class Loader(Interoperable):
         started = perf_counter()
         try:
             made = self._source.take(*place)
-        except CancelledError:
+        except Exception:
             self._position.check(iteration, of=self._kind)  # another thread has closed it
             raise
         self.stats.wait_s += perf_counter() - started

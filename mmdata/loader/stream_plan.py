@@ -272,6 +272,8 @@ class StreamPlan(Plan):
         reading = self._reading
         if not reading.is_fresh or reading.number != epoch or reading.process != os.getpid():
             reading.close()
+            for tar in self._tars.source.stale(epoch):
+                self._drop(tar)
             reading = self._reading = Reading(self._tars, self._data, epoch)
         reading.is_fresh = False
         for tar in [*self._rows_left]:  # of a pass that was left
@@ -311,5 +313,8 @@ class StreamPlan(Plan):
 
     def _drop(self, tar: int) -> None:
         self._rows_left.pop(tar, None)
+        for done in self._done:
+            if tar in done:
+                done.remove(tar)
         for drop in self.drops:
             drop(tar)

@@ -131,6 +131,10 @@ class TarFiles:
         """Whether a tar is read from the cache, which may remove it."""
         return "://" in self.shards[tar]
 
+    def stale(self, number: int) -> list[int]:
+        """The tars that are to be dropped before a pass begins: none."""
+        return []
+
     def drop(self, tar: int) -> None:
         """Nothing: a tar that the cache has removed is closed with the next one that is opened."""
 
@@ -188,6 +192,10 @@ class SampleTars:
     def is_cached(self, tar: int) -> bool:
         """See `TarFiles`."""
         return False
+
+    def stale(self, number: int) -> list[int]:
+        """See `TarFiles`: all but those of the pass before, of which batches may be in work."""
+        return [tar for tar in self._files if tar // (NUM_TARS // PASSES) != (number - 1) % PASSES]
 
     def drop(self, tar: int) -> None:
         """Free the memory of a tar, once it is closed everywhere."""

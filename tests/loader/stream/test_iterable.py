@@ -170,3 +170,25 @@ def test_ranks_have_iterables_of_their_own_and_equal_steps(shards: Path, config:
 def test_another_process_cannot_iterate(config: Any):
     with pytest.raises(ConfigError, match=r"another process cannot iterate .* or give the names of the shards"):
         mmdata.stream(Samples([]), config(worker_type="process"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pass_that_is_left_and_begun_again_may_have_other_samples_in_the_same_tars(
+    photo: Any, config: Any, monkeypatch: pytest.MonkeyPatch, num_workers: int
+):
+    monkeypatch.setattr("mmdata.loader.stream_tars.BUFFER_ROWS", 4)
+    samples = [{"__key__": f"{i}", "jpg": photo(20, 16 + i, seed=i), "txt": f"picture {i}"} for i in range(40)]
+
+    class Shuffled:
+        def __iter__(self) -> Any:
+            samples.reverse()
+            return iter(samples)
+
+    stream = mmdata.stream(Shuffled(), config(num_workers=num_workers, num_text_buckets=1))
+    for steps in (1, 4, 7):
+        stream.set_epoch(0)
+        list(islice(stream, steps))
+    stream.set_epoch(0)
+    for _ in range(2):
+        assert sorted(map(int, keys(stream))) == list(range(40))
+    assert not [*stream.ledger]
