@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from mmdata.errors import DamagedShard
 from mmdata.files import Staged, remove, write_whole
 from mmdata.hashing import fast_hash
-from mmdata.index.manifest import Manifest
+from mmdata.index.pages import INDEX_FILE
 from mmdata.storage.folder import INNER, MANIFEST_NAME
 from mmdata.tars.row import IndexedMember, IndexRow
 from mmdata.tars.scan import Edge, Scan
@@ -57,7 +57,7 @@ class IndexStaging:
         self._folder = folder
         self._path = folder / STAGING_NAME
         self.new = self._path / "new"
-        self._staged = Staged(folder, self.new, last=INNER + MANIFEST_NAME, names=_index_files)
+        self._staged = Staged(folder, self.new, last=INNER + MANIFEST_NAME, names=self._published)
 
     def load(self, tar: str, identity: dict[str, Any]) -> ReadTar | None:
         """What was read of a tar; None if nothing was, if what is kept is damaged, or if it is of another identity."""
@@ -127,12 +127,12 @@ class IndexStaging:
         """Remove this folder."""
         remove(self._path)
 
+    def _published(self, _: Path) -> list[str]:
+        """Index files in the folder, also those that no manifest names."""
+        return [INNER + path.name for path in (self._folder / INNER).iterdir() if INDEX_FILE.fullmatch(path.name)]
+
     def _place(self, tar: str) -> Path:
         return self._path / f"{tar}.scan"
-
-
-def _index_files(folder: Path) -> list[str]:
-    return [INNER + name for name in Manifest.read(folder).files]
 
 
 def _checksum(data: bytes) -> bytes:
