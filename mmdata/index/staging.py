@@ -18,6 +18,11 @@ from mmdata.hashing import fast_hash
 from mmdata.index.manifest import Manifest
 from mmdata.storage.listed import INNER, MANIFEST_NAME
 from mmdata.tars.scan import Scan
+from mmdata.index.pages import INDEX_FILE
+from mmdata.storage.folder import INNER, MANIFEST_NAME
+from mmdata.tars.row import IndexedMember, IndexRow
+from mmdata.tars.scan import Edge, Scan
+from mmdata.tars.texts import Loss
 
 STAGING_NAME = ".mmdata-index"
 GUESS_NAME = "members.json"
@@ -54,7 +59,7 @@ class IndexStaging:
         self._folder = folder
         self._path = folder / STAGING_NAME
         self.new = self._path / "new"
-        self._staged = Staged(folder, self.new, last=INNER + MANIFEST_NAME, names=_index_files)
+        self._staged = Staged(folder, self.new, last=INNER + MANIFEST_NAME, names=self._published)
 
     def load(self, tar: str, identity: dict[str, Any]) -> ReadTar | None:
         """What was read of a tar; None if nothing was, if what is kept is damaged, or if it is of another identity."""
@@ -124,12 +129,12 @@ class IndexStaging:
         """Remove this folder."""
         remove(self._path)
 
+    def _published(self, _: Path) -> list[str]:
+        """Index files in the folder, also those that no manifest names."""
+        return [INNER + path.name for path in (self._folder / INNER).iterdir() if INDEX_FILE.fullmatch(path.name)]
+
     def _place(self, tar: str) -> Path:
         return self._path / f"{tar}.scan"
-
-
-def _index_files(folder: Path) -> list[str]:
-    return [INNER + name for name in Manifest.read(folder).files]
 
 
 def _checksum(data: bytes) -> bytes:

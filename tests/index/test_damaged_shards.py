@@ -176,7 +176,7 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
 def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monkeypatch, count, moves):
     """The index that is replaced has other lengths; at no moment do files of both make one index."""
     build_index(folder, count_tokens=count, tokenizer="characters")
-    replace, left = os.replace, [moves]
+    rename, left = os.rename, [moves]
 
     def stops(source: object, target: object) -> None:
         if (
@@ -187,11 +187,11 @@ def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monk
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-        replace(source, target)
+        rename(source, target)
 
     shorter = {"count_tokens": lambda captions: [1 for _ in captions], "tokenizer": "ones"}
     with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", stops)
+        patched.setattr(os, "rename", stops)
         with pytest.raises(KeyboardInterrupt):
             build_index(folder, overwrite=True, **shorter)
         with pytest.raises(DataError, match=r"no manifest\.json; `mmdata index .*` makes one"):
