@@ -30,14 +30,15 @@ from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import (
     INNER,
     MANIFEST_NAME,
+    FileRange,
     Folder,
+    ListedShard,
     LocalFolder,
     Location,
     find_folder,
     folder_of_index,
     local_folder,
 )
-from mmdata.storage.listed import FileRange, ListedShard
 from mmdata.tars.captions import unique_keys
 from mmdata.tars.members import Members
 

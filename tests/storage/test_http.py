@@ -7,12 +7,12 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
 
-import fsspec
 import pytest
-from aiohttp import ClientPayloadError
 
-from mmdata.storage import attempts, http
-from mmdata.storage.attempts import WrongAnswer
+from mmdata.errors import DataError
+from mmdata.storage import attempts, remote
+from mmdata.storage.remote import RemoteFile
+from mmdata.storage.urls import FileSystem
 from tests.storage.servers import Answer, Server, running
 
 
@@ -20,14 +20,14 @@ from tests.storage.servers import Answer, Server, running
 def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 1,000 bytes, and short waits."""
     monkeypatch.setattr(attempts, "WAIT_S", 0.001)
-    monkeypatch.setattr(http, "READ_BYTES", 1000)
+    monkeypatch.setattr(remote, "READ_BYTES", 1000)
 
 
-def opened(url: str, **given: int) -> http.HttpFile:
-    return http.HttpFile(fsspec.filesystem("http", **http.request_options()), url, "x", Event(), **given)
+def opened(url: str, **given: int) -> RemoteFile:
+    return RemoteFile(FileSystem(url), url, Event(), **given)
 
 
-def read_all(file: http.HttpFile) -> bytes:
+def read_all(file: RemoteFile) -> bytes:
     return b"".join(iter(file.read, b""))
 
 
@@ -49,7 +49,7 @@ class Ranges(Server):
 def test_reading_goes_on_where_the_request_before_ended(shards, monkeypatch):
     """Each request brings a piece: there are more requests than attempts, and none asks for a byte again."""
     monkeypatch.setattr(attempts, "ATTEMPTS", 2)
-    monkeypatch.setattr(http, "PIECE_BYTES", 100)
+    monkeypatch.setattr(remote, "PIECE_BYTES", 100)
     whole, starts = (shards / "000000.tar").read_bytes(), []
     piece = len(whole) // 4 + 1
 
@@ -70,11 +70,11 @@ def test_reading_goes_on_where_the_request_before_ended(shards, monkeypatch):
         file = opened(f"{server.url}/000000.tar")
         assert read_all(file) == whole
     assert starts == [0, piece, 2 * piece, 3 * piece]
-    monkeypatch.setattr(http, "PIECE_BYTES", len(whole))  # the second failure in one piece is the last
+    monkeypatch.setattr(remote, "PIECE_BYTES", len(whole))  # the second failure in one piece is the last
     with running(Ranges(folder=shards)) as server:
         server.answers["/000000.tar"] = answer
         file = opened(f"{server.url}/000000.tar")
-        with pytest.raises(ClientPayloadError):
+        with pytest.raises(DataError, match=r"2 attempts from byte .*ClientPayloadError"):
             read_all(file)
     assert starts[4:] == [0, piece]
 
@@ -86,7 +86,7 @@ def test_a_file_that_changes_between_two_requests_is_an_error(shards):
         assert len(file.read()) == 1000
         file.close()
         server.version = "two"
-        with pytest.raises(WrongAnswer, match="the file changed on the server while it was read"):
+        with pytest.raises(DataError, match="the file changed on the server while it was read"):
             file.read()
 
 
@@ -120,7 +120,7 @@ def read_in_two(shards: Path, answer, *, then=None) -> bytes:
         file.close()
         server.answers["/x.tar"] = then or answer
         with pytest.MonkeyPatch.context() as large:
-            large.setattr(http, "READ_BYTES", 2**20)
+            large.setattr(remote, "READ_BYTES", 2**20)
             return data + read_all(file)
 
 
@@ -131,7 +131,7 @@ def test_a_changed_file_without_an_etag_is_told_by_its_date(shards, ranges):
         served(whole, lambda _, day=day: {"Last-Modified": f"Mon, {day} Nov 2026 00:00:00 GMT"}, ranges=ranges)
         for day in (1, 2)
     ]
-    with pytest.raises(WrongAnswer, match="the file changed on the server while it was read"):
+    with pytest.raises(DataError, match="the file changed on the server while it was read"):
         read_in_two(shards, answers[0], then=answers[1])
     assert read_in_two(shards, answers[0]) == whole
 
@@ -147,7 +147,7 @@ def test_the_size_of_a_changed_file_is_that_of_the_content_range(shards):
         handler.end_headers()
         handler.wfile.write(whole[1000:] + bytes(512))
 
-    with pytest.raises(WrongAnswer, match="the file changed on the server while it was read"):
+    with pytest.raises(DataError, match="the file changed on the server while it was read"):
         read_in_two(shards, served(whole), then=chunked)
 
 
@@ -169,7 +169,7 @@ def test_a_server_that_sends_so_many_bytes_for_a_request_is_read_to_the_end(shar
 )
 def test_another_part_than_that_asked_for_is_an_error(shards, headers):
     whole = (shards / "000000.tar").read_bytes()
-    with pytest.raises(WrongAnswer, match=r"bytes from 1000 on were asked .* with Content-Range '.*' and \d"):
+    with pytest.raises(DataError, match=r"bytes from 1000 on were asked .* with Content-Range '.*' and \d"):
         read_in_two(shards, served(whole), then=served(whole, headers))
 
 

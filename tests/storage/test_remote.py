@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import mmdata.storage.attempts as attempts_module
-import mmdata.storage.fetch as remote_module
-import mmdata.storage.http as http_module
+import mmdata.storage.remote as remote_module
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, Manifest, ShardStore, build_index, verify
 from mmdata.index.columns import FIXED
@@ -27,8 +26,8 @@ def cache(tmp_path) -> ShardCache:
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch):
     """Pieces of 1 KiB, and short waits."""
-    monkeypatch.setattr(remote_module, "CHUNK_BYTES", 1024)
-    monkeypatch.setattr(http_module, "READ_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "RANGE_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "READ_BYTES", 1024)
     monkeypatch.setattr(attempts_module, "WAIT_S", 0.01)
 
 
