@@ -162,10 +162,11 @@ class UrlTars:
         sizes = [entry.bytes for entry in manifest]
         self.sizes = [*sizes]
         stop = Event()
-        ask = partial(self._folder.size_of, stop=stop)
-        for number, size in enumerate(map_concurrently(ask, listed, threads=ASKERS, end=stop.set)):
-            if size not in (None, sizes[number]):
-                grown = f"has {size:,} bytes, and {sizes[number]:,} were indexed"
+        urls = [self._folder.url_of(".", name) for name in listed]
+        ask = partial(self._folder.file_of, stop=stop)
+        for number, file in enumerate(map_concurrently(ask, urls, threads=ASKERS, end=stop.set)):
+            if file.bytes != sizes[number]:
+                grown = f"has {file.bytes:,} bytes, and {sizes[number]:,} were indexed"
                 raise self._other(folder, f"other contents: '{self.place(number)}' {grown}")
         return manifest
 

@@ -140,12 +140,8 @@ def code_of(error: BaseException) -> str:
 
 def cause_of(error: BaseException) -> str:
     """Type and message of a failed request, in one line: what the server or the network said."""
-    # s3fs takes args[0] of the OSError of a failed read. A timeout of fsspec has no arguments, so that an IndexError
-    # comes instead; the exceptions that led to it have the server's message.
-    while isinstance(error, IndexError) or not str(error):
-        deeper = error.__cause__ or error.__context__
-        if deeper is None:
-            break
+    # s3fs takes args[0] of the OSError of a failed read, which may have none: the IndexError's context has the message.
+    while (isinstance(error, IndexError) or not str(error)) and (deeper := error.__cause__ or error.__context__):
         error = deeper
     # The signature in a URL's query is a secret.
     return _QUERY.sub("?…", f"{type(error).__name__}: {error}".replace("\n", " "))[:300]

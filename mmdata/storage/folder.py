@@ -333,16 +333,6 @@ class RemoteFolder:
             chunks = partial(self._chunks, url, stop, size=file.size)
             yield file, Remote(file.name, key, file.size, chunks, is_hash=False)
 
-    def size_of(self, name: str, stop: Event) -> int | None:
-        """Size of a file in this folder, in bytes; None if the server does not say.
-
-        Raises:
-            DataError, ConfigError, Interrupted: see `fetch_new`.
-        """
-        with closing(RemoteFile(self._files, self.url_of(".", name), stop)) as file:
-            file.begin()
-            return file.size
-
     def url_of(self, location: str, name: str) -> str:
         """URL of a file in `location`, a folder relative to this one."""
         protocol, _, path = self.url.partition("://")

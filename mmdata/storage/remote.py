@@ -126,11 +126,10 @@ class RemoteFile:
         self._answer = None
 
     def _read_once(self) -> bytes:
-        end = self.size if self._end is None else self._end
-        if self._answer is None and self.at == end:
+        if self._answer is None and self.at == self._until:
             return b""  # the connection broke behind the last byte, or all had come before
         answer = self._answer or self._ask()
-        end = self.size if self._end is None else self._end
+        end = self._until
         with self._counting():
             left = READ_BYTES if end is None else end - self.at
             data = answer.read(left if self._end is not None else left + 1)  # one more shows a body that is too long
@@ -142,10 +141,13 @@ class RemoteFile:
         self.at += len(data)
         return data
 
+    @property
+    def _until(self) -> int | None:
+        return self.size if self._end is None else self._end
+
     def _ask(self) -> _Answer:
         with self._counting():
-            size = self._end or (self.size if self._is_indexed else None)
-            self._answer = answer = self._request(self.at, size)
+            self._answer = answer = self._request(self.at, self._until if self._is_indexed else None)
             # What was indexed is compared with its hash, and mirrors may call one version by several names.
             if self._is_indexed:
                 answer.check_size(self.size)

@@ -55,6 +55,7 @@ def s3(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Serve
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of programs, some of which are killed
     server.answers.clear()
+    s3fs.S3FileSystem.clear_instance_cache()
     server.commands.clear()
     objects().clear()
     return server
