@@ -74,13 +74,13 @@ class ListedShard:
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes [start, end) of a file of `size` bytes, and their SHA-256."""
+    """Bytes [start, end) of a file of `size` bytes, by default the whole file, and their SHA-256."""
 
     name: str
-    start: int
-    end: int
-    size: int
     sha256: str
+    start: int = 0
+    end: int | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,12 @@ class LocalFolder:
         made = f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
         return made if kind is Kind.TARS else f"{made}, `mmdata convert {self} OUT` shards of images and captions"
 
-    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """Result of `use` on the path of a file, and where in it a part begins. `use` checks the content.
 
         Raises:
             FileNotFoundError: there is none; and what `use` raises.
         """
-        return use(self.path / name)
-
-    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
-        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
         return use(self.path / part.name, part.start)
 
     def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
@@ -237,42 +233,36 @@ class RemoteFolder:
                 missing = unfinished(str(self))
         raise missing
 
-    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """Result of `use` on the path, in the cache, of a small file with this hash.
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """Result of `use` on the path, in the cache, of a part of a small file, and where in it the part begins: at 0.
 
         Raises:
-            DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
+            DataError: `use` raises it, also of a part fetched anew; or the part has another hash.
         """
-        url = self.url_of(".", name)
-        return self._with_cached(url, sha256, lambda: self._whole(url, MAX_INDEX_BYTES), use)
-
-    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
-        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
-        url = self.url_of(".", part.name)
-        chunks = partial(self._chunks, url, Event(), start=part.start, size=part.size, end=part.end)
-        return self._with_cached(url, part.sha256, lambda: b"".join(chunks()), lambda path: use(path, 0))
-
-    def _with_cached(self, url: str, sha256: str, fetch: Callable[[], bytes], use: Callable[[Path], T]) -> T:
-        """Result of `use` on the path, in the cache, of bytes with this hash."""
+        url, path = self.url_of(".", part.name), self.cache.path(part.sha256)
         damaged: DataError | None = None
         for _ in range(_OPENS):
-            path = self.cache.path(sha256)
-            if not self.cache.touch(sha256):
-                data = fetch()
-                os.close(self.cache.open(Remote(display_name(url), sha256, len(data), lambda data=data: [data])))
+            if not self.cache.touch(part.sha256):
+                data = self._part(url, part)
+                os.close(self.cache.open(Remote(display_name(url), part.sha256, len(data), lambda data=data: [data])))
             try:
-                return use(path)
+                return use(path, 0)
             except FileNotFoundError:  # another process needed its room in the cache
                 continue
             except DataError as error:
-                if damaged is not None or hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+                if damaged is not None or hashlib.sha256(path.read_bytes()).hexdigest() == part.sha256:
                     raise
                 damaged = error
-                self.cache.remove(sha256)
+                self.cache.remove(part.sha256)
         raise ConfigError(
             f"'{display_name(url)}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
             f"set data.loading.cache_gb to more"
         )
+
+    def _part(self, url: str, part: FileRange) -> bytes:
+        if part.end is None:
+            return self._whole(url, MAX_INDEX_BYTES)
+        return b"".join(self._chunks(url, Event(), size=part.size, start=part.start, end=part.end))
 
     def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
         """A descriptor of a tar, which the caller closes; the tar is fetched if it is not in the cache.

@@ -299,18 +299,7 @@ def test_statuses_that_pass_are_asked_again_and_hold_no_secrets(server: Server, 
 
 def test_a_server_that_says_no_size_is_an_error_at_once(server: Server, cache: ShardCache):
     sent: list[int] = []
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        headers(handler, 200)
-        done = 0
-        try:
-            while done < END:
-                done += handler.connection.send(bytes(2**16))
-        except OSError:
-            pass
-        sent.append(done)
-
-    server.answers[SHARD] = answer
+    server.answers[SHARD] = endless(sent)
     with pytest.raises(DataError, match=r"the server does not say how many bytes it has \(Content-Length\)"):
         open_stream(server, cache)
     assert eventually(sent, 1)[0] < MOST

@@ -202,14 +202,6 @@ def test_other_content_than_indexed_is_refused(shards, cache):
     assert not list(cache.folder.glob("*.part"))
 
 
-def test_a_server_without_ranges_and_with_a_longer_file_is_refused(shards, cache):
-    with serve(shards, ranges=False) as server:
-        index = Index.open(server.url, cache=cache)
-        server.answers["/000000.tar"] = (shards / "000000.tar").read_bytes() + b"more"
-        with pytest.raises(DataError, match=r"000000\.tar': the server sends 14,852 bytes .*, and 14,848 were indexed"):
-            ShardStore(index).read(0, 0, 1)
-
-
 def test_a_cached_index_that_was_damaged_is_fetched_again(shards, cache):
     index = Index.open(f"file://{shards}", cache=cache)
     index.column("height")
