@@ -6,6 +6,7 @@ The file is seen when all parts are there. Before that its hash is compared, ove
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import partial
 from threading import Event
 from typing import Any
@@ -45,19 +46,23 @@ def upload_in_parts(
     else:
         there = {item["PartNumber"]: item for item in ask("list_parts", UploadId=upload).get("Parts", ())}
     parts: list[dict[str, Any]] = []
-    try:
-        for number, data in enumerate(file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS))), start=1):
-            if stop.is_set():
-                raise Interrupted(file.name)
-            checksum = encoded(hashlib.sha256(data).digest())
-            tag = _tag_of_same(there.get(number), data, checksum)
-            if tag is None:
-                send = partial(ask, "upload_part", body=data, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum)
-                tag = send(UploadId=upload, PartNumber=number)["ETag"]
-            parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
-    except DataError:
-        ask("abort_multipart_upload", UploadId=upload)
-        raise
+
+    def pieces() -> Iterator[bytes]:
+        try:
+            yield from file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS)))
+        except DataError:  # of the content: after a failed request the parts stay for the next push
+            ask("abort_multipart_upload", UploadId=upload)
+            raise
+
+    for number, data in enumerate(pieces(), start=1):
+        if stop.is_set():
+            raise Interrupted(file.name)
+        checksum = encoded(hashlib.sha256(data).digest())
+        tag = _tag_of_same(there.get(number), data, checksum)
+        if tag is None:
+            send = partial(ask, "upload_part", body=data, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum)
+            tag = send(UploadId=upload, PartNumber=number)["ETag"]
+        parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
     complete = partial(ask, "complete_multipart_upload", condition=condition)
     complete(UploadId=upload, MultipartUpload={"Parts": parts})
 

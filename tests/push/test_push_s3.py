@@ -302,6 +302,17 @@ def test_a_large_file_goes_up_in_parts_and_goes_on_where_it_ended(s3, shards, tm
     assert push_now(shards) == []
 
 
+def test_parts_stay_for_the_next_push_when_the_server_fails(s3, shards, in_parts, monkeypatch):
+    monkeypatch.setattr(mmdata.storage.attempts, "ATTEMPTS", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(s3, "next_fault", lambda path, range_: "reset" if "partNumber=2" in s3.commands[-1] else None)
+        with pytest.raises(DataError, match=r"\.tar': failed, 1 attempt"):
+            push_now(shards, threads=1)
+    s3.commands.clear()
+    push_now(shards)
+    assert parts_sent(s3, "000000.tar")[0] == 2
+
+
 def test_an_unfinished_upload_of_another_file_does_not_pass_for_this_one(s3, shards, tmp_path, in_parts, client):
     place = {"Bucket": "bucket", "Key": "a/photos/000000.tar"}
     client.create_multipart_upload(**place, Metadata={"sha256": "0" * 64})
