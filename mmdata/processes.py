@@ -1,6 +1,7 @@
-"""Cores for workers; a function called for several items in processes; what a forked process must find free.
+"""Cores for workers; a function called for several items in threads or processes; what a fork must find free.
 
-A process that is started here imports nothing of the program that started it, and ends with it.
+A process that is started here imports nothing of the program that started it, and ends with it. A thread may wait for a
+server: a program that ends does not wait for it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Lock
 from time import monotonic
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
@@ -28,6 +31,10 @@ WORTH_BYTES = 2**28
 """Bytes of tars from which on several processes are faster than one: each takes half a second to start."""
 STEP_S = 0.2
 """Seconds between two reports of how far an item is."""
+AHEAD = 64
+"""Calls for each thread that may be made before the result of the first is taken, if nothing else is said."""
+JOIN_S = 5.0
+"""Longest wait for the threads at the end: one may wait for a server that does not answer."""
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.processes import main; main()"
 
 NumWorkers = int | Literal["auto"]
@@ -185,6 +192,57 @@ def events_of_processes(
     finally:
         for worker in started:
             worker.end()
+
+
+def map_concurrently(
+    function: Callable[[T], R], items: Iterable[T], *, threads: int, end: Callable[[], object], ahead: int = AHEAD
+) -> Iterator[R]:
+    """The results of `function` for each item, in order; the first error in this order is raised.
+
+    Unlike those of a ThreadPoolExecutor, the threads are daemons, which the interpreter does not wait for.
+
+    Args:
+        function: called in one of the threads.
+        items: given to it.
+        threads: how many.
+        end: called when the iteration ends, also early: ends the calls that are under way. No other begins then.
+        ahead: calls for each thread that may be made before the result of the first is taken.
+    """
+    tasks: SimpleQueue[tuple[Future[R], T] | None] = SimpleQueue()
+    workers = [threading.Thread(target=_work, args=(function, tasks), name="mmdata-tars") for _ in range(threads)]
+    waiting: deque[Future[R]] = deque()
+    try:
+        for worker in workers:
+            worker.daemon = True
+            worker.start()
+        for item in items:
+            future: Future[R] = Future()
+            waiting.append(future)
+            tasks.put((future, item))
+            if len(waiting) >= ahead * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        for _ in workers:
+            tasks.put(None)
+        end()
+        until = monotonic() + JOIN_S
+        for worker in workers:
+            worker.join(max(0.0, until - monotonic()))
+
+
+def _work(function: Callable[[T], R], tasks: SimpleQueue[tuple[Future[R], T] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        future, item = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function(item))
+        except BaseException as error:
+            future.set_exception(error)
 
 
 class _Worker:

@@ -35,8 +35,7 @@ from mmdata.convert.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
 from mmdata.index import Manifest
 from mmdata.progress import duration, progress_in_rows
-from mmdata.storage.folder import QUARANTINE_NAME, find_ledger
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
 from mmdata.storage.urls import is_url
 
 SETTINGS = {

@@ -18,8 +18,7 @@ from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.errors import counted, printable
 from mmdata.index import Manifest, Problem, verify
 from mmdata.index.verify import verify_tars
-from mmdata.storage.folder import has_manifest, local_folder
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER, has_manifest, local_folder
 from mmdata.tars.foreign import TAR_ENDS, expand_braces
 
 

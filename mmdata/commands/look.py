@@ -28,9 +28,8 @@ from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reaso
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
 from mmdata.processes import usable_cores
-from mmdata.storage.fetch import display_name
 from mmdata.storage.folder import has_manifest, local_folder
-from mmdata.storage.urls import is_url
+from mmdata.storage.urls import display_name, is_url
 from mmdata.tars.captions import captions_of
 from mmdata.text.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from mmdata.convert.rows import Source, files_of, images_of
 from mmdata.convert.seen import UNREAD, modified_ns
 from mmdata.errors import Reason, counted
 from mmdata.progress import Track
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER
 
 MOST_ROWS = 1_000_000
 """Rows whose files are looked at, which takes half a minute on a local disk and 120 MB of memory."""

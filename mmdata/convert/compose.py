@@ -27,7 +27,7 @@ from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import CountTokens, Encoded, encode, rearranged
 from mmdata.index.pages import ShardEntry
 from mmdata.index.tar_writer import TarWriter, members_of
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER
 from mmdata.tars.tar import BLOCK, END, read_members, split_name
 
 COPIED_BYTES = 2**23

@@ -37,8 +37,7 @@ from mmdata.files import sync_tree
 from mmdata.hashing import least_share
 from mmdata.processes import usable_cores
 from mmdata.progress import Track
-from mmdata.storage.folder import QUARANTINE_NAME
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from mmdata.convert.differences import Run
 from mmdata.convert.input_rows import ROWS_FOLDER
 from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
-from mmdata.storage.folder import has_manifest
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER, has_manifest
 
 
 @dataclass(frozen=True)

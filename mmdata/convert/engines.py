@@ -15,8 +15,7 @@ from mmdata.convert.rows import InputRow
 from mmdata.convert.staging import Receipt
 from mmdata.convert.unit import Job, Unit, UnitWriter
 from mmdata.errors import DataError
-from mmdata.processes import Step, events_of_processes, usable_cores
-from mmdata.storage.concurrently import map_concurrently
+from mmdata.processes import Step, events_of_processes, map_concurrently, usable_cores
 
 A = TypeVar("A")
 R = TypeVar("R")

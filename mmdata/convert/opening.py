@@ -21,9 +21,8 @@ from mmdata.convert.s3_output import open_s3_outputs
 from mmdata.convert.sources import open_source
 from mmdata.convert.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
-from mmdata.storage.fetch import display_name
 from mmdata.storage.folder import local_folder
-from mmdata.storage.urls import is_url
+from mmdata.storage.urls import display_name, is_url
 from mmdata.text.tokenizer import Tokenizer
 
 LIMITS = ("max_bad_share", "max_unfetched_share")

@@ -27,8 +27,7 @@ from mmdata.files import LOCK_NAME, Staged, lock, remove
 from mmdata.index.manifest import Manifest
 from mmdata.index.writer import published_names
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.storage.folder import JOINS_NAME, QUARANTINE_NAME, has_manifest
-from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME
+from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 
 SOURCE_NAME = ".source-"
 """How the names of folders with fetched tables begin, in the hidden folder."""

@@ -24,8 +24,7 @@ from mmdata.files import end_file, naming, sync_folder
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.writer import shard_name
 from mmdata.processes import usable_cores
-from mmdata.storage.folder import QUARANTINE_NAME
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
 
 logger = logging.getLogger("mmdata")

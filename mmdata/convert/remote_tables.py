@@ -23,10 +23,9 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import naming
-from mmdata.storage.attempts import GIVE_CREDENTIALS, WrongAnswer, cause_of, is_denied, is_missing, repeated
-from mmdata.storage.cache import ShardCache
-from mmdata.storage.fetch import RemoteFolder, display_name, is_http
-from mmdata.storage.urls import PROTOCOLS, is_followed
+from mmdata.storage.attempts import repeated
+from mmdata.storage.remote import RemoteFile
+from mmdata.storage.urls import PROTOCOLS, FileSystem, display_name, is_followed, is_http
 
 logger = logging.getLogger("mmdata.fetch")
 
@@ -56,34 +55,11 @@ def fetched(url: str, private: Path, config: ConvertConfig) -> Generator[Path]:
     private.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=SOURCE_NAME, dir=private))
     try:
-        yield _fetch_named(url, folder, config)
+        yield _fetch_file_over_http(url, folder) if is_http(url) else _fetch_objects(url, folder, config)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # it holds the ledger of a conversion that failed
             private.rmdir()
-
-
-def _fetch_named(url: str, folder: Path, config: ConvertConfig) -> Path:
-    try:
-        return _fetch_file_over_http(url, folder) if is_http(url) else _fetch_objects(url, folder, config)
-    except (DataError, ConfigError):
-        raise
-    except WrongAnswer as error:
-        raise DataError(f"'{display_name(url)}': {error}") from error
-    except Exception as error:
-        raise _explained(display_name(url), error) from error
-
-
-def _explained(name: str, error: Exception) -> Exception:
-    if isinstance(error, OSError) and error.filename:  # of this machine's disk
-        return error
-    if is_denied(error):
-        return ConfigError(f"'{name}': access denied ({cause_of(error)}); {GIVE_CREDENTIALS}")
-    if is_missing(error):
-        return DataError(f"'{name}': no such file or folder; correct the URL")
-    return DataError(
-        f"'{name}': cannot be fetched ({cause_of(error)}); is its server up, and the network? Start again when it is"
-    )
 
 
 def _fetch_file_over_http(url: str, folder: Path) -> Path:
@@ -94,7 +70,7 @@ def _fetch_file_over_http(url: str, folder: Path) -> Path:
             f"'{display_name(url)}': not the URL of a table, and a folder cannot be listed over HTTP; give the URL of "
             f"the file, which ends in {', '.join(SUFFIXES[:6])}, …"
         )
-    with closing(RemoteFolder(url, ShardCache(folder)).file(url, Event())) as file:  # the cache stays empty
+    with closing(RemoteFile(FileSystem(url), url, Event())) as file:
         file.begin()
         _check_room(folder, file.size or 0, display_name(url), 1)
         _store(folder / name, iter(file.read, b""))
@@ -103,15 +79,14 @@ def _fetch_file_over_http(url: str, folder: Path) -> Path:
 
 def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
     """Fetch a table, or the tables of a folder, from a server that lists its files."""
-    server = RemoteFolder(url, ShardCache(folder))  # the cache stays empty
-    files, protocol = server.file_system(), url.partition("://")[0]
-    stop, whole = Event(), url.rstrip("/")
-    found: dict[str, Any] = repeated(lambda: files.info(whole), display_name(url), stop)
+    files, protocol = FileSystem(url), url.partition("://")[0]
+    whole = url.rstrip("/")
+    found: dict[str, Any] = repeated(lambda: files.call("info", whole), display_name(url))
     if found["type"] != "directory":
         root, names = posixpath.dirname(found["name"]), [posixpath.basename(found["name"])]
         sizes = {names[0]: int(found["size"])}
     else:
-        listed: dict[str, Any] = repeated(lambda: files.find(whole, detail=True), display_name(url), stop)
+        listed: dict[str, Any] = repeated(lambda: files.call("find", whole, detail=True), display_name(url))
         root = str(found["name"]).rstrip("/")
         sizes = {posixpath.relpath(name, root): int(entry["size"]) for name, entry in listed.items()}
         names = _choose(display_name(url), sorted(sizes), config)
@@ -123,7 +98,7 @@ def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
         if not place.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"'{display_name(url)}': lists '{name}', which leads out of the folder")
         place.parent.mkdir(parents=True, exist_ok=True)
-        _store(place, iter(server.file(f"{protocol}://{root}/{name}", stop).read, b""))
+        _store(place, iter(RemoteFile(files, f"{protocol}://{root}/{name}", Event()).read, b""))
     return folder / names[0] if found["type"] != "directory" else folder
 
 

@@ -27,11 +27,12 @@ from mmdata.convert.staging import RUN_NAME, UNITS_NAME, Staging
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
+from mmdata.processes import map_concurrently
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import JOINS_NAME
-from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME
-from mmdata.storage.s3 import CONNECTIONS, MOST_BYTES, S3Folder
+from mmdata.storage.attempts import Absent
+from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
+from mmdata.storage.s3 import MOST_BYTES, S3Folder
+from mmdata.storage.urls import S3_CONNECTIONS
 
 MANIFEST = INNER + MANIFEST_NAME
 MADE = "made/"
@@ -158,12 +159,12 @@ class S3Output(Output):
         self._check_owner()
         self._hidden.put(NEW, data, _sha256(data))
         try:
-            for _ in map_concurrently(_call, self._shards.values(), threads=CONNECTIONS, end=lambda: None):
+            for _ in map_concurrently(_call, self._shards.values(), threads=S3_CONNECTIONS, end=lambda: None):
                 pass
-        except FileNotFoundError as error:
+        except Absent as error:
             if self._is_published(data):
                 return  # and who did it has removed the units
-            raise units_are_gone(str(error)) from error
+            raise units_are_gone(self.place) from error
 
         def send(name: str) -> None:
             path = self.private / name

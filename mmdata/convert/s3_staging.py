@@ -20,9 +20,11 @@ from mmdata.convert.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN
 from mmdata.errors import DataError
 from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.listed import INNER
-from mmdata.storage.s3 import CONNECTIONS, S3Folder
+from mmdata.processes import map_concurrently
+from mmdata.storage.attempts import Absent
+from mmdata.storage.folder import INNER
+from mmdata.storage.s3 import S3Folder
+from mmdata.storage.urls import S3_CONNECTIONS
 
 THREADS = 8
 """Files that one process sends or fetches at once."""
@@ -155,7 +157,7 @@ class S3Staging(Staging):
 
     def receipts(self, units: int) -> list[Receipt | None]:
         """See `Staging.receipts`."""
-        return list(map_concurrently(self.receipt, range(units), threads=CONNECTIONS, end=lambda: None))
+        return list(map_concurrently(self.receipt, range(units), threads=S3_CONNECTIONS, end=lambda: None))
 
     def has_any(self) -> bool:
         """See `Staging.has_any`."""
@@ -219,8 +221,8 @@ class S3Staging(Staging):
         name = self._name(stored.receipt.unit, stored.attempt, file)
         try:
             self.bucket.download(name, path, stored.files[file].sha256)
-        except FileNotFoundError as error:
-            raise units_are_gone(str(error)) from error
+        except Absent as error:
+            raise units_are_gone(self.bucket.url_of(name)) from error
 
     def _name(self, unit: int, *parts: str) -> str:
         return "/".join([self.units, f"{unit:06d}", *parts])

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from mmdata.convert.spill import SPILL
 from mmdata.files import lock, naming, sync_folder, write_whole
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER
 
 UNITS_NAME = ".units"
 RECORDS_NAME = "records.arrow"

@@ -18,13 +18,11 @@ from mmdata.index.manifest import Manifest
 from mmdata.index.recount import add_lengths, lacks_lengths_only
 from mmdata.index.staging import TOKENIZER_NAME, IndexStaging
 from mmdata.index.tars import LocalTars, Tars
-from mmdata.index.url_tars import UrlTars
+from mmdata.index.url_tars import TarUrls, UrlTars, find_urls
 from mmdata.progress import Progress
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.fetch import display_name
-from mmdata.storage.folder import find_ledger, has_manifest, local_folder
-from mmdata.storage.listed import INNER, MANIFEST_NAME
-from mmdata.storage.urls import TarUrls, find_urls, is_url
+from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, has_manifest, local_folder
+from mmdata.storage.urls import display_name, is_url
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.texts import Loss
 

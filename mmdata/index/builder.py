@@ -20,11 +20,9 @@ from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.pages import ShardEntry
 from mmdata.index.staging import IndexStaging, ReadTar
 from mmdata.index.tars import Tars
-from mmdata.processes import map_in_processes, workers_for
+from mmdata.processes import map_concurrently, map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.folder import QUARANTINE_NAME, has_manifest
-from mmdata.storage.listed import INNER, MANIFEST_NAME
+from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Edges, Scan, ScannedSample
 from mmdata.tars.texts import Losses

@@ -18,7 +18,7 @@ from mmdata.hashing import fast_hash
 from mmdata.images.probe import FORMATS
 from mmdata.index.histogram import MAX_TOKENS, aspect_bin, count_cells, pack_cells
 from mmdata.index.read_together import read_together
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.folder import ListedShard
 from mmdata.tars.captions import NO_CAPTION
 from mmdata.tars.scan import NO_IMAGE, IndexedMember
 

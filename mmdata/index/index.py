@@ -28,8 +28,7 @@ from mmdata.index.sample import IndexedSample, row_of_key
 from mmdata.index.store import ShardStore
 from mmdata.processes import new_lock
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import Folder, Location
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.folder import Folder, ListedShard, Location
 
 OPENERS = 8
 """Threads that fetch the columns of shards behind URLs."""

@@ -27,8 +27,18 @@ from mmdata.index.columns import SCHEMA_VERSION, ShardColumns
 from mmdata.index.pages import PAGE_SHARDS, REMAKE, Histograms, ManifestPage, PageColumns, ShardEntry, page_name
 from mmdata.processes import cached_property, new_lock
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import Folder, LocalFolder, Location, find_folder, folder_of_index, local_folder
-from mmdata.storage.listed import INNER, MANIFEST_NAME, FileRange, ListedShard
+from mmdata.storage.folder import (
+    INNER,
+    MANIFEST_NAME,
+    FileRange,
+    Folder,
+    ListedShard,
+    LocalFolder,
+    Location,
+    find_folder,
+    folder_of_index,
+    local_folder,
+)
 from mmdata.tars.captions import unique_keys
 from mmdata.tars.members import Members
 
@@ -161,7 +171,7 @@ class Manifest(Top):
         number, place = self._find(shard)
         entry, page = self._page(number).listed(place), self.pages[number]
         end = entry.index_offset + entry.index_bytes
-        part = FileRange(INNER + page.index, entry.index_offset, end, page.index_bytes, entry.index_sha256)
+        part = FileRange(INNER + page.index, entry.index_sha256, entry.index_offset, end, page.index_bytes)
         try:
             return self.folder.with_range(part, partial(ShardColumns.open, entry=entry))
         except FileNotFoundError:
@@ -257,7 +267,7 @@ class Manifest(Top):
     def _with_file(self, name: str, sha256: str, use: Callable[[Path], T], *, kind: str) -> T:
         """Result of `use` on the path of a file that the manifest names; `kind` stands in the message."""
         try:
-            return self.folder.with_file(INNER + name, sha256, use)
+            return self.folder.with_range(FileRange(INNER + name, sha256), lambda path, start: use(path))
         except FileNotFoundError:
             raise self._missing(name, kind) from None
 

@@ -19,8 +19,8 @@ from mmdata.index.columns import SCHEMA
 from mmdata.index.histogram import unpack_cells
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import INDEX_FILE, PAGE_SHARDS, ManifestPage, ShardEntry, encode_page, page_name
-from mmdata.storage.folder import LocalFolder, has_manifest
-from mmdata.storage.listed import INNER, MANIFEST_NAME, check_plain_name
+from mmdata.storage.folder import INNER, MANIFEST_NAME, LocalFolder, has_manifest
+from mmdata.storage.urls import check_plain_name
 
 
 @dataclass

@@ -22,7 +22,8 @@ from mmdata.errors import DataError
 from mmdata.index.columns import view
 from mmdata.index.ragged import offsets_of
 from mmdata.safe_read import read_regular
-from mmdata.storage.listed import ListedShard, check_plain_name
+from mmdata.storage.folder import ListedShard
+from mmdata.storage.urls import check_plain_name
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]

@@ -17,8 +17,7 @@ from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.staging import TOKENIZER_NAME, IndexStaging
 from mmdata.index.store import ShardStore
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import QUARANTINE_NAME, LocalFolder, find_ledger, folder_of_index, has_manifest
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER, QUARANTINE_NAME, LocalFolder, find_ledger, folder_of_index, has_manifest
 from mmdata.tars.members import Members
 
 if TYPE_CHECKING:

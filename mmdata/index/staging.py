@@ -15,14 +15,9 @@ from typing import Any, NamedTuple
 
 from mmdata.files import Staged, remove, write_whole
 from mmdata.hashing import fast_hash
-from mmdata.index.manifest import Manifest
-from mmdata.storage.listed import INNER, MANIFEST_NAME
-from mmdata.tars.scan import Scan
 from mmdata.index.pages import INDEX_FILE
 from mmdata.storage.folder import INNER, MANIFEST_NAME
-from mmdata.tars.row import IndexedMember, IndexRow
-from mmdata.tars.scan import Edge, Scan
-from mmdata.tars.texts import Loss
+from mmdata.tars.scan import Scan
 
 STAGING_NAME = ".mmdata-index"
 GUESS_NAME = "members.json"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mmdata.images.probe import Limits
 from mmdata.index.staging import ReadTar
 from mmdata.storage.folder import local_folder
-from mmdata.storage.listed import check_plain_name
+from mmdata.storage.urls import check_plain_name
 from mmdata.tars.foreign import find_shards, guess_members, refuse_not_utf8
 from mmdata.tars.members import Members
 from mmdata.tars.scan import scan_shard

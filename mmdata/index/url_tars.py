@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
+from urllib.parse import unquote
 
-from mmdata.errors import DataError
+from mmdata.errors import ConfigError, DataError
 from mmdata.images.probe import Limits
 from mmdata.index.manifest import Manifest
 from mmdata.index.staging import ReadTar
+from mmdata.processes import map_concurrently
 from mmdata.storage.cache import Incoming, ShardCache
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.fetch import RemoteFolder
-from mmdata.storage.listed import MANIFEST_NAME
-from mmdata.storage.urls import TarUrls
-from mmdata.tars.foreign import guess_members
+from mmdata.storage.folder import MANIFEST_NAME, RemoteFolder
+from mmdata.storage.urls import PROTOCOLS, check_plain_name, display_name, is_followed, is_http
+from mmdata.tars.foreign import expand_braces, guess_members
 from mmdata.tars.members import Members
 from mmdata.tars.scan import scan_shard
 
@@ -28,6 +30,23 @@ ASKERS = 16
 """Tars whose sizes are asked for concurrently."""
 MAX_GUESSED_TARS = 16
 """Tars that are looked at for a first sample, as many as fit into half of the cache."""
+_PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+
+@dataclass(frozen=True)
+class TarUrls:
+    """Tars in one folder behind a URL.
+
+    Attributes:
+        folder: URL, with the query that each file's URL ends with.
+        names: of the files, not quoted, sorted as those of a folder on a disk.
+    """
+
+    folder: str
+    names: list[str]
+
+    def __str__(self) -> str:
+        return display_name(self.folder)
 
 
 class UrlTars:
@@ -142,10 +161,11 @@ class UrlTars:
         sizes = [entry.bytes for entry in manifest]
         self.sizes = [*sizes]
         stop = Event()
-        ask = partial(self._folder.size_of, stop=stop)
-        for number, size in enumerate(map_concurrently(ask, listed, threads=ASKERS, end=stop.set)):
-            if size not in (None, sizes[number]):
-                grown = f"has {size:,} bytes, and {sizes[number]:,} were indexed"
+        urls = [self._folder.url_of(".", name) for name in listed]
+        ask = partial(self._folder.file_of, stop=stop)
+        for number, file in enumerate(map_concurrently(ask, urls, threads=ASKERS, end=stop.set)):
+            if file.bytes != sizes[number]:
+                grown = f"has {file.bytes:,} bytes, and {sizes[number]:,} were indexed"
                 raise self._other(folder, f"other contents: '{self.place(number)}' {grown}")
         return manifest
 
@@ -162,3 +182,59 @@ class UrlTars:
             for tar in self._fetched.values():
                 tar.discard()
             self._fetched.clear()
+
+
+def find_urls(given: Sequence[str]) -> TarUrls:
+    """The tars that URLs and brace patterns name.
+
+    Raises:
+        ConfigError: another protocol, no tar, a compressed one, tars of several folders, one twice, or what
+            `expand_braces` raises.
+        DataError: a name that no manifest can hold.
+    """
+    for url in given:
+        if not is_followed(url):
+            raise ConfigError(
+                f"'{display_name(url)}': tars are indexed from a folder of this machine, or from URLs of "
+                f"{', '.join(PROTOCOLS)}; copy them to one of these"
+            )
+    urls = [one for url in given for one in expand_braces(url)]
+    folders: dict[str, str] = {}  # to the first URL of each
+    for url in urls:
+        folders.setdefault(_split(url)[0], url)
+    names = sorted(_split(url)[1] for url in urls)
+    for url in urls:
+        _check_is_tar(url)
+    if len(folders) > 1:
+        first, second, *_ = (display_name(url) for url in folders.values())
+        raise ConfigError(
+            f"'{first}' and '{second}' lie in different folders: make an index of each with an --out of its own, and "
+            "list both in data.shards"
+        )
+    if twice := next((name for name, following in pairwise(names) if name == following), None):
+        raise ConfigError(f"'{display_name(given[0])}': names '{twice}' twice; each tar is indexed once")
+    (folder,) = folders
+    for name in names:
+        check_plain_name(name, f"URL '{display_name(folder)}'")
+    return TarUrls(folder, names)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The URL of a tar's folder, with the query of the tar's URL, and the tar's name."""
+    head, question, query = url.partition("?") if is_http(url) else (url, "", "")
+    folder, _, name = head.rpartition("/")
+    return f"{folder}{question}{query}", unquote(name) if is_http(url) else name
+
+
+def _check_is_tar(url: str) -> None:
+    name = _split(url)[1]
+    if name.endswith(_PACKED):
+        raise ConfigError(
+            f"'{display_name(url)}': compressed, which has no random access; unpack it first, or train from it "
+            "without an index: `mmdata.stream(webdataset.WebDataset(URL), config)`"
+        )
+    if not name.endswith(".tar"):
+        shown = display_name(url)
+        raise ConfigError(
+            f"'{shown}': not the URL of a .tar; name the tars, such as {shown.rstrip('/')}/{{0000..0009}}.tar"
+        )

@@ -25,8 +25,7 @@ from mmdata.index.pages import INDEX_FILE, ShardEntry
 from mmdata.processes import map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
 from mmdata.safe_read import check_regular
-from mmdata.storage.folder import QUARANTINE_NAME, find_ledger, local_folder
-from mmdata.storage.listed import INNER, MANIFEST_NAME
+from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder
 from mmdata.tars.foreign import given_tars, guess_members
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Edges, Scan, scan_shard

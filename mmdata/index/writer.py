@@ -15,7 +15,7 @@ from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.index.pages import INDEX_FILE
 from mmdata.index.tar_writer import Sample, TarWriter, members_of, size_in_tar
-from mmdata.storage.listed import INNER, MANIFEST_NAME
+from mmdata.storage.folder import INNER, MANIFEST_NAME
 from mmdata.tars.tar import END
 
 STAGING_NAME = ".mmdata-staging"

@@ -27,7 +27,7 @@ from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
 from mmdata.plan.plan import PlannedShape, largest_first
 from mmdata.plan.ranges import RowRanges, Window
 from mmdata.plan.schedule import Schedule
-from mmdata.storage.concurrently import map_concurrently
+from mmdata.processes import map_concurrently
 
 Ints = NDArray[np.int64]
 

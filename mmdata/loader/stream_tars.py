@@ -35,9 +35,8 @@ from mmdata.safe_read import open_regular
 from mmdata.seeding import Purpose, permutation
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB, Remote
-from mmdata.storage.fetch import RemoteFolder, display_name
-from mmdata.storage.folder import LocalFolder
-from mmdata.storage.listed import ListedShard
+from mmdata.storage.folder import ListedShard, LocalFolder, RemoteFolder
+from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
 from mmdata.tables.row_files import read_lines
 from mmdata.tables.select import below_share, filters_of

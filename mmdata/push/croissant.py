@@ -13,7 +13,7 @@ from typing import Any
 from mmdata.images.probe import EXTENSIONS
 from mmdata.push.files import PushedFolder
 from mmdata.push.store import Store
-from mmdata.storage.listed import INNER
+from mmdata.storage.folder import INNER
 from mmdata.tars.members import Selector
 
 CROISSANT_NAME = "croissant.json"

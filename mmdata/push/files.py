@@ -13,8 +13,15 @@ from mmdata.index.manifest import Manifest
 from mmdata.index.staging import TOKENIZER_NAME
 from mmdata.index.verify import verify
 from mmdata.safe_read import read_regular
-from mmdata.storage.folder import QUARANTINE_NAME, Location, has_manifest, local_folder
-from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME
+from mmdata.storage.folder import (
+    INNER,
+    INNER_NAME,
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    Location,
+    has_manifest,
+    local_folder,
+)
 
 SHOWN = 3
 """Faults that a message names; the others are counted."""

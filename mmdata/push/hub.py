@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
-from threading import Event
 from typing import Any, TypeVar, cast
 
 from mmdata.errors import ConfigError, DataError
@@ -197,15 +196,7 @@ class HubStore:
                 cause = error.__cause__ if isinstance(error, RuntimeError) else None  # of an upload in a thread
                 raise self._as_ours(cause if isinstance(cause, Exception) else error) from error
 
-        try:
-            return repeated(once, self.url, Event(), budget_s=inf)  # uploads take long
-        except (ConfigError, DataError):
-            raise
-        except Exception as error:
-            raise DataError(
-                f"'{self.url}': failed, the last attempt: {cause_of(error)}; run this again when the hub can be "
-                "reached: what was sent is not sent again"
-            ) from error
+        return repeated(once, self.url, budget_s=inf)  # uploads take long
 
     def _as_ours(self, error: Exception) -> Exception:
         """An error of ours for one that another attempt would not change; otherwise the error."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmdata.errors import DataError, counted
+from mmdata.processes import map_concurrently
 from mmdata.push.card import CARD_NAME, dataset_card
 from mmdata.push.croissant import CROISSANT_NAME, croissant
 from mmdata.push.files import SHOWN, PushedFile, PushedFolder, belongs_to, read_parts
 from mmdata.push.store import COMPARERS, Store, StoredFile
 from mmdata.safe_read import read_regular
-from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import Location
 
 

@@ -12,11 +12,12 @@ from functools import partial
 from threading import Event
 
 from mmdata.errors import DataError
+from mmdata.processes import map_concurrently
 from mmdata.push.files import PushedFile
 from mmdata.push.s3_parts import PART_BYTES, upload_in_parts
 from mmdata.push.store import Sent, StoredFile
-from mmdata.storage.concurrently import map_concurrently
-from mmdata.storage.listed import INNER
+from mmdata.storage.attempts import Absent
+from mmdata.storage.folder import INNER
 from mmdata.storage.s3 import Listed, Refused, S3Folder, condition_on, encoded
 
 
@@ -63,9 +64,8 @@ class S3Store:
 
     def _has(self, file: PushedFile) -> bool:
         try:
-            with self._folder.explaining(file.name), self._folder.missing(file.name):
-                head = self._folder.client.head_object(**self._folder.where(file.name), ChecksumMode="ENABLED")
-        except FileNotFoundError:
+            head = self._folder.ask("head_object", file.name, ChecksumMode="ENABLED")
+        except Absent:
             return False
         tag = head["ETag"].strip('"')
         in_parts = "-" in tag  # then tag and checksum are those of the hashes of the parts

@@ -6,11 +6,12 @@ The file is seen when all parts are there. Before that its hash is compared, ove
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import partial
 from threading import Event
 from typing import Any
 
-from mmdata.errors import DataError, Interrupted
+from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.push.files import PushedFile
 from mmdata.storage.s3 import S3Folder, encoded
 
@@ -36,48 +37,43 @@ def upload_in_parts(
         Refused: the condition does not hold.
         Interrupted: `stop` was set.
     """
-    where = folder.where(file.name)
-    with folder.explaining(file.name):
-        upload = _unfinished(folder.client, where) if resume else None
-        if upload is None:
-            settings = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": file.sha256}}
-            upload = folder.client.create_multipart_upload(**where, **settings)["UploadId"]
-            there: dict[int, dict[str, Any]] = {}
-        else:
-            there = _parts(folder.client, where, upload)
-        parts: list[dict[str, Any]] = []
+    ask = partial(folder.ask, name=file.name)
+    upload = _unfinished(folder, file.name) if resume else None
+    there: dict[int, dict[str, Any]] = {}
+    if upload is None:
+        begun = ask("create_multipart_upload", ChecksumAlgorithm="SHA256", Metadata={"sha256": file.sha256})
+        upload = begun["UploadId"]
+    else:
+        there = {item["PartNumber"]: item for item in ask("list_parts", UploadId=upload).get("Parts", ())}
+    parts: list[dict[str, Any]] = []
+
+    def pieces() -> Iterator[bytes]:
         try:
-            for number, data in enumerate(file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS))), start=1):
-                if stop.is_set():
-                    raise Interrupted(where["Key"])
-                checksum = encoded(hashlib.sha256(data).digest())
-                tag = _tag_of_same(there.get(number), data, checksum)
-                if tag is None:
-                    part = {**where, "UploadId": upload, "PartNumber": number, "ChecksumSHA256": checksum}
-                    tag = folder.client.upload_part(Body=data, ChecksumAlgorithm="SHA256", **part)["ETag"]
-                parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
-        except DataError:
-            folder.client.abort_multipart_upload(**where, UploadId=upload)
+            yield from file.chunks(max(PART_BYTES, -(-file.bytes // MAX_PARTS)))
+        except DataError:  # of the content: after a failed request the parts stay for the next push
+            ask("abort_multipart_upload", UploadId=upload)
             raise
-    with folder.refusing(file.name) if condition else folder.explaining(file.name):
-        complete = partial(folder.client.complete_multipart_upload, **where, UploadId=upload)
-        complete(MultipartUpload={"Parts": parts}, **condition)
+
+    for number, data in enumerate(pieces(), start=1):
+        if stop.is_set():
+            raise Interrupted(file.name)
+        checksum = encoded(hashlib.sha256(data).digest())
+        tag = _tag_of_same(there.get(number), data, checksum)
+        if tag is None:
+            send = partial(ask, "upload_part", body=data, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum)
+            tag = send(UploadId=upload, PartNumber=number)["ETag"]
+        parts.append({"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum})
+    complete = partial(ask, "complete_multipart_upload", condition=condition)
+    complete(UploadId=upload, MultipartUpload={"Parts": parts})
 
 
-def _unfinished(client: Any, place: dict[str, str]) -> str | None:
+def _unfinished(folder: S3Folder, name: str) -> str | None:
     """An upload of this file that was begun; None also if these may not be listed."""
-    from botocore.exceptions import ClientError
-
     try:
-        found = client.list_multipart_uploads(Bucket=place["Bucket"], Prefix=place["Key"]).get("Uploads", [])
-    except ClientError:
+        found = folder.ask("list_multipart_uploads", Prefix=folder.key(name)).get("Uploads", ())
+    except (ConfigError, DataError):
         return None
-    return next((item["UploadId"] for item in found if item["Key"] == place["Key"]), None)
-
-
-def _parts(client: Any, place: dict[str, str], upload: str) -> dict[int, dict[str, Any]]:
-    pages = client.get_paginator("list_parts").paginate(**place, UploadId=upload)
-    return {item["PartNumber"]: item for page in pages for item in page.get("Parts", ())}
+    return next((item["UploadId"] for item in found if item["Key"] == folder.key(name)), None)
 
 
 def _tag_of_same(part: dict[str, Any] | None, data: bytes, checksum: str) -> str | None:

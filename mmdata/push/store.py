@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mmdata.errors import ConfigError
 from mmdata.push.files import PushedFile
-from mmdata.storage.fetch import display_name
+from mmdata.storage.urls import display_name
 
 _HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
 

@@ -15,7 +15,7 @@ from itertools import count
 from math import inf
 from threading import Event
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mmdata.errors import ConfigError, DataError, Interrupted, counted
 
@@ -31,7 +31,7 @@ BUDGET_S = 180
 """No request is made again when so much time has passed since the first one failed."""
 
 _DENIED = {401, 403, 407}
-_FINAL = {400, 404, 405, 410, 416, 501}  # statuses that another request will not change
+_FINAL = {400, 404, 405, 410, 412, 416, 501}  # statuses that another request will not change
 _NO_CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -68,34 +68,55 @@ class Failed(Exception):
         self.status = status
 
 
+class Absent(DataError):
+    """The server says that it has no such file."""
+
+
 def repeated(
-    request: Callable[[], T], name: str, stop: Event, *, failures: int = 0, budget_s: float | None = None
+    request: Callable[[], T],
+    name: str,
+    stop: Event | None = None,
+    *,
+    start: int | None = None,
+    failures: int = 0,
+    budget_s: float | None = None,
 ) -> T:
     """The result of a request, which is made again when it fails, as long as waiting may help.
 
-    Each failure that is followed by another attempt is logged; the last one is raised.
+    Each failure that is followed by another attempt is logged.
 
     Args:
         request: asks once.
-        name: of the file, for the log.
+        name: of the file, for the log and the error.
         stop: ends the waiting.
+        start: offset of the first byte that is asked for; None if the request is not for a file's bytes.
         failures: how many of the ATTEMPTS have been used up.
         budget_s: seconds after the first failure in which another attempt may begin; default: BUDGET_S. An answer that
             comes slowly costs nothing of that.
+
+    Raises:
+        Absent: no such file.
+        ConfigError: credentials are missing or not accepted.
+        DataError: a wrong answer, or all attempts failed.
+        Interrupted: `stop` was set.
     """
-    until = inf
+    stop, until = stop or Event(), inf
     for attempt in count(failures + 1):
         try:
             return request()
         except Exception as error:
             until = min(until, monotonic() + (BUDGET_S if budget_s is None else budget_s))
-            if attempt >= ATTEMPTS or monotonic() >= until or stop.is_set() or not _may_pass(error):
-                raise
-            wait_s = random.uniform(0, min(MAX_WAIT_S, WAIT_S * 2 ** (attempt - failures - 1)))
-            message = "'%s': attempt %d of %d failed (%s); the next one in %.1f s"
-            logger.warning(message, name, attempt, ATTEMPTS, cause_of(error), wait_s)
-            if stop.wait(wait_s):
-                raise
+            if attempt < ATTEMPTS and monotonic() < until and not stop.is_set() and _may_pass(error):
+                wait_s = random.uniform(0, min(MAX_WAIT_S, WAIT_S * 2 ** (attempt - failures - 1)))
+                message = "'%s': attempt %d of %d failed (%s); the next one in %.1f s"
+                logger.warning(message, name, attempt, ATTEMPTS, cause_of(error), wait_s)
+                stop.wait(wait_s)
+            elif not stop.is_set():
+                if isinstance(error, (DataError, ConfigError, Interrupted)):
+                    raise
+                raise _explained(error, name, start=start, attempts=attempt) from error
+            if stop.is_set():
+                raise Interrupted(name) from error
     raise AssertionError
 
 
@@ -111,14 +132,16 @@ def status_of(error: BaseException | None) -> int | None:
     return int(found) if str(found).isdecimal() else None
 
 
+def code_of(error: BaseException) -> str:
+    """The code of an error of S3, or ""; other errors have a `response` of another kind, or None."""
+    found = getattr(error, "response", None)
+    return str(cast("dict[str, Any]", found).get("Error", {}).get("Code", "")) if isinstance(found, dict) else ""
+
+
 def cause_of(error: BaseException) -> str:
     """Type and message of a failed request, in one line: what the server or the network said."""
-    # s3fs takes args[0] of the OSError of a failed read. A timeout of fsspec has no arguments, so that an IndexError
-    # comes instead; the exceptions that led to it have the server's message.
-    while isinstance(error, IndexError) or not str(error):
-        deeper = error.__cause__ or error.__context__
-        if deeper is None:
-            break
+    # s3fs takes args[0] of the OSError of a failed read, which may have none: the IndexError's context has the message.
+    while (isinstance(error, IndexError) or not str(error)) and (deeper := error.__cause__ or error.__context__):
         error = deeper
     # The signature in a URL's query is a secret.
     return _QUERY.sub("?…", f"{type(error).__name__}: {error}".replace("\n", " "))[:300]
@@ -130,40 +153,32 @@ def is_denied(error: BaseException | None) -> bool:
     return isinstance(error, PermissionError) or bool(names & _NO_CREDENTIALS) or status_of(error) in _DENIED
 
 
-def is_missing(error: BaseException | None) -> bool:
-    """Whether the server says that the file or its bucket does not exist."""
-    return isinstance(error, FileNotFoundError) or status_of(error) in (404, 410)
-
-
 def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed later."""
     final = (
         *(FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError, ImportError),
         *(WrongAnswer, ConfigError, DataError, Interrupted),
     )
-    return not (isinstance(error, final) or is_denied(error) or status_of(error) in _FINAL)
+    is_final = status_of(error) in _FINAL and code_of(error) != "RequestTimeout"  # which S3 sends with status 400
+    return not (isinstance(error, final) or is_denied(error) or is_final)
 
 
-def explained(error: Exception, name: str, *, start: int, attempts: int) -> Exception:
-    """An error for the user.
-
-    Args:
-        error: of the last attempt.
-        name: of the file.
-        start: offset of the first byte that did not come.
-        attempts: how many there were.
-    """
-    if isinstance(error, (DataError, ConfigError, Interrupted)):
-        return error
+def _explained(error: Exception, name: str, *, start: int | None, attempts: int) -> Exception:
+    """An error for the user."""
     if isinstance(error, WrongAnswer):
         return DataError(f"'{name}': {error}")
     cause = cause_of(error)
     if is_denied(error):
         return ConfigError(f"'{name}': access denied ({cause}); {GIVE_CREDENTIALS}")
-    if is_missing(error):
-        return DataError(f"'{name}': no such file; upload it, or correct the URL")
+    if isinstance(error, FileNotFoundError) or status_of(error) in (404, 410):
+        return Absent(f"'{name}': no such file; upload it, or correct the URL")
     if status_of(error) == 416:
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
+    if start is None:
+        return DataError(
+            f"'{name}': failed, {counted(attempts, 'attempt')}, the last one: {cause}; run this again when the server "
+            "can be reached: what is there is not sent again"
+        )
     return DataError(
         f"'{name}': cannot be fetched, {counted(attempts, 'attempt')} from byte {start} on, the last one: {cause}; "
         "is the server up, and the network? Start again when it is: what was finished is not fetched again"

@@ -1,11 +1,10 @@
 """A bounded folder of downloaded files, shared by any number of processes. A file under its final name is whole.
 
 A file is named by its SHA-256, so equal files are held once. The process that holds the lock of a file writes it as
-NAME.BYTES.part, checks it while it arrives, syncs and renames it. The part of a file whose hash is not known yet is
-named by its URL. The kernel releases the lock when the process ends: a process that is stopped, killed, or fails leaves
-a part for each download under way. The next request for that file continues its part; like any other file, a part is
-removed when room is needed. The size in a part's name is reserved from the beginning. Others may remove any file at any
-time.
+NAME.BYTES.part, checks it while it arrives, syncs and renames it. The size in a part's name is reserved from the
+beginning. The kernel releases the lock when the process ends: a process that is killed leaves a part for each download
+under way. The next request for that file begins it anew; like any other file, a part is removed when room is needed.
+Others may remove any file at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -27,9 +26,6 @@ GB = 10**9
 LOCK_NAME = ".lock"
 POLL_S = 0.05
 """Wait before asking again for a file that another process is fetching."""
-_READ = 2**20  # bytes
-GROWTH_BYTES = 2**26
-"""Room that is made for the next bytes of a file whose size is not known; in a small cache an eighth of it."""
 _SPARE = 0.02  # share of the cache that is freed together, so that the folder is not listed for each small file
 
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -42,15 +38,14 @@ class Remote(NamedTuple):
     Attributes:
         name: for messages.
         sha256, bytes: hash and size that the file must have.
-        chunks: iterates over the content from an offset on; raises DataError and ConfigError.
-        is_hash: False if `sha256` is a name only. The file is then not compared with it, and what an interrupted
-            download leaves is not continued: no hash would tell that its halves are of two versions.
+        chunks: gives the content; iterating raises DataError and ConfigError.
+        is_hash: False if `sha256` is a name only, with which the file is not compared.
     """
 
     name: str
     sha256: str
     bytes: int
-    chunks: Callable[[int], Iterator[bytes]]
+    chunks: Callable[[], Iterable[bytes]]
     is_hash: bool = True
 
 
@@ -98,60 +93,30 @@ class ShardCache:
             ConfigError: the file is larger than the cache, or the folder cannot be written or is full.
             Interrupted: `stop` was set.
         """
-        self._check_fits(remote)
         stop = stop or Event()
         with self.explaining(remote):
-            while not stop.is_set():
-                if (whole := self._open_whole(remote)) is not None:
-                    return whole
-                if (incoming := self._claim(remote)) is not None:
-                    return _fetch(remote, incoming, stop)
-                stop.wait(POLL_S)
-            raise Interrupted(remote.name)
+            while (whole := self._open_whole(remote)) is None:
+                if (incoming := self._claim(remote, stop)) is not None:
+                    incoming.fill(stop)
+                    return incoming.publish(remote.sha256)
+            return whole
 
-    def begin(self, name: str, key: str, size: int | None, stop: Event) -> Incoming:
-        """Make room for a file whose hash is not known yet, and hold it until it is ended.
+    def fetch(self, remote: Remote, stop: Event, step: Callable[[int], object] = lambda done: None) -> Incoming:
+        """A file that is fetched even if it is cached, and stays a part, which nothing removes, until it is ended.
 
         Args:
-            name: for messages.
-            key: that the file has for a hash until it is ended, 64 hexadecimal digits.
-            size: of the file in bytes; None: not known.
-            stop: ends the waiting for room that other files take which are coming, and for the same file.
+            remote: the file.
+            stop: ends the fetching, and the waiting for room that other files take which are coming.
+            step: called with the bytes that have come.
 
         Raises:
-            ConfigError: the file is larger than the cache, or the folder cannot be written.
-            Interrupted: `stop` was set.
+            ConfigError, DataError, Interrupted: see `open`.
         """
-        remote = Remote(name, key, self._growth if size is None else size, _nothing)
-        self._check_fits(remote)
         with self.explaining(remote):
-            while not stop.is_set():
-                if (incoming := self._claim(remote)) is not None:
-                    incoming.restart()  # without what a killed process has left
-                    return incoming
-                stop.wait(POLL_S)
-        raise Interrupted(name)
-
-    @property
-    def _growth(self) -> int:
-        return min(GROWTH_BYTES, max(1, self.max_bytes // 8))
-
-    def grow(self, remote: Remote, needed: int) -> Remote:
-        """Make more room for a part that will have `needed` bytes or more.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        more = max(self._growth, needed - remote.bytes)
-        with self.locked() as lock:
-            if not self._make_room(lock, more):
-                raise ConfigError(
-                    f"'{remote.name}': its server does not say its size, and the cache '{self.folder}' has no room for "
-                    f"more than {remote.bytes:,} bytes of it; set data.loading.cache_gb to more"
-                )
-            grown = remote._replace(bytes=remote.bytes + more)
-            os.rename(self.part(remote), self.part(grown))
-        return grown
+            while (incoming := self._claim(remote, stop)) is None:
+                self.remove(remote.sha256)
+            incoming.fill(stop, step)
+            return incoming
 
     @contextmanager
     def explaining(self, remote: Remote) -> Generator[None, None, None]:
@@ -162,16 +127,8 @@ class ShardCache:
             raise ConfigError(
                 f"cache folder '{self.folder}': {error.strerror or error}, for '{remote.name}' ({remote.bytes:,} B); "
                 "set data.loading.cache_dir to a folder that can be written, on a local disk with "
-                f"{self.max_bytes / GB:g} GB "
-                "free, or data.loading.cache_gb to less"
+                f"{self.max_bytes / GB:g} GB free, or data.loading.cache_gb to less"
             ) from error
-
-    def _check_fits(self, remote: Remote) -> None:
-        if remote.bytes > self.max_bytes:
-            raise ConfigError(
-                f"'{remote.name}': {remote.bytes:,} bytes, and the cache '{self.folder}' holds {self.max_bytes:,}; "
-                f"set data.loading.cache_gb to {remote.bytes / GB * 4:.2g} or more: several shards are in use at once"
-            )
 
     def _open_whole(self, remote: Remote) -> int | None:
         path = self.path(remote.sha256)
@@ -191,19 +148,26 @@ class ShardCache:
         """Path of a file that is not whole yet."""
         return self.folder / f"{remote.sha256}.{remote.bytes}.part"
 
-    def _claim(self, remote: Remote) -> Incoming | None:
+    def _claim(self, remote: Remote, stop: Event) -> Incoming | None:
         """The part of a file, locked, with room for the whole; None if another process has it or there is no room."""
+        if remote.bytes > self.max_bytes:
+            raise ConfigError(
+                f"'{remote.name}': {remote.bytes:,} bytes, and the cache '{self.folder}' holds {self.max_bytes:,}; "
+                f"set data.loading.cache_gb to {remote.bytes / GB * 4:.2g} or more: several shards are in use at once"
+            )
+        if stop.is_set():
+            raise Interrupted(remote.name)
         part = self.part(remote)
         with self.locked() as lock:
             if self.path(remote.sha256).exists():
                 return None
-            if not part.exists() and not self._make_room(lock, remote.bytes):
-                return None
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
-            if _try_lock(descriptor):
-                return Incoming(self, remote, descriptor)
-            os.close(descriptor)
-            return None
+            if part.exists() or self._make_room(lock, remote.bytes):
+                descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
+                if _try_lock(descriptor):
+                    return Incoming(self, remote, descriptor)
+                os.close(descriptor)
+        stop.wait(POLL_S)
+        return None
 
     @contextmanager
     def locked(self) -> Generator[int, None, None]:
@@ -215,7 +179,7 @@ class ShardCache:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield lock
         finally:
-            unlock(lock)
+            _unlock(lock)
             os.close(lock)
 
     def _make_room(self, lock: int, needed: int) -> bool:
@@ -224,7 +188,7 @@ class ShardCache:
         if total is None or total + needed > self.max_bytes:
             total = self._evict(self.max_bytes - needed)
         fits = total + needed <= self.max_bytes
-        write_total(lock, total + needed if fits else total)
+        _write_total(lock, total + needed if fits else total)
         return fits
 
     def _evict(self, room: int) -> int:
@@ -247,73 +211,63 @@ class ShardCache:
 
 
 class Incoming:
-    """A file that comes into the cache: a part, which nothing removes before `publish`, `discard` or `leave` ends it.
+    """A file that comes into the cache: a part, which nothing removes before `publish` or `discard` ends it.
 
     Args:
         cache: that it comes into.
         remote: the file; of one whose hash is not known, another name in place of the hash.
-        descriptor: of the part, locked.
+        descriptor: of the part, locked; what a killed process has left in it is dropped.
 
     Attributes:
+        path: where the file lies until it is ended.
         bytes: that have come.
     """
 
     def __init__(self, cache: ShardCache, remote: Remote, descriptor: int) -> None:
         self._cache, self._remote, self._descriptor = cache, remote, descriptor
         self._digest = hashlib.sha256()
-        self._is_kept = remote.is_hash  # False also when the disk has failed
-        self.bytes = 0
-
-    def take_over(self) -> None:
-        """Go on behind what an earlier process has left."""
-        if os.fstat(self._descriptor).st_size > self._remote.bytes:
-            self.restart()
-        while written := os.read(self._descriptor, _READ):
-            self._digest.update(written)
-            self.bytes += len(written)
-
-    def restart(self) -> None:
-        """Forget what has come."""
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        self._digest, self.bytes = hashlib.sha256(), 0
-
-    @property
-    def path(self) -> Path:
-        """Where the file lies until it is ended."""
-        return self._cache.part(self._remote)
+        self.path, self.bytes = cache.part(remote), 0
+        os.ftruncate(descriptor, 0)
 
     @property
     def sha256(self) -> str:
         """Hash of the bytes that have come."""
         return self._digest.hexdigest()
 
-    def write(self, data: bytes) -> None:
-        """Append bytes.
-
-        Raises:
-            ConfigError: there is no room for them, or the folder cannot be written.
-        """
-        with self._on_disk():
-            self.bytes += len(data)
-            if self.bytes > self._remote.bytes:
-                self._remote = self._cache.grow(self._remote, self.bytes)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-            self._digest.update(data)
+    def fill(self, stop: Event, step: Callable[[int], object] = lambda done: None) -> None:
+        """Fetch the file, and compare its hash; see `ShardCache.fetch`. After an error nothing of it is left."""
+        try:
+            for data in self._remote.chunks():
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+                self._digest.update(data)
+                self.bytes += len(data)
+                step(self.bytes)
+                if stop.is_set():
+                    raise Interrupted(self._remote.name)
+            if self._remote.is_hash and self.sha256 != self._remote.sha256:
+                raise DataError(
+                    f"'{self._remote.name}': its SHA-256 is {self.sha256}, and the manifest says "
+                    f"{self._remote.sha256}: the file changed since it was indexed; index it anew, or put back the "
+                    "file that was indexed"
+                )
+        except BaseException:
+            self.discard()
+            raise
 
     def publish(self, name: str | None = None) -> int:
         """Give the file its final name, by default its hash; a descriptor of it, which the caller closes."""
-        name = name or self.sha256
-        with self._on_disk():
-            os.fsync(self._descriptor)
-            with self._cache.locked() as lock:
-                with suppress(FileNotFoundError):  # a cleaner removed it; what is open can be read all the same
-                    os.rename(self.path, self._cache.path(name))
-                if name != self._remote.sha256:  # less room may have been taken than was made
-                    write_total(lock, None)
-        unlock(self._descriptor)
+        try:
+            with self._cache.explaining(self._remote):
+                os.fsync(self._descriptor)
+                # A cleaner may have removed it; what is open can be read all the same.
+                with self._cache.locked(), suppress(FileNotFoundError):
+                    os.rename(self.path, self._cache.path(name or self.sha256))
+        except BaseException:
+            self.discard()
+            raise
+        _unlock(self._descriptor)
         return self._descriptor
 
     def discard(self) -> None:
@@ -321,65 +275,10 @@ class Incoming:
         try:
             with self._cache.explaining(self._remote), self._cache.locked() as lock:
                 self.path.unlink(missing_ok=True)
-                write_total(lock, None)
+                _write_total(lock, None)
         finally:
-            self._close()
-
-    def leave(self) -> None:
-        """Leave what has come to the next request for the file, if it may be continued."""
-        if self.bytes and self._is_kept:
-            self._close()
-        else:
-            self.discard()
-
-    @contextmanager
-    def _on_disk(self) -> Generator[None, None, None]:
-        try:
-            with self._cache.explaining(self._remote):
-                yield
-        except ConfigError:
-            self._is_kept = False
-            raise
-
-    def _close(self) -> None:
-        unlock(self._descriptor)
-        os.close(self._descriptor)
-
-
-def _fetch(remote: Remote, incoming: Incoming, stop: Event) -> int:
-    """Fetch a file, check it, and give it its final name; a descriptor of it."""
-    try:
-        incoming.take_over()
-        if not remote.is_hash:
-            incoming.restart()
-        resumed = incoming.bytes > 0
-        _fill(remote, incoming, stop)
-        if not remote.is_hash:
-            return incoming.publish(remote.sha256)
-        if incoming.sha256 != remote.sha256 and resumed:  # a power cut may have damaged the old part: start over, once
-            incoming.restart()
-            _fill(remote, incoming, stop)
-        if (found := incoming.sha256) != remote.sha256:
-            incoming.restart()
-            raise DataError(
-                f"'{remote.name}': its SHA-256 is {found}, and the manifest says {remote.sha256}: the file changed "
-                "since it was indexed; index it anew, or put back the file that was indexed"
-            )
-        return incoming.publish()
-    except BaseException:
-        incoming.leave()
-        raise
-
-
-def _fill(remote: Remote, incoming: Incoming, stop: Event) -> None:
-    for chunk in remote.chunks(incoming.bytes):
-        incoming.write(chunk)
-        if stop.is_set():
-            raise Interrupted(remote.name)
-
-
-def _nothing(offset: int) -> Iterator[bytes]:
-    return iter(())
+            _unlock(self._descriptor)
+            os.close(self._descriptor)
 
 
 def default_folder() -> Path:
@@ -399,7 +298,7 @@ def _remove_unless_alive(path: str) -> bool:
                 return False
             os.unlink(path)
         finally:
-            unlock(descriptor)
+            _unlock(descriptor)
             os.close(descriptor)
     return True
 
@@ -414,7 +313,7 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def unlock(descriptor: int) -> None:
+def _unlock(descriptor: int) -> None:
     """Release a lock. To close the file would not do, as a forked child may have it open too."""
     held.discard(descriptor)
     with suppress(OSError):  # the file system has no locks, which was raised before
@@ -426,7 +325,7 @@ def _read_total(lock: int) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def write_total(lock: int, total: int | None) -> None:
+def _write_total(lock: int, total: int | None) -> None:
     """Write down the bytes taken; None: the next reader counts them.
 
     The number rises before a file is made and falls after one is removed: a kill leaves it too high, never too low.

@@ -1,45 +1,110 @@
 """Where shards lie: a folder on a disk or behind a URL, with the same methods, so that callers need not know which.
 
 A folder holds the tars, and its sub-folder `__mmdata__` holds manifest, index and ledger. Hugging Face's `datasets`
-ignores names that begin with two underscores, so it takes only the tars for data.
+ignores names that begin with two underscores, so it takes only the tars for data. What lies behind a URL is fetched
+whole into a `ShardCache`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import posixpath
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import ClassVar, TypeVar
+from typing import TypeVar
+from urllib.parse import quote
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import Kind, recognize, refuse_unfinished
+from mmdata.recognize import PRIVATE_NAME, Kind, recognize, refuse_unfinished, unfinished
 from mmdata.safe_read import open_regular, path_of_url, read_regular
-from mmdata.storage.cache import ShardCache
-from mmdata.storage.fetch import RemoteFolder, display_name
-from mmdata.storage.listed import INNER, INNER_NAME, MANIFEST_NAME, FileRange, ListedShard
-from mmdata.storage.urls import PROTOCOLS, is_followed
+from mmdata.storage.attempts import Absent, status_of
+from mmdata.storage.cache import Incoming, Remote, ShardCache
+from mmdata.storage.remote import RemoteFile
+from mmdata.storage.urls import PROTOCOLS, FileSystem, display_name, is_followed, is_http
 
+MANIFEST_NAME = "manifest.json"
+INNER_NAME = "__mmdata__"
+"""The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
+INNER = f"{INNER_NAME}/"
 QUARANTINE_NAME = "quarantine.jsonl"
 JOINS_NAME = "joins"
 """The sub-folder of `__mmdata__` with the side files: columns of tables, aligned to the rows of the index."""
+
+MAX_MANIFEST_BYTES = 2**26
+"""Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
+MAX_INDEX_BYTES = 2**30
+"""Largest page of the manifest."""
+_OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class ListedShard:
+    """The manifest's entry of one shard, without its histogram.
+
+    Attributes:
+        name: file name of the tar, in the manifest's `location`.
+        bytes, sha256: of the tar.
+        rows: samples in the index.
+        index_offset, index_bytes: where the columns of its rows lie in an index file.
+        index_sha256, index_xxh3: hashes of these bytes.
+        images: rows that have an image: all, or none.
+        captions: captions of all rows: one or more a row, or 0 in a corpus of labels only.
+        labels: rows that have a label.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+    rows: int
+    index_offset: int
+    index_bytes: int
+    index_sha256: str
+    index_xxh3: int
+    images: int
+    captions: int
+    labels: int
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes [start, end) of a file of `size` bytes, by default the whole file, and their SHA-256."""
+
+    name: str
+    sha256: str
+    start: int = 0
+    end: int | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True)
 class LocalFolder:
-    """A folder on this machine's disks. Its methods are those of `RemoteFolder`; its text is for messages."""
+    """A folder on this machine's disks. Its methods are those of `RemoteFolder`; its text is for messages.
+
+    Attributes:
+        path: of the folder.
+        tars: where the tars lie, if the folder is the index of tars behind a URL.
+    """
 
     path: Path
-    cache: ClassVar[None] = None
+    tars: RemoteFolder | None = None
 
     def __str__(self) -> str:
         return str(self.path)
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+    @property
+    def cache(self) -> ShardCache | None:
+        """Where the tars are kept; None if they lie on this disk."""
+        return self.tars and self.tars.cache
 
     @property
     def identity(self) -> str:
@@ -87,16 +152,12 @@ class LocalFolder:
         made = f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
         return made if kind is Kind.TARS else f"{made}, `mmdata convert {self} OUT` shards of images and captions"
 
-    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """Result of `use` on the path of a file, and where in it a part begins. `use` checks the content.
 
         Raises:
             FileNotFoundError: there is none; and what `use` raises.
         """
-        return use(self.path / name)
-
-    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
-        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
         return use(self.path / part.name, part.start)
 
     def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
@@ -106,51 +167,182 @@ class LocalFolder:
             FileNotFoundError: there is none.
             DataError: it is not a regular file.
         """
+        if self.tars is not None:
+            return self.tars.open_shard(".", shard, stop)
         return open_regular(self.shard_path(location, shard), "shard")
 
     def has_shard(self, shard: ListedShard) -> bool:
         """Whether `open_shard` returns without fetching anything."""
-        return True
+        return self.tars is None or self.tars.has_shard(shard)
 
     def shard_path(self, location: str, shard: ListedShard) -> Path:
         """Path of a tar."""
-        return self.path / location / shard.name
+        return self.path / location / shard.name if self.tars is None else self.tars.shard_path(".", shard)
 
     def place(self, location: str, name: str) -> str:
-        """Path of a file, for messages."""
+        """Path of a file, or URL of a tar behind one, for messages."""
+        if self.tars is not None and "://" in location:
+            return self.tars.place(".", name)
         return str(self.path / location / name)
 
 
-@dataclass(frozen=True)
-class IndexFolder(LocalFolder):
-    """A folder on this machine's disks with the index of tars that lie behind a URL, which is the manifest's location.
+class RemoteFolder:
+    """A folder behind a URL, with the methods of `LocalFolder`. Safe to share between threads and forked processes.
 
-    Attributes:
-        tars: their folder.
+    Args:
+        url: of a protocol of fsspec; a query is appended to the URL of each file.
+        cache: where files are kept.
+
+    Raises:
+        ConfigError: see `FileSystem`.
     """
 
-    tars: RemoteFolder = field(kw_only=True)
+    joins: Path | None = None
+    """See `LocalFolder.joins`."""
+
+    def __init__(self, url: str, cache: ShardCache) -> None:
+        self.url = url
+        self.cache = cache
+        self._files = FileSystem(url)
+
+    def __str__(self) -> str:
+        return display_name(self.url).rstrip("/")
 
     @property
-    def cache(self) -> ShardCache:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Where the tars are kept."""
-        return self.tars.cache
+    def identity(self) -> str:
+        """Equal for two names of the same folder."""
+        return str(self)
+
+    def read_manifest(self) -> bytes:
+        """The content of manifest.json, which is always fetched.
+
+        Raises:
+            DataError, ConfigError: there is none, or it cannot be fetched.
+        """
+        try:
+            return self._whole(self.url_of(".", INNER + MANIFEST_NAME), MAX_MANIFEST_BYTES)
+        except (DataError, ConfigError) as error:
+            # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
+            denied = status_of(error.__cause__) == 403 or isinstance(error.__cause__, PermissionError)
+            if not isinstance(error, Absent) and not denied:
+                raise
+            missing = error
+        if self.url.startswith("s3://"):
+            with suppress(DataError, ConfigError):
+                self._whole(self.url_of(".", f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)
+                missing = unfinished(str(self))
+        raise missing
+
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """Result of `use` on the path, in the cache, of a part of a small file, and where in it the part begins: at 0.
+
+        Raises:
+            DataError: `use` raises it, also of a part fetched anew; or the part has another hash.
+        """
+        url, path = self.url_of(".", part.name), self.cache.path(part.sha256)
+        damaged: DataError | None = None
+        for _ in range(_OPENS):
+            if not self.cache.touch(part.sha256):
+                data = self._part(url, part)
+                os.close(self.cache.open(Remote(display_name(url), part.sha256, len(data), lambda data=data: [data])))
+            try:
+                return use(path, 0)
+            except FileNotFoundError:  # another process needed its room in the cache
+                continue
+            except DataError as error:
+                if damaged is not None or hashlib.sha256(path.read_bytes()).hexdigest() == part.sha256:
+                    raise
+                damaged = error
+                self.cache.remove(part.sha256)
+        raise ConfigError(
+            f"'{display_name(url)}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
+            f"set data.loading.cache_gb to more"
+        )
+
+    def _part(self, url: str, part: FileRange) -> bytes:
+        if part.end is None:
+            return self._whole(url, MAX_INDEX_BYTES)
+        return b"".join(self._chunks(url, Event(), size=part.size, start=part.start, end=part.end))
 
     def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
-        """See `RemoteFolder.open_shard`."""
-        return self.tars.open_shard(".", shard, stop)
+        """A descriptor of a tar, which the caller closes; the tar is fetched if it is not in the cache.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `ShardCache.open`.
+        """
+        url = self.url_of(location, shard.name)
+        chunks = partial(self._chunks, url, stop or Event(), size=shard.bytes)
+        return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
 
     def has_shard(self, shard: ListedShard) -> bool:
-        """See `RemoteFolder.has_shard`."""
-        return self.tars.has_shard(shard)
+        """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
+        return self.cache.touch(shard.sha256)
 
     def shard_path(self, location: str, shard: ListedShard) -> Path:
-        """See `RemoteFolder.shard_path`."""
-        return self.tars.shard_path(".", shard)
+        """Path of a tar in the cache, fetched first. It may be removed at any time."""
+        os.close(self.open_shard(location, shard))
+        return self.cache.path(shard.sha256)
 
     def place(self, location: str, name: str) -> str:
-        """URL of a tar, or path of a file of the index, for messages."""
-        return self.tars.place(".", name) if "://" in location else super().place(location, name)
+        """URL of a file, for messages."""
+        return display_name(self.url_of(location, name))
+
+    def fetch_new(self, name: str, stop: Event, step: Callable[[int], None]) -> Incoming:
+        """A file whose hash nobody knows yet, in the cache until it is ended.
+
+        Args:
+            name: of the file in this folder.
+            stop: ends the reading.
+            step: called with the bytes that have come.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `repeated` and `ShardCache.fetch`; or the server does not say the
+                size.
+        """
+        with self._begun(self.url_of(".", name), stop) as (file, remote):
+            return self.cache.fetch(remote._replace(chunks=lambda: iter(file.read, b"")), stop, step)
+
+    def file_of(self, url: str, stop: Event) -> Remote:
+        """A file of which no hash is known, for `ShardCache.open`; its server says its size and its version.
+
+        Raises:
+            DataError, ConfigError, Interrupted: see `fetch_new`.
+        """
+        with self._begun(url, stop) as (_, remote):
+            return remote
+
+    @contextmanager
+    def _begun(self, url: str, stop: Event) -> Generator[tuple[RemoteFile, Remote], None, None]:
+        with closing(RemoteFile(self._files, url, stop)) as file:
+            file.begin()
+            if file.size is None:
+                raise DataError(
+                    f"'{file.name}': the server does not say how many bytes it has (Content-Length); fetch it yourself"
+                )
+            key = hashlib.sha256(f"{file.name}\n{file.size}\n{file.version}".encode()).hexdigest()
+            chunks = partial(self._chunks, url, stop, size=file.size)
+            yield file, Remote(file.name, key, file.size, chunks, is_hash=False)
+
+    def url_of(self, location: str, name: str) -> str:
+        """URL of a file in `location`, a folder relative to this one."""
+        protocol, _, path = self.url.partition("://")
+        path, question, query = path.partition("?") if is_http(self.url) else (path, "", "")
+        root, _, inside = path.partition("/")  # host or bucket; nothing for file:///
+        if is_http(self.url):
+            location, name = quote(location), quote(name)
+        whole = posixpath.normpath(posixpath.join(inside, location, name))
+        if posixpath.isabs(location) or whole.startswith("../"):
+            raise DataError(f"'{self}': its tars lie in '{location}', which leads out of '{protocol}://{root}'")
+        return f"{protocol}://{root}/{whole}{question}{query}"
+
+    def _chunks(self, url: str, stop: Event, *, size: int, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes of a file of `size` bytes from `start` on; for the errors see `fetch_new`."""
+        with closing(RemoteFile(self._files, url, stop, start=start, size=size, end=end)) as file:
+            yield from iter(file.read, b"")
+
+    def _whole(self, url: str, most: int) -> bytes:
+        """A small file of unknown size, of at most `most` bytes."""
+        return RemoteFile(self._files, url, Event()).read_small(most)
 
 
 Folder = LocalFolder | RemoteFolder
@@ -196,7 +388,7 @@ def folder_of_index(folder: Folder, tars: str, cache: ShardCache | None = None) 
             f"'{folder}': location '{display_name(tars)}' is not a folder; commands and URLs are never followed, "
             f"except those of {', '.join(PROTOCOLS)} in an index on this machine (`mmdata index URL --out FOLDER`)"
         )
-    return IndexFolder(folder.path, tars=RemoteFolder(tars, cache or ShardCache()))
+    return LocalFolder(folder.path, RemoteFolder(tars, cache or ShardCache()))
 
 
 def local_folder(location: Location) -> Path:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import botocore.client
+import aiobotocore.client
 
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
@@ -34,7 +34,7 @@ def killed_before(number: int, table: Path, url: str) -> int:
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     left = number
-    call = botocore.client.BaseClient._make_api_call
+    call = aiobotocore.client.AioBaseClient._make_api_call
 
     def counted(self: Any, *arguments: Any) -> Any:
         nonlocal left
@@ -43,7 +43,7 @@ def killed_before(number: int, table: Path, url: str) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         return call(self, *arguments)
 
-    botocore.client.BaseClient._make_api_call = counted
+    aiobotocore.client.AioBaseClient._make_api_call = counted
     make(table, url)
     os._exit(0)
 

@@ -19,8 +19,7 @@ import pytest
 
 import datasets
 import mmdata.storage.attempts as attempts_module
-import mmdata.storage.fetch as fetch_module
-import mmdata.storage.http as http_module
+import mmdata.storage.remote as remote_module
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.engines import threads
 from mmdata.errors import ConfigError, DataError
@@ -37,8 +36,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits between requests, and small ones."""
     monkeypatch.setattr(attempts_module, "WAIT_S", 0.01)
     monkeypatch.setattr("tests.storage.servers.SLOW_S", 0.01)
-    monkeypatch.setattr(fetch_module, "CHUNK_BYTES", 3000)
-    monkeypatch.setattr(http_module, "READ_BYTES", 3000)
+    monkeypatch.setattr(remote_module, "RANGE_BYTES", 3000)
+    monkeypatch.setattr(remote_module, "READ_BYTES", 3000)
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ def test_folder_in_s3_gives_the_shards_of_the_folder(
         ),
         ("s3://bucket/hub", {"split": "dev"}, ConfigError, "no such part in 's3://bucket/hub'; there are: test, train"),
         ("s3://bucket/hub", {"table": "x*"}, DataError, r"no table 'x\*' in it; there are: data/test-00000"),
-        ("s3://bucket/nothing", {}, DataError, "'s3://bucket/nothing': no such file or folder; correct the URL"),
+        ("s3://bucket/nothing", {}, DataError, "'s3://bucket/nothing': no such file; upload it, or correct the URL"),
         (
             "s3://bucket/tars",
             {},
@@ -179,9 +178,12 @@ def test_images_of_a_remote_table_may_be_on_this_machine(bucket: Path, corpus: P
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (404, r"'http://127.0.0.1:\d+/t.csv': no such file or folder; correct the URL$"),
+        (404, r"'http://127.0.0.1:\d+/t.csv': no such file; upload it, or correct the URL$"),
         (403, r"t.csv': access denied \(Failed: status 403.*; give the credentials"),
-        (500, r"t.csv': cannot be fetched \(Failed: status 500.*; is its server up, and the network\? Start again"),
+        (
+            500,
+            r"t.csv': cannot be fetched, 2 attempts .*: Failed: status 500.*; is the server up, and the netw",
+        ),
     ],
 )
 def test_answer_that_is_no_table_is_an_error(
@@ -226,7 +228,7 @@ def test_dataset_of_the_hub_gives_the_shards_of_its_folder(remote: Path, tmp_pat
         command = [sys.executable, "-c", FROM_THE_HUB, str(tmp_path / "hub")]
         done = run_program(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "'hf://datasets/me/nothing': no such file or folder; correct the URL" in done.stdout
+    assert "'hf://datasets/me/nothing': no such file; upload it, or correct the URL" in done.stdout
     for name in ("folder", "file"):
         assert content(tmp_path / "hub" / name) == content(tmp_path / "local" / name)
     assert content(tmp_path / "hub/revision") == content(tmp_path / "hub/folder")

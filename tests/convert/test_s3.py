@@ -14,13 +14,13 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-import botocore.retries.standard
 import moto.s3.models
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 
-import mmdata.storage.s3 as s3_module
+import mmdata.storage.attempts as attempts_module
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.engines import processes, threads
@@ -50,11 +50,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def s3(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
     """A server with an empty bucket; who asks again does so at once."""
-    monkeypatch.setattr(botocore.retries.standard.ExponentialBackoff, "delay_amount", lambda *_: 0.0)
-    monkeypatch.setattr(s3_module, "WAIT_S", 0.0)
+    monkeypatch.setattr(attempts_module, "WAIT_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of programs, some of which are killed
     server.answers.clear()
+    s3fs.S3FileSystem.clear_instance_cache()
     server.commands.clear()
     objects().clear()
     return server
@@ -370,9 +370,12 @@ def test_s3_no_such_bucket_denied_and_no_server_are_one_line(s3, table, monkeypa
     s3.answers["/bucket/a/photos/.mmdata-convert/run.json"] = lambda handler: handler.send_error(403)
     with pytest.raises(ConfigError, match=r"'s3://bucket/a/photos/.mmdata-convert/run.json': access denied \(Client"):
         to_s3(table)
-    monkeypatch.setattr(s3_module, "ATTEMPTS", 1)
+    monkeypatch.setattr(attempts_module, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(DataError, match=r"s3://bucket/a/photos.*': failed, the last attempt: Endpoint.*; run this aga"):
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(
+        DataError, match=r"s3://bucket/a/photos.*': failed, 1 attempt, the last one: Endpoint.*; run this aga"
+    ):
         to_s3(table)
 
 

@@ -21,7 +21,8 @@ from mmdata.index import Index, ShardStore
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import LOCK_NAME, Remote
-from mmdata.storage.fetch import RemoteFolder
+from mmdata.storage.folder import RemoteFolder
+from mmdata.storage.urls import FileSystem
 from tests.storage.servers import serve
 
 HANGS_S = 120
@@ -63,7 +64,7 @@ def held_by_a_thread(lock: Any) -> Generator[None, None, None]:
 
 
 USES: dict[str, Callable[[Index], tuple[Any, Callable[[], object]]]] = {
-    "file system": lambda index: (index.manifests[0].folder._lock, index.manifests[0].folder.file_system),
+    "file system": lambda index: ((files := FileSystem("file:///"))._lock, files.get),
     "index": lambda index: (index._lock, lambda: index.shard(0)),
     "manifest": lambda index: (index.manifests[0]._locks[0], lambda: index.manifests[0].listed(0)),
     "store": lambda index: ((store := ShardStore(index)).open_shards._lock, lambda: store.read(0, 0, 512)),
@@ -93,9 +94,9 @@ def test_a_child_forked_while_a_thread_begins_to_fetch_fetches_itself(
 
     with serve(shards) as server:
         folder = RemoteFolder(server.url, ShardCache(tmp_path / "cache"))
-        folder._opened = None
+        folder._files._opened = None
         monkeypatch.setattr(fsspec, "filesystem", slow)
-        thread = threading.Thread(target=folder.file_system)
+        thread = threading.Thread(target=folder._files.get)
         thread.start()
         assert begun.wait(HANGS_S)
         try:
@@ -175,7 +176,7 @@ def test_a_forked_child_does_not_keep_a_part_that_its_parent_gave_up(tmp_path: P
     begun, go_on = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
-    def chunks(offset: int) -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         yield b"a" * 10
         begun.set()
         assert go_on.wait(HANGS_S)
@@ -191,8 +192,13 @@ def test_a_forked_child_does_not_keep_a_part_that_its_parent_gave_up(tmp_path: P
     thread = threading.Thread(target=fetch)
     thread.start()
     assert begun.wait(HANGS_S)
+    part = tmp_path / f"{'0' * 64}.30.part"
+    other_name = tmp_path / "part"
+    other_name.hardlink_to(part)
     with child_that_waits():
+        assert not is_free(other_name)
         go_on.set()
         thread.join()
         assert [str(error) for error in errors] == ["the server is gone"]
-        assert is_free(tmp_path / f"{'0' * 64}.30.part")
+        assert not part.exists()
+        assert is_free(other_name)

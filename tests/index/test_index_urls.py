@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import mmdata.storage.attempts as attempts_module
-import mmdata.storage.fetch as fetch_module
-import mmdata.storage.http as http_module
+import mmdata.storage.remote as remote_module
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, IndexReport, build_index, verify
 from mmdata.index.staging import STAGING_NAME
@@ -107,7 +106,7 @@ def test_samples_are_fetched_from_where_they_were_indexed(tars, tmp_path, cache)
 
 
 def test_failed_requests_are_repeated_from_the_byte_where_they_ended(tmp_path, cache, tar, monkeypatch):
-    monkeypatch.setattr(http_module, "PIECE_BYTES", 2**16)
+    monkeypatch.setattr(remote_module, "PIECE_BYTES", 2**16)
     folder = tmp_path / "large"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -134,26 +133,15 @@ def _sample(rng: np.random.Generator, i: int) -> list[tuple[str, bytes]]:
     return [("bmp", head + info + rng.bytes(3 * height * width)), ("txt", b"noise %d" % i)]
 
 
-def test_a_server_without_ranges_and_without_lengths_is_read_all_the_same(tars, tmp_path, cache):
-    def chunked(handler: BaseHTTPRequestHandler) -> None:
-        data = (tars / "x-0001.tar").read_bytes()
-        handler.send_response(200)
-        handler.send_header("Transfer-Encoding", "chunked")
-        handler.end_headers()
-        for at in range(0, len(data), 1000):
-            piece = data[at : at + 1000]
-            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-        handler.wfile.write(b"0\r\n\r\n")
-
+def test_a_server_without_ranges_is_read_all_the_same(tars, tmp_path, cache):
     build_index(tars, out=tmp_path / "here")
     with serve(tars, ranges=False, fault_every=5) as server:
-        server.answers["/x-0001.tar"] = chunked
         of_urls(server, tmp_path / "far", cache)
     assert files(tmp_path / "far") == files(tmp_path / "here")
 
 
 def test_tars_of_s3_are_read_in_ranges(tars, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(fetch_module, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(remote_module, "RANGE_BYTES", 1000)
     build_index(tars, out=tmp_path / "here")
     with serve_s3(tars, fault_every=20) as server:
         far = build_index("s3://bucket/x-{0000..0005}.tar", out=tmp_path / "far", cache=cache)
@@ -169,16 +157,16 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused(tars, tmp_path, 
         import boto3
 
         client = boto3.client("s3")
-        read = fetch_module.ObjectFile.read
+        read = remote_module._Ranges.read
         whole = (tars / "x-0001.tar").read_bytes()
 
-        def replacing(self):
-            if self.at:
+        def replacing(self, most):
+            if self._at:
                 client.put_object(Bucket="bucket", Key="x-0001.tar", Body=whole[::-1])
-            return read(self)
+            return read(self, most)
 
-        monkeypatch.setattr(fetch_module, "CHUNK_BYTES", len(whole) - 512)
-        monkeypatch.setattr(fetch_module.ObjectFile, "read", replacing)
+        monkeypatch.setattr(remote_module, "RANGE_BYTES", len(whole) - 512)
+        monkeypatch.setattr(remote_module._Ranges, "read", replacing)
         with pytest.raises(DataError, match=r"'s3://bucket/x-0001\.tar': the file changed on the server while it was"):
             build_index("s3://bucket/x-0001.tar", out=tmp_path / "far", cache=cache)
 
@@ -382,9 +370,8 @@ def test_a_cache_that_cannot_be_written_ends_the_run(tars, tmp_path, fill_cache)
         of_urls(server, tmp_path / "far", ShardCache(tmp_path / "cache"), fill_cache=fill_cache)
 
 
-@pytest.mark.parametrize("lengths", [True, False])
-def test_a_cache_with_room_for_one_tar_is_enough_and_never_holds_more(tars, tmp_path, lengths):
-    """Also where the server does not say how long the tars are; all room that was taken is given back."""
+def test_a_cache_with_room_for_one_tar_is_enough_and_never_holds_more(tars, tmp_path):
+    """All room that was taken is given back."""
     most = max(path.stat().st_size for path in tars.glob("*.tar"))
     small = ShardCache(tmp_path / "cache", max_bytes=most + most // 2)
     held: list[int] = []
@@ -394,39 +381,30 @@ def test_a_cache_with_room_for_one_tar_is_enough_and_never_holds_more(tars, tmp_
         data = (tars / handler.path.lstrip("/")).read_bytes()
         handler.send_response(200)
         handler.send_header("Connection", "close")
-        if lengths:
-            handler.send_header("Content-Length", str(len(data)))
+        handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)
 
     build_index(tars, out=tmp_path / "here")
     with serve(tars) as server:
         server.answers |= {f"/x-{shard:04d}.tar": answer for shard in range(NUM_TARS)}
-        if lengths:
-            of_urls(server, tmp_path / "far", small)
-        else:  # several at once would take each other's room, which is an error
-            for shard in range(NUM_TARS):
-                build_index(f"{server.url}/x-{shard:04d}.tar", out=tmp_path / f"far-{shard}", cache=small)
+        of_urls(server, tmp_path / "far", small)
     assert max(held) <= small.max_bytes
     assert [path.name for path in small.folder.iterdir()] == [".lock"]
-    if lengths:
-        assert files(tmp_path / "far") == files(tmp_path / "here")
+    assert files(tmp_path / "far") == files(tmp_path / "here")
 
 
-def test_a_tar_that_the_cache_cannot_hold_is_an_error(tars, tmp_path):
+def test_a_tar_that_the_cache_cannot_hold_or_of_no_size_is_an_error(tars, tmp_path):
     with serve(tars) as server:
         with pytest.raises(
             ConfigError, match=r"x-000\d\.tar': [\d,]+ bytes, and the cache '.*' holds 2,000; set data\.l"
         ):
             of_urls(server, tmp_path / "far", ShardCache(tmp_path / "cache", max_bytes=2000))
         server.answers["/x-0000.tar"] = endless
-        cache = ShardCache(tmp_path / "cache", max_bytes=2**20)
-        message = (
-            r"x-0000\.tar': its server does not say its size, and the cache '.*' has no room for more than 1,048,576"
-        )
-        with pytest.raises(ConfigError, match=message):
-            build_index(f"{server.url}/x-0000.tar", out=tmp_path / "far", cache=cache)
-    assert [path.name for path in cache.folder.iterdir()] == [".lock"]
+        message = r"x-0000\.tar': the server does not say how many bytes it has \(Content-Length\); fetch it yourself"
+        with pytest.raises(DataError, match=message):
+            build_index(f"{server.url}/x-0000.tar", out=tmp_path / "far", cache=ShardCache(tmp_path / "cache"))
+    assert not list((tmp_path / "cache").glob("*.part"))
 
 
 def endless(handler: BaseHTTPRequestHandler) -> None:

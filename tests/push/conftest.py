@@ -7,6 +7,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+import s3fs
 
 from mmdata.images import probe
 from mmdata.index import Sample, ShardWriter
@@ -56,6 +57,7 @@ def s3(server_of_s3: Server, client) -> Server:
     server = server_of_s3
     server.held, server.fault_every = "", 0
     server.answers.clear()
+    s3fs.S3FileSystem.clear_instance_cache()
     for item in client.list_objects_v2(Bucket="bucket").get("Contents", []):
         client.delete_object(Bucket="bucket", Key=item["Key"])
     for item in client.list_multipart_uploads(Bucket="bucket").get("Uploads", []):

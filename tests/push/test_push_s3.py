@@ -12,10 +12,11 @@ from pathlib import Path
 import moto.s3.models
 import numpy as np
 import pytest
+import s3fs
 
 import mmdata.push.s3
 import mmdata.push.s3_parts
-import mmdata.storage.s3
+import mmdata.storage.attempts
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.push import PushConfig, open_store, plan_push, push
@@ -301,6 +302,17 @@ def test_a_large_file_goes_up_in_parts_and_goes_on_where_it_ended(s3, shards, tm
     assert push_now(shards) == []
 
 
+def test_parts_stay_for_the_next_push_when_the_server_fails(s3, shards, in_parts, monkeypatch):
+    monkeypatch.setattr(mmdata.storage.attempts, "ATTEMPTS", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(s3, "next_fault", lambda path, range_: "reset" if "partNumber=2" in s3.commands[-1] else None)
+        with pytest.raises(DataError, match=r"\.tar': failed, 1 attempt"):
+            push_now(shards, threads=1)
+    s3.commands.clear()
+    push_now(shards)
+    assert parts_sent(s3, "000000.tar")[0] == 2
+
+
 def test_an_unfinished_upload_of_another_file_does_not_pass_for_this_one(s3, shards, tmp_path, in_parts, client):
     place = {"Bucket": "bucket", "Key": "a/photos/000000.tar"}
     client.create_multipart_upload(**place, Metadata={"sha256": "0" * 64})
@@ -325,19 +337,21 @@ def test_missing_credentials_and_denied_writes_are_one_line(s3, shards, monkeypa
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(ConfigError, match=r"'s3://bucket/a/photos': access denied \(NoCredentialsError: .*AWS_PROFILE"):
         push_now(shards)
 
 
 def test_a_server_that_stays_away_is_named_with_the_remedy(s3, shards, monkeypatch):
-    monkeypatch.setattr(mmdata.storage.s3, "ATTEMPTS", 1)
+    monkeypatch.setattr(mmdata.storage.attempts, "ATTEMPTS", 1)
     s3.answers["/bucket/a/photos/000000.tar"] = lambda handler: None  # the connection is closed without an answer
     with pytest.raises(
-        DataError, match=r"'s3://bucket/a/photos/000000\.tar': failed, the last attempt: Conn.*run this"
+        DataError, match=r"'s3://bucket/a/photos/000000\.tar': failed, 1 attempt, the last one: Conn.*run this"
     ):
         push_now(shards)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(
-        DataError, match=r"'s3://bucket/a/photos': failed, the last attempt: EndpointConnectionError: .*ru"
+        DataError, match=r"'s3://bucket/a/photos': failed, 1 attempt, the last one: EndpointConnectionError: .*ru"
     ):
         push_now(shards)

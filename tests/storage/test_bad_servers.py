@@ -11,16 +11,18 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
 
-import fsspec
 import pytest
 
 import mmdata
 import mmdata.storage.attempts as attempts_module
-import mmdata.storage.fetch as remote_module
-import mmdata.storage.http as http_module
+import mmdata.storage.folder as folder_module
+import mmdata.storage.remote as remote_module
+import mmdata.storage.urls as urls_module
 from mmdata.errors import DataError
 from mmdata.index import Index, ShardStore
 from mmdata.storage import ShardCache
+from mmdata.storage.remote import RemoteFile
+from mmdata.storage.urls import FileSystem
 from tests.programs import PATIENCE_S
 from tests.storage.servers import Server, serve, serve_s3
 
@@ -35,8 +37,8 @@ MOST = 2**24
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 1 KiB, and short waits."""
-    monkeypatch.setattr(http_module, "READ_BYTES", 1024)
-    monkeypatch.setattr(remote_module, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "READ_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "RANGE_BYTES", 1024)
     monkeypatch.setattr(attempts_module, "WAIT_S", 0.001)
 
 
@@ -139,7 +141,7 @@ def test_a_wrong_answer_is_an_error_at_once(server: Server, cache: ShardCache, k
     with pytest.raises(DataError, match=re.escape(f"'{server.url}{SHARD}': ") + f".*{message}") as caught:
         store.read(0, 0, 1)
     assert "secret" not in str(caught.value)
-    assert asked(server) == (http_module.MAX_REDIRECTS if kind == "a circle" else 1)
+    assert asked(server) == (remote_module.MAX_REDIRECTS if kind == "a circle" else 1)
     assert list(cache.folder.glob("*.part")) == []
 
 
@@ -196,7 +198,7 @@ def test_a_wrong_answer_to_a_stream_is_an_error_at_once(server: Server, cache: S
     server.answers[SHARD] = answer
     with pytest.raises(DataError, match=re.escape(f"'{server.url}{SHARD}': ") + f".*{message}"):
         open_stream(server, cache)
-    assert asked(server) == (http_module.MAX_REDIRECTS if kind == "a circle" else 1)
+    assert asked(server) == (remote_module.MAX_REDIRECTS if kind == "a circle" else 1)
 
 
 def test_an_endless_answer_is_not_read_beyond_what_the_manifest_says(server: Server, cache: ShardCache):
@@ -213,8 +215,8 @@ def test_an_endless_manifest_and_an_endless_index_are_not_read_to_the_end(
     server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
 ):
     sent: list[int] = []
-    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 2**16)
-    monkeypatch.setattr(remote_module, "MAX_INDEX_BYTES", 2**17)
+    monkeypatch.setattr(folder_module, "MAX_MANIFEST_BYTES", 2**16)
+    monkeypatch.setattr(folder_module, "MAX_INDEX_BYTES", 2**17)
     goes_on = "the answer goes on after the 65,536 bytes that it may have"
     # Of an index only the part of the shard is read, which is then not the one that was indexed.
     for path, why in (("/__mmdata__/index-00000.arrow", "its SHA-256 is"), ("/__mmdata__/manifest.json", goes_on)):
@@ -225,8 +227,11 @@ def test_an_endless_manifest_and_an_endless_index_are_not_read_to_the_end(
 
 
 def test_a_large_manifest_behind_another_protocol_is_refused(shards, cache, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 100)
-    with pytest.raises(DataError, match=r"/manifest\.json': more than 100 bytes; is it what mmdata wrote\?"):
+    monkeypatch.setattr(folder_module, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(
+        DataError,
+        match=r"/manifest\.json': the answer goes on after the 100 bytes that it may have; is it what mmdata wrote\?",
+    ):
         Index.open(f"file://{shards}", cache=cache)
 
 
@@ -252,7 +257,7 @@ def trickle(handler: BaseHTTPRequestHandler) -> None:
 def test_a_slow_answer_is_warned_of_and_given_up(
     server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(http_module, "SLOW_S", 0.2)
+    monkeypatch.setattr(remote_module, "SLOW_S", 0.2)
     monkeypatch.setattr(attempts_module, "ATTEMPTS", 2)
     store = ShardStore(Index.open(server.url, cache=cache))
     server.answers[SHARD] = trickle
@@ -270,11 +275,11 @@ def test_a_slow_answer_is_warned_of_and_given_up(
 def test_a_consumer_that_takes_its_time_is_not_a_slow_server(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(http_module, "SLOW_S", 0.3)
+    monkeypatch.setattr(remote_module, "SLOW_S", 0.3)
     whole = (server.folder / SHARD[1:]).read_bytes()
-    monkeypatch.setattr(http_module, "READ_BYTES", 10)
-    file_system = fsspec.filesystem("http", **http_module.request_options())
-    file = http_module.HttpFile(file_system, f"{server.url}{SHARD}", "name", Event())
+    monkeypatch.setattr(remote_module, "READ_BYTES", 10)
+    url = f"{server.url}{SHARD}"
+    file = RemoteFile(FileSystem(url), url, Event())
     read = [file.read()]
     for _ in range(8):
         time.sleep(0.1)
@@ -294,18 +299,7 @@ def test_statuses_that_pass_are_asked_again_and_hold_no_secrets(server: Server, 
 
 def test_a_server_that_says_no_size_is_an_error_at_once(server: Server, cache: ShardCache):
     sent: list[int] = []
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        headers(handler, 200)
-        done = 0
-        try:
-            while done < END:
-                done += handler.connection.send(bytes(2**16))
-        except OSError:
-            pass
-        sent.append(done)
-
-    server.answers[SHARD] = answer
+    server.answers[SHARD] = endless(sent)
     with pytest.raises(DataError, match=r"the server does not say how many bytes it has \(Content-Length\)"):
         open_stream(server, cache)
     assert eventually(sent, 1)[0] < MOST
@@ -346,8 +340,8 @@ def test_what_never_ends_is_given_up_with_a_line_for_each_attempt(
     path: str,
 ):
     answer, cause = ENDLESS[kind]
-    monkeypatch.setattr(http_module, "ANSWER_S", 0.3)
-    monkeypatch.setattr(http_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(remote_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(remote_module, "SILENCE_S", 0.3)
     monkeypatch.setattr(attempts_module, "ATTEMPTS", 3)
     index = Index.open(server.url, cache=cache)
     server.answers[path] = answer
@@ -366,7 +360,7 @@ def test_what_never_ends_is_given_up_with_a_line_for_each_attempt(
 def test_no_attempt_is_begun_when_the_time_for_a_file_is_over(
     server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(http_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(remote_module, "ANSWER_S", 0.3)
     monkeypatch.setattr(attempts_module, "BUDGET_S", 0.2)
     store = ShardStore(Index.open(server.url, cache=cache))
     server.answers[SHARD] = ENDLESS["headers"][0]
@@ -399,8 +393,8 @@ def test_a_slow_answer_costs_nothing_of_the_time_for_failures(
 def test_a_file_of_unknown_size_that_goes_on_and_on_is_given_up(
     server: Server, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(http_module, "WHOLE_S", 0.5)
-    monkeypatch.setattr(remote_module, "MAX_MANIFEST_BYTES", 100_000)
+    monkeypatch.setattr(remote_module, "WHOLE_S", 0.5)
+    monkeypatch.setattr(folder_module, "MAX_MANIFEST_BYTES", 100_000)
     monkeypatch.setattr(attempts_module, "ATTEMPTS", 2)
     server.answers["/__mmdata__/manifest.json"] = pieces(CHUNKED, b"80\r\n" + b" " * 128 + b"\r\n")
     with pytest.raises(DataError, match=r"2 attempts .*, the last one: Failed: the answer did not end within 1 s"):
@@ -412,7 +406,7 @@ def test_an_answer_of_s3_that_never_ends_is_given_up(shards: Path, cache: ShardC
         index = Index.open("s3://bucket", cache=cache)
         store = ShardStore(index)
         index.listed(0)
-        monkeypatch.setattr(remote_module, "ATTEMPT_S", 0.5)
+        monkeypatch.setattr(urls_module, "ATTEMPT_S", 0.5)
         monkeypatch.setattr(attempts_module, "ATTEMPTS", 2)
         server.answers["/bucket/000000.tar"] = pieces(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n")
         with pytest.raises(

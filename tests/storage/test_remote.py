@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import mmdata.storage.attempts as attempts_module
-import mmdata.storage.fetch as remote_module
-import mmdata.storage.http as http_module
+import mmdata.storage.remote as remote_module
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, Manifest, ShardStore, build_index, verify
 from mmdata.index.columns import FIXED
@@ -27,8 +26,8 @@ def cache(tmp_path) -> ShardCache:
 @pytest.fixture(autouse=True)
 def small_and_quick(monkeypatch):
     """Pieces of 1 KiB, and short waits."""
-    monkeypatch.setattr(remote_module, "CHUNK_BYTES", 1024)
-    monkeypatch.setattr(http_module, "READ_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "RANGE_BYTES", 1024)
+    monkeypatch.setattr(remote_module, "READ_BYTES", 1024)
     monkeypatch.setattr(attempts_module, "WAIT_S", 0.01)
 
 
@@ -201,14 +200,6 @@ def test_other_content_than_indexed_is_refused(shards, cache):
         with pytest.raises(DataError, match=r"/manifest-00000\.arrow': its SHA-256 is .*: the file changed since it"):
             Index.open(server.url, cache=ShardCache(cache.folder.parent / "other")).keys(np.arange(1))
     assert not list(cache.folder.glob("*.part"))
-
-
-def test_a_server_without_ranges_and_with_a_longer_file_is_refused(shards, cache):
-    with serve(shards, ranges=False) as server:
-        index = Index.open(server.url, cache=cache)
-        server.answers["/000000.tar"] = (shards / "000000.tar").read_bytes() + b"more"
-        with pytest.raises(DataError, match=r"000000\.tar': the server sends 14,852 bytes .*, and 14,848 were indexed"):
-            ShardStore(index).read(0, 0, 1)
 
 
 def test_a_cached_index_that_was_damaged_is_fetched_again(shards, cache):

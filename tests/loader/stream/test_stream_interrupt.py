@@ -83,7 +83,7 @@ def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
 def test_an_interrupt_does_not_wait_for_a_server(
     shards: Path, config: Any, no_threads_left: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mmdata.storage.concurrently.JOIN_S", 0.1)
+    monkeypatch.setattr("mmdata.processes.JOIN_S", 0.1)
     monkeypatch.setattr("mmdata.loader.workers.threads.END_S", 0.1)
     with serve(shards) as server:
         server.held = "000000.tar"

@@ -11,7 +11,7 @@ import pytest
 
 import mmdata
 from mmdata.errors import DataError, Reason
-from mmdata.storage.fetch import display_name
+from mmdata.storage.urls import display_name
 
 
 @pytest.fixture

@@ -1,0 +1,393 @@
+"""Files behind URLs, read from front to back. No more is read than a file has, and nothing makes the caller wait long.
+
+Servers send login pages, compress a file that was requested as it is, redirect in circles, send without end, or slow to
+a crawl. Each of these raises an error that names it. HTTP is one request, from which bytes are taken as they come; all
+other protocols are read by fsspec, in ranges. A failed request goes on at the byte where it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from threading import Event
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import fsspec.asyn
+
+from mmdata.safe_read import open_regular
+from mmdata.storage.attempts import Failed, WrongAnswer, repeated
+from mmdata.storage.urls import FileSystem, awaited, display_name, is_http
+
+if TYPE_CHECKING:  # programs that read local shards do without aiohttp
+    from aiohttp import ClientResponse
+
+logger = logging.getLogger("mmdata")
+
+ANSWER_S = 60
+"""Timeout from a request to the end of the response's headers, redirects included."""
+SILENCE_S = 60
+"""Timeout of a read that gets no byte."""
+WHOLE_S = 180
+"""Timeout of a small file of unknown size, which may take one second more for each MB that it may have."""
+LEAST_BYTES_PER_S = 1000
+SLOW_S = 30.0
+"""Waiting this long at less than LEAST_BYTES_PER_S gives a warning; as long again, and the request has failed."""
+MAX_REDIRECTS = 10
+READ_BYTES = 2**20
+"""Most bytes that are read at once of an answer over HTTP."""
+RANGE_BYTES = 8 * 2**20
+"""Largest range of a request that is not of HTTP."""
+PIECE_BYTES = 2**18
+"""Bytes that may fail `attempts.ATTEMPTS` times."""
+
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+_HTML = ("text/html", "application/xhtml+xml")
+CHANGED_SINCE = "the file changed since it was indexed; index it anew, or put back the file that was indexed"
+CHANGED_MEANWHILE = "the file changed on the server while it was read; start again when it is complete"
+
+
+class RemoteFile:
+    """A file behind a URL, read once from front to back. A failed request goes on at the byte where it ended.
+
+    Each PIECE_BYTES have the attempts and waits of `repeated`: a server that ends each connection after some
+    hundred KB is read to the end, and one that ends each after a few bytes is given up.
+
+    Args:
+        files: of the URL's protocol.
+        url: of the file.
+        stop: ends the reading, and the waiting between two requests.
+        start: offset of the first byte to read.
+        size: bytes that the file must have; None: not known.
+        end: offset behind the last byte to read; None: all are read.
+
+    Attributes:
+        name: for messages.
+        size: bytes of the whole file; None if the server has not said it.
+        at: offset of the next byte.
+
+    Raises:
+        Absent, ConfigError, DataError, Interrupted: all methods, see `repeated`.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        url: str,
+        stop: Event,
+        *,
+        start: int = 0,
+        size: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        self.name, self.size, self.at = display_name(url), size, start
+        self._files, self._url, self._stop, self._end = files, url, stop, end
+        self._is_indexed = size is not None
+        self._piece = start  # offset of the piece that is read
+        self._failures = 0  # in this piece
+        self._first: _Answer | None = None
+        self._answer: _Answer | None = None  # None before the first request, and after a failure
+
+    def begin(self) -> None:
+        """Ask for the file, which sets `size`; no byte of it is read."""
+        repeated(self._ask, self.name, self._stop, start=self.at)
+
+    @property
+    def version(self) -> str:
+        """What tells the file from its next version; "" before `begin`, or if the server does not say."""
+        return "" if self._first is None else next(filter(None, self._first.versions), "")
+
+    def read(self) -> bytes:
+        """The next bytes; none only at the end of the file."""
+        if self.at - self._piece >= PIECE_BYTES:
+            self._piece, self._failures = self.at, 0
+        return repeated(self._read_once, self.name, self._stop, start=self.at, failures=self._failures)
+
+    def read_small(self, most: int) -> bytes:
+        """The whole file, which has at most `most` bytes, of one request; another one begins anew."""
+
+        def once() -> bytes:
+            with closing(self._request(0, most + 1)) as answer:  # an object is not asked for its size
+                data = answer.read_whole(most + 1)
+            if len(data) > most:
+                raise WrongAnswer(
+                    f"the answer goes on after the {most:,} bytes that it may have; is it what mmdata wrote?"
+                )
+            return data
+
+        return repeated(once, self.name, self._stop, start=0)
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = None
+
+    def _read_once(self) -> bytes:
+        if self._answer is None and self.at == self._until:
+            return b""  # the connection broke behind the last byte, or all had come before
+        answer = self._answer or self._ask()
+        end = self._until
+        with self._counting():
+            left = READ_BYTES if end is None else end - self.at
+            data = answer.read(left if self._end is not None else left + 1)  # one more shows a body that is too long
+            if len(data) > left:
+                why = CHANGED_SINCE if self._is_indexed else CHANGED_MEANWHILE
+                raise WrongAnswer(f"the answer goes on after the {self.size:,} bytes that it may have; {why}")
+            if not data and end is not None and left:
+                raise Failed(f"the answer ended at byte {self.at:,} of {end:,}")
+        self.at += len(data)
+        return data
+
+    @property
+    def _until(self) -> int | None:
+        return self.size if self._end is None else self._end
+
+    def _ask(self) -> _Answer:
+        with self._counting():
+            self._answer = answer = self._request(self.at, self._until if self._is_indexed else None)
+            # What was indexed is compared with its hash, and mirrors may call one version by several names.
+            if self._is_indexed:
+                answer.check_size(self.size)
+            elif self._first is not None and self._differs(self._first, answer):
+                raise WrongAnswer(CHANGED_MEANWHILE)
+            answer.skip()
+        self._first = self._first or answer
+        self.size = answer.size if self.size is None else self.size
+        return answer
+
+    def _differs(self, first: _Answer, other: _Answer) -> bool:
+        """Whether two answers are of two versions of the file."""
+        known = ((one, two) for one, two in zip(first.versions, other.versions, strict=True) if one and two)
+        one, two = next(known, ("", ""))
+        return one != two or len({self.size, other.size} - {None}) > 1
+
+    def _request(self, start: int, size: int | None) -> _Answer:
+        if is_http(self._url):  # whose server says how large the whole file is
+            return _HttpAnswer(self._files, self._url, self._stop, start=start, end=self._end)
+        return _Ranges(self._files, self._url, self._stop, start=start, size=size)
+
+    @contextmanager
+    def _counting(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception:
+            self._failures += 1
+            self.close()
+            raise
+
+
+class _Answer:
+    """What a server sends of a file from `start` on.
+
+    Attributes:
+        size: bytes of the whole file; None if the server does not say.
+        versions: what the server says of the file's version: the first that two answers have decides.
+    """
+
+    size: int | None
+    versions: tuple[str, ...] = ()
+
+    def check_size(self, size: int | None) -> None:
+        """Raise WrongAnswer if the server says that the file has another size than the one that was indexed."""
+
+    def skip(self) -> None:
+        """Read and forget the bytes before `start`, if the server sends them too."""
+
+    def read(self, most: int) -> bytes:
+        """The next bytes that come; none only at the end."""
+        raise NotImplementedError
+
+    def read_whole(self, most: int) -> bytes:
+        """All that comes, at most `most` bytes, within a bounded time."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class _HttpAnswer(_Answer):
+    """The answer to a request over HTTP: checked headers, and the body."""
+
+    def __init__(self, files: FileSystem, url: str, stop: Event, *, start: int, end: int | None) -> None:
+        self._stop, self._start, self._rate = stop, start, _Rate(display_name(url))
+        is_part = bool(start) or end is not None
+        headers = {"Accept-Encoding": "identity"}
+        if is_part:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+        asked = _respond(files.get(), url, headers)
+        self._response = awaited(asked, ANSWER_S, f"no answer for {ANSWER_S} s", stop)
+        try:
+            self._check((200, 206) if is_part else (200,))
+            self.size = self._response.content_length if self._response.status == 200 else self._size_of_part()
+        except BaseException:
+            self.close()
+            raise
+        found = self._response.headers
+        self.versions = found.get("ETag", "").removeprefix("W/"), found.get("Last-Modified", "")
+
+    def _check(self, statuses: tuple[int, ...]) -> None:
+        """Raise if status or headers say that the body is not the file."""
+        status, headers = self._response.status, self._response.headers
+        if status == 404:
+            raise FileNotFoundError("no such file")
+        if status >= 400:
+            raise Failed(f"status {status} {self._response.reason or ''}".rstrip(), status)
+        if status not in statuses:
+            raise WrongAnswer(f"the server answered with status {status}")
+        encoding = headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            raise WrongAnswer(
+                f"the server sends it with Content-Encoding '{encoding}', though identity was asked for; have the "
+                "server send the file as it lies there"
+            )
+        if self._response.content_type in _HTML:
+            raise WrongAnswer(
+                f"the server answered with a page of HTML (status {status}), as for a login or an error; open the URL "
+                "in a browser, and see whether it needs credentials"
+            )
+
+    def _size_of_part(self) -> int | None:
+        given, length = self._response.headers.get("Content-Range", ""), self._response.content_length
+        match = _RANGE.fullmatch(given.strip())
+        if not match or int(match[1]) != self._start or length not in (None, int(match[2]) + 1 - self._start):
+            came = "an unknown number of bytes" if length is None else f"{length:,} bytes"
+            raise WrongAnswer(
+                f"the bytes from {self._start} on were asked for, and the server answered with Content-Range '{given}' "
+                f"and {came}"
+            )
+        return None if match[3] == "*" else int(match[3])
+
+    def check_size(self, size: int | None) -> None:
+        """See `_Answer`."""
+        if self.size in (None, size):
+            return
+        if self._response.status == 206:
+            raise WrongAnswer(f"has {self.size:,} bytes, and {size:,} were indexed: {CHANGED_SINCE}")
+        raise WrongAnswer(
+            f"the server sends {self.size:,} bytes of type {self._response.content_type}, and {size:,} were indexed: "
+            f"another answer than the file, or {CHANGED_SINCE}"
+        )
+
+    def skip(self) -> None:
+        """See `_Answer`: a server without ranges does."""
+        left = self._start if self._response.status == 200 else 0
+        while left:
+            if not (data := self.read(left)):
+                raise Failed("the answer ended before the byte from which the reading goes on")
+            left -= len(data)
+
+    def read(self, most: int) -> bytes:
+        """See `_Answer`."""
+        started = monotonic()
+        # aiohttp's own timeout begins anew with bytes that are not of the body, as those between its chunks.
+        reading = self._response.content.read(min(most, READ_BYTES))
+        data = awaited(reading, SILENCE_S, f"no byte came for {SILENCE_S} s", self._stop)
+        self._rate.add(monotonic() - started, len(data))
+        return data
+
+    def read_whole(self, most: int) -> bytes:
+        """See `_Answer`."""
+        whole, within_s, started = bytearray(), WHOLE_S + most / 1e6, monotonic()
+        while len(whole) < most and (data := self.read(most - len(whole))):
+            whole += data
+            if monotonic() - started > within_s:
+                raise Failed(f"the answer did not end within {within_s:,.0f} s")
+        return bytes(whole)
+
+    def close(self) -> None:
+        """See `_Answer`; the connection of an answer which was read to its end is used again."""
+        fsspec.asyn.get_loop().call_soon_threadsafe(self._response.close)
+
+
+async def _respond(files: Any, url: str, headers: dict[str, str]) -> ClientResponse:
+    from aiohttp import InvalidURL, NonHttpUrlClientError, TooManyRedirects
+
+    session = await files.set_session()
+    try:
+        return await session.get(files.encode_url(url), headers=headers, max_redirects=MAX_REDIRECTS)
+    except TooManyRedirects as error:
+        raise WrongAnswer(f"the server redirects in a circle, or more than {MAX_REDIRECTS} times") from error
+    except (InvalidURL, NonHttpUrlClientError) as error:
+        raise WrongAnswer(f"{type(error).__name__}: the URL, or what it is redirected to, is not HTTP") from error
+
+
+class _Rate:
+    """Measures bytes per second of waiting; time that the caller spends between reads does not count."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waited_s, self._bytes = 0.0, 0
+        self._warned = False
+
+    def add(self, waited_s: float, count: int) -> None:
+        """Count bytes that arrived after `waited_s` seconds.
+
+        Raises:
+            Failed: the rate was too low for too long.
+        """
+        self._waited_s += waited_s
+        self._bytes += count
+        if self._waited_s < SLOW_S:
+            return
+        rate = self._bytes / self._waited_s
+        self._waited_s, self._bytes = 0.0, 0
+        if rate >= LEAST_BYTES_PER_S:
+            self._warned = False
+            return
+        words = f"{rate:,.0f} bytes a second came for {SLOW_S:g} s, fewer than {LEAST_BYTES_PER_S:,}"
+        if self._warned:
+            raise Failed(f"{words}, and for {SLOW_S:g} s before")
+        self._warned = True
+        logger.warning(
+            "'%s': %s; after another %g s like that the request is given up. Is the network or the server overloaded?",
+            self._name,
+            words,
+            SLOW_S,
+        )
+
+
+class _Ranges(_Answer):
+    """A file that fsspec reads, in ranges. Without a `size` its version is asked for before and after it is read."""
+
+    def __init__(self, files: FileSystem, url: str, stop: Event, *, start: int, size: int | None) -> None:
+        self._files, self._url, self._stop, self._at = files, url, stop, start
+        self._is_checked = size is None
+        self.size = size
+        if size is None:
+            self.size, *found = self._find()
+            self.versions = (*found,)
+
+    def read(self, most: int) -> bytes:
+        """See `_Answer`."""
+        assert self.size is not None
+        end = min(self._at + RANGE_BYTES, self.size)
+        if end == self._at:
+            return b""
+        data = self._range(self._at, end)
+        if not 0 < len(data) <= end - self._at:
+            raise WrongAnswer(f"{len(data)} bytes came for bytes {self._at} to {end} of {self.size}: {CHANGED_SINCE}")
+        if self._is_checked and end == self.size and self._find() != (self.size, *self.versions):
+            raise WrongAnswer(CHANGED_MEANWHILE)
+        self._at += len(data)
+        return data
+
+    def read_whole(self, most: int) -> bytes:
+        """See `_Answer`."""
+        return self._range(0, most)
+
+    def _find(self) -> tuple[int, str]:
+        """Size in bytes, and what tells the file from its next version."""
+        self._files.get().invalidate_cache()  # a listing of before
+        found: dict[str, Any] = self._files.call("info", self._url, stop=self._stop)
+        versions = [str(found[name]) for name in ("ETag", "etag", "generation", "blob_id") if found.get(name)]
+        return int(found["size"]), " ".join(versions)
+
+    def _range(self, start: int, end: int) -> bytes:
+        if self._url.startswith("file://"):
+            with open(open_regular(self._url.removeprefix("file://"), "file"), "rb") as file:
+                file.seek(start)
+                return file.read(end - start)
+        return self._files.call("cat_file", self._url, start=start, end=end, stop=self._stop)
