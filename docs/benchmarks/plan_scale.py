@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from mmdata.index import Manifest
 from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets
 from mmdata.plan.rows import count_cells
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import Selection
+from mmdata.tables.table import NpyFile
 from tests.index.synthetic import synthetic_rows, write_synthetic_manifest
 
 SHARD_ROWS, SEED, BATCH = 10_000, 0, 4096

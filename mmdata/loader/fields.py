@@ -106,7 +106,7 @@ class Fields:
         self._fingerprints: list[str] = []
         for name, source in parse_fields(settings, joined).items():
             if isinstance(source, ColumnSource):
-                values = joined.table_of(source.column).values(source.column, of=f"data.fields.{name}")
+                values = ColumnValues(joined.column(source.column), source.column, of=f"data.fields.{name}")
                 values.check(rows())
                 self._values[name] = values
                 self._fingerprints.append(values.fingerprint)

@@ -23,8 +23,8 @@ from mmdata.index.members import SampleMembers
 from mmdata.loader.fields import MemberSource, parse_fields
 from mmdata.plan import Plan
 from mmdata.plan.rows import first_rows
+from mmdata.tables.join import JoinedShards
 from mmdata.tables.joined import Joined
-from mmdata.tables.shards import JoinedShards
 from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
 from mmdata.tars.row import IndexedMember
 

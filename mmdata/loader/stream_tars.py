@@ -10,7 +10,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -40,8 +39,7 @@ from mmdata.storage.fetch import RemoteFolder, display_name
 from mmdata.storage.folder import LocalFolder
 from mmdata.storage.listed import ListedShard
 from mmdata.tables.joined import Joined
-from mmdata.tables.row_files import read_lines
-from mmdata.tables.select import below_share, filters_of
+from mmdata.tables.select import Filter, below_share, filters_of
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Scan, scan_file
 from mmdata.tars.texts import Loss
@@ -186,7 +184,7 @@ class TarIndexer:
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
         self._rows_kept = 0
-        self._lines = cache(read_lines)  # once: one set of keys for all tars, also if the file changes
+        self._filters: list[Filter] = []  # made of the first tar
         self._reading: dict[int, Lock] = {}
         self._lock = new_lock()
 
@@ -271,8 +269,11 @@ class TarIndexer:
             return tar
         index = GrowingIndex.of(self, [tar], stride=count)
         mask = np.ones(count, np.bool_)
-        for rule in filters_of(self._data, index, Joined([], index), lines=self._lines):
-            mask &= rule.mask(0)
+        joined = Joined([], index)
+        with self._lock:  # once: one set of keys for all tars, also if the file changes
+            self._filters = self._filters or list(filters_of(self._data, joined))
+        for rule in self._filters:
+            mask &= rule.mask(joined, 0)
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)

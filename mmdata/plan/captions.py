@@ -24,11 +24,9 @@ from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_le
 from mmdata.index.ragged import spans
 from mmdata.nearest import meant
 from mmdata.seeding import mix
-from mmdata.tables.arrow_values import DATES
 from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import Selection, row_chunks
-from mmdata.tars.members import Selector
+from mmdata.tables.values import DATES
 
 logger = logging.getLogger("mmdata")
 
@@ -316,7 +314,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None
         column = name.removeprefix(JOINED)
         tars, _, member = column.partition(":")
         if name.startswith(JOINED) and member and tars in joined.shards:
-            sources[name] = joined.shards[tars].captions(Selector.parse(member), of=f"{OF} {name}")
+            sources[name] = joined.shards[tars].captions(member, of=f"{OF} {name}")
         elif name in known:
             sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
         else:
@@ -336,16 +334,9 @@ def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> 
     if (column := data.caption_hash) is None:
         return None
     joined = joined or Joined.from_config(data, index)
-    columns = RowColumns(index, joined)
-    known = columns.names("number", "bool", "text", *DATES)
-    if column not in known:
-        raise ConfigError(
-            f"data.caption_hash: no column '{column}' of numbers, texts or dates{meant(column, known)}; there are "
-            f"{', '.join(known)}"
-        )
-    columns.warn_of_hidden([column], of="data.caption_hash")
+    joined.check(column, ("number", "bool", "text", *DATES), of="data.caption_hash")
     index.fetch_columns(np.arange(index.num_shards))
-    found = (_hashes_of_values(columns.of_shard(shard, column)) for shard in range(index.num_shards))
+    found = (_hashes_of_values(joined.of_shard(shard, column)) for shard in range(index.num_shards))
     return np.concatenate([np.empty(0, np.int64), *found])
 
 

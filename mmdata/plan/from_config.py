@@ -35,9 +35,9 @@ from mmdata.plan.row_weights import OF, row_weights
 from mmdata.plan.rows import starts_of
 from mmdata.plan.weights import WeightedPlan
 from mmdata.tables.joined import Joined
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.select import select_rows
 from mmdata.tables.selection import Selection
+from mmdata.tables.table import NpyFile
 
 logger = logging.getLogger("mmdata")
 

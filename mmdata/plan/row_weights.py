@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.index import Index
-from mmdata.nearest import meant
 from mmdata.plan.weights import RowWeights
 from mmdata.tables.joined import Joined
-from mmdata.tables.row_columns import RowColumns
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import Selection
-from mmdata.tables.table import in_condition
+from mmdata.tables.table import NpyFile
+from mmdata.tables.values import in_condition
 
 logger = logging.getLogger("mmdata")
 
@@ -61,16 +59,8 @@ def row_weights(
         values = _of_file(given, index, starts, selection)
         return RowWeights(_cut(_checked(values, index, given), data), name=f"{OF} {Path(given).name}", seed=data.seed)
     joined = joined or Joined.from_config(data, index)
-    columns = RowColumns(index, joined)
-    numbers = columns.names("number", "bool")
-    if given not in numbers:
-        what = f"'{given}' is no column of numbers" if given in columns.types else f"no column '{given}'"
-        near = "" if given in columns.types else meant(given, [*numbers, LABEL_BALANCED])
-        raise ConfigError(
-            f"{OF}: {what}{near}; there are {', '.join(numbers)}, {LABEL_BALANCED}, and files (.npy) of a number a row"
-        )
-    columns.warn_of_hidden([given], of=OF)
-    values = _of_rows(index, starts, selection, lambda shard: _as_floats(columns.of_shard(shard, given)))
+    joined.check(given, ("number", "bool"), of=OF, others=[LABEL_BALANCED, "files (.npy) of a number a row"])
+    values = _of_rows(index, starts, selection, lambda shard: _as_floats(joined.of_shard(shard, given)))
     return RowWeights(_cut(_checked(values, index, given, is_column=True), data), name=f"{OF} {given}", seed=data.seed)
 
 

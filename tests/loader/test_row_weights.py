@@ -178,7 +178,10 @@ def test_larger_weights_are_cut_and_told(corpus: Corpus, caplog: pytest.LogCaptu
     ("changes", "message"),
     [
         ({"row_weights": "captins"}, r"^data.row_weights: no column 'captins' .did you mean 'captions'..; there are "),
-        ({"row_weights": "key"}, "^data.row_weights: 'key' is no column of numbers; there are caption_tok"),
+        (
+            {"row_weights": "key"},
+            "^data.row_weights: column 'key' has values of type large_string; there are caption_tok",
+        ),
         ({"row_weights": "FOLDER/none.npy"}, "^data.row_weights: '.*none.npy': no such file"),
         (
             {"row_weights": "FOLDER/short.npy"},
