@@ -33,11 +33,11 @@ from mmdata.tables.table import read_lines
 from mmdata.tables.values import (
     DATES,
     EXAMPLES,
+    TIME,
     Kind,
     alike,
     as_number,
     calculate,
-    compared_type,
     compute,
     divide,
     in_condition,
@@ -116,18 +116,13 @@ class Condition:
         """The rows for which the condition is true: bool (num_rows,).
 
         Raises:
-            ConfigError: a sum, difference or product of whole numbers is beyond 64 bits, or a time beyond the years
-                that the nanoseconds of a column beside it hold.
+            ConfigError: a sum, difference or product of whole numbers is beyond 64 bits.
         """
         try:
             found = self._condition(self._tree, {name: plain_values(columns[name]) for name in self.names})
-        except pa.ArrowInvalid as error:
-            shown = excerpt(self._text, 200)
-            if "timestamp" in str(error):
-                what = f"a time of a year that nanoseconds do not hold (1678 to 2261 they do) in {shown}"
-            else:
-                what = f"a whole number beyond 64 bits in {shown}; multiply its values by 1.0 to calculate in floats"
-            raise ConfigError(f"{self._of}: {what}") from None
+        except pa.ArrowInvalid:
+            what = f"a whole number beyond 64 bits in {excerpt(self._text, 200)}"
+            raise ConfigError(f"{self._of}: {what}; multiply its values by 1.0 to calculate in floats") from None
         if isinstance(found, pa.Scalar):
             return np.full(num_rows, found.as_py() is True)
         return found.fill_null(False).to_numpy(zero_copy_only=False)
@@ -222,9 +217,9 @@ class Condition:
         value, kind = self._value(left, columns), self._kind(left)
         if isinstance(right, ast.Name):
             texts = self._value(right, columns)
-            if not kind == self._kind(right) == "text":
+            if not (isinstance(left, ast.Constant) and kind == self._kind(right) == "text"):
                 self._refuse(right, "`in` a column looks for a text in a text: 'flickr' in url")
-            return _contains(texts, value)
+            return compute.match_substring(texts, value.as_py())
         if kind in _NUMBERS:
             value = as_number(value)
         if right not in self._sets:
@@ -240,7 +235,7 @@ class Condition:
             if not are_texts:
                 self._refuse(node, f"a {kind} is looked for in a list of numbers; write {EXAMPLES[kind]}")
             dates = [self._parse_date(node, value, self._type_of(left)) for value in values]
-            return pa.array(dates, compared_type(self._type_of(left)))
+            return pa.array(dates, TIME)
         if kind == "text" and are_texts:
             return pa.array(values, pa.large_string())
         if kind not in _NUMBERS:
@@ -395,11 +390,3 @@ def _is_literal(node: ast.expr) -> bool:
 
 def _is_true_or_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
-
-
-def _contains(texts: Any, wanted: Any) -> Any:
-    """Whether each text holds another one."""
-    if isinstance(wanted, pa.Scalar):
-        return compute.match_substring(texts, wanted.as_py())
-    pairs = zip(texts.to_pylist(), wanted.to_pylist(), strict=True)
-    return pa.array([None if text is None or part is None else part in text for text, part in pairs], pa.bool_())

@@ -107,18 +107,6 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
     return selection
 
 
-def excluded_by(data: DataConfig, index: Index, row: int) -> list[str]:
-    """What leaves a row of an index out, in words; empty if nothing does."""
-    joined, share = Joined.from_config(data, index), data.val.share
-    shard = int(np.searchsorted(index.starts, row, side="right")) - 1
-    place = row - int(index.starts[shard])
-    rules = [rule for rule in filters_of(data, joined) if rule.shards[0] <= shard < rule.shards[1]]
-    found = [rule.name for rule in rules if not rule.mask(joined, shard)[place]]
-    if share is not None and below_share(index, shard, share)[place] != (data.split == "val"):
-        found.append(f"data.split {data.split} of data.val.share {share:g}")
-    return found
-
-
 def filters_of(data: DataConfig, joined: Joined) -> Iterator[Filter]:
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out.
 

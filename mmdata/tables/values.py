@@ -30,6 +30,8 @@ EXAMPLES: dict[Kind, str] = {
 }
 """Texts that columns of dates are compared with, by kind."""
 DATES = tuple(EXAMPLES)
+TIME = pa.timestamp("us")
+"""In which dates and times are compared, as of UTC: it holds the years from 1 to 9999. A date is its midnight."""
 _ZONE = re.compile(r"(?:Z|[+-]\d\d(?::?\d\d)?)$")
 _DATE_CHARACTERS = 10  # 2024-01-05
 _KNOWN = "numbers, vectors of floats, texts and dates"
@@ -56,18 +58,10 @@ def kind_of(kind: Any) -> Kind:
     return "bool" if types.is_boolean(kind) else "other"
 
 
-def compared_type(kind: Any) -> Any:
-    """The type in which a column of dates is compared: times of UTC, in nanoseconds where the column has them.
-
-    A date is its midnight. Microseconds hold all years from 1 to 9999, nanoseconds those from 1678 to 2261.
-    """
-    return pa.timestamp("ns" if pa.types.is_timestamp(kind) and kind.unit == "ns" else "us")
-
-
 def parse_date(text: str, kind: Any) -> Any:
-    """A date, or a date and a time of day, in ISO 8601: a scalar of `compared_type(kind)`.
+    """A date, or a date and a time of day, in ISO 8601: a scalar of type `TIME`.
 
-    A time without a zone is one of UTC. Beside nanoseconds, a year that they do not hold is the nearest time they do.
+    A time without a zone is one of UTC.
 
     Args:
         text: such as 2024-01-05, 2024-01-05T16:30 or 2024-01-05 16:30:00.25+01:00.
@@ -79,15 +73,11 @@ def parse_date(text: str, kind: Any) -> Any:
     zone = _ZONE.search(text, _DATE_CHARACTERS)
     if zone and kind_of(kind) != "timestamp with a zone":
         raise ValueError(f"the column's times have no zone, and this has '{zone[0]}': leave it out")
-    wanted = compared_type(kind)
     try:
-        return pa.scalar(text).cast(pa.timestamp(wanted.unit, "UTC" if zone else None)).cast(wanted)
+        return pa.scalar(text).cast(pa.timestamp("us", "UTC" if zone else None)).cast(TIME)
     except pa.ArrowInvalid:
-        if wanted.unit == "us":
-            such = EXAMPLES[kind_of(kind)]
-            raise ValueError(f"expected a date that exists, in ISO 8601, such as {such}") from None
-    year = parse_date(text, pa.timestamp("us", kind.tz)).as_py().year
-    return pa.scalar(2**63 - 1 if year > 1970 else 1 - 2**63, wanted)
+        such = EXAMPLES[kind_of(kind)]
+        raise ValueError(f"expected a date that exists, in ISO 8601, such as {such}") from None
 
 
 def iso_texts(values: Any) -> Any:
@@ -111,7 +101,7 @@ def plain_values(values: Any) -> Any:
     if (kind := kind_of(values.type)) == "number":
         return values.cast(pa.int64())
     if kind in DATES:
-        return values.cast(compared_type(values.type))
+        return values.cast(TIME, safe=False)
     return values.cast(pa.large_string()) if kind == "text" else values
 
 

@@ -291,7 +291,7 @@ DATES: dict[str, Any] = {
         np.array(["2024-01-01", "2024-01-03T12:00", "NaT", "2024-01-03T12:00:00.000001"], "datetime64[us]")
     ),
     "far": pa.array(np.array(["0001-01-01", "2024-01-03T12:00", "NaT", "9999-12-31T23:59:59"], "datetime64[s]")),
-    "fine": pa.array(np.array([0, 1, 2, 3], "datetime64[ns]")),
+    "fine": pa.array(np.array([0, 1000, 2001, 3000], "datetime64[ns]")),
     "url": COLUMNS["url"],
 }
 DATES["utc"] = DATES["time"].cast(pa.timestamp("us", "UTC"))
@@ -328,8 +328,9 @@ def chosen_dates(text: str) -> list[int]:
         ("far < '2024-01-03T12:00:00.000001'", [0, 1]),
         ("far > time", [3]),
         ("utc > '2024-01-03T13+01'", [3]),
-        ("fine == '1970-01-01T00:00:00.000000002'", [2]),
+        ("fine == '1970-01-01T00:00:00.000002'", [2]),
         ("fine < '9999-12-31'", [0, 1, 2, 3]),  # nanoseconds end in 2262
+        ("far < fine", [0]),
         ("fine > '0001-01-01'", [0, 1, 2, 3]),
     ],
 )
@@ -363,10 +364,7 @@ def test_dates_are_compared_as_dates(text: str, rows: list[int]):
         ("'2024' in day", "`in` a column looks for a text in a text"),
         ("day + 1 > day", "a number is needed, and this is a date"),
         ("time > '2024-01-03T12:00:00.0000001'", "with a timestamp: expected a date that exists"),  # microseconds
-        (
-            "far < fine",
-            "data.select: a time of a year that nanoseconds do not hold (1678 to 2261 they do) in 'far < fine'",
-        ),
+        ("url in url", "`in` a column looks for a text in a text"),
     ],
 )
 def test_what_is_no_date_is_refused(text: str, message: str):
