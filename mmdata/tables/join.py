@@ -198,13 +198,12 @@ class JoinedPart:
             places = found[self._index.starts[source.first_shard] : self._index.starts[source.last_shard]]
             places = places[places >= 0]
             if twice := int(taken[places].sum()):
+                said = f"{self.of}: {twice:,} rows of '{source.folder}' have keys that rows of another dataset have too"
                 logger.warning(
-                    "%s: %s rows of '%s' have keys that rows of another dataset have too, and get the same rows of %s: "
-                    "that is right only if they are the same samples (`mmdata convert` numbers each dataset from 0); a "
-                    "table for each dataset is data.join: [{table: {FOLDER: FILE}}]",
-                    self.of,
-                    f"{twice:,}",
-                    source.folder,
+                    "%s, and get the same rows of %s: that is right only if they are the same samples (`mmdata "
+                    "convert` numbers each dataset from 0); a table for each dataset is data.join: [{table: {FOLDER: "
+                    "FILE}}]",
+                    said,
                     self,
                 )
             taken[places] = True
@@ -222,17 +221,15 @@ class JoinedTable(JoinedPart):
     """
 
     def __init__(self, join: Joining, datasets: Sequence[str] = ()) -> None:
-        given, self._key = join.settings.table, join.settings.key
-        self._parts = list(_parts_of(given, join.index, datasets, of=join.of))
-        self._words = [word for words, _ in self._parts for word in words]
+        self._key, self._parts = join.settings.key, list(_parts_of(join, datasets))
+        self._words = [word for _, words, _ in self._parts for word in words]
         self._files = find_files(self._words, of=join.of)
         statuses = [(path.name, path.stat()) for path in self._files]
         files = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]  # there may be 100,000
-        named = list(given) if isinstance(given, dict) else []
-        paths = [[*map(os.path.abspath, words)] for words, _ in self._parts]
+        paths = [[dataset, *map(os.path.abspath, words)] for dataset, words, _ in self._parts]
         others = [source.folder.identity for source in join.index.sources[1:]]
-        name = side_name(self._words[0], paths, named, self._key, others)
-        spans = [span for _, spans in self._parts for span in spans]
+        name = side_name(self._words[0], paths, self._key, others)
+        spans = [span for _, _, spans in self._parts for span in spans]
         super().__init__(join, name=name, made_of={"key": self._key, "files": digest_of(files)}, spans=spans)
         types = pa.ipc.read_schema(pa.py_buffer(self._which.columns.schema.metadata[_TYPES]))
         self.types: dict[str, Any] = dict(zip(types.names, types.types, strict=True))
@@ -257,7 +254,7 @@ class JoinedTable(JoinedPart):
         return KeyedTable(self._words, of=self.of, key=self._key)
 
     def _keys(self) -> Iterator[tuple[Any, Sequence[Span], str]]:
-        for words, spans in self._parts:
+        for _, words, spans in self._parts:
             table = self._table if len(self._parts) == 1 else KeyedTable(words, of=self.of, key=self._key)
             yield table.keys(), spans, table.key_hint
 
@@ -390,20 +387,18 @@ class JoinedShards(JoinedPart):
         return clean_captions(value)[0]
 
 
-def _parts_of(
-    table: str | list[str] | dict[str, str | list[str]] | None, index: Index, datasets: Sequence[str], *, of: str
-) -> Iterator[tuple[list[str], list[Span]]]:
-    """The files of a table, paths and patterns, and the shards they are for: all shards, or those of a dataset."""
+def _parts_of(join: Joining, datasets: Sequence[str]) -> Iterator[tuple[str, list[str], list[Span]]]:
+    """Of each dataset that has files of a table: its name, these files, and its shards; or all files for all shards."""
+    table, sources = join.settings.table, join.index.sources
     if not isinstance(table, dict):
-        yield [table] if isinstance(table, str) else table or [], [(0, index.num_shards)]
+        yield "", [table] if isinstance(table, str) else table or [], [(0, join.index.num_shards)]
         return
     for name, files in table.items():
-        pairs = zip(datasets, index.sources, strict=True)
-        spans = [(source.first_shard, source.last_shard) for dataset, source in pairs if dataset == name]
-        if not spans:
+        own = (source for dataset, source in zip(datasets, sources, strict=True) if dataset == name)
+        if not (spans := [(source.first_shard, source.last_shard) for source in own]):
             listed = ", ".join(datasets)
-            raise ConfigError(f"{of}: no dataset '{name}'{meant(name, datasets)}; data.shards has {listed}")
-        yield [files] if isinstance(files, str) else files, spans
+            raise ConfigError(f"{join.of}: no dataset '{name}'{meant(name, datasets)}; data.shards has {listed}")
+        yield name, [files] if isinstance(files, str) else files, spans
 
 
 def _first_twice(keys: Any) -> tuple[int, int] | None:
@@ -413,8 +408,8 @@ def _first_twice(keys: Any) -> tuple[int, int] | None:
         return None
     counts = compute.value_counts(known)
     several = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")[0]
-    rows = [row for row, same in enumerate(compute.equal(keys, several).to_pylist()) if same]
-    return rows[0], rows[1]
+    rows = np.flatnonzero(compute.equal(keys, several).fill_null(False).to_numpy())
+    return int(rows[0]), int(rows[1])
 
 
 def _first(keys: Any) -> str | None:
