@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from mmdata.config import Config, DataConfig, load_config
-from mmdata.config.data import SourceConfig, ValConfig, evaluation_data, sources
+from mmdata.config.corpus import SourceConfig, ValConfig, sources
+from mmdata.config.data import evaluation_data
 from mmdata.config.loading import LoadingConfig
 from mmdata.config.settings import changeable_settings
 from mmdata.config.strict_yaml import parse, read_yaml

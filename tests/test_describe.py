@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from mmdata.config import CompareConfig, Config, DataConfig, LoadingConfig, ModelConfig, TrainConfig
-from mmdata.config.data import AugmentConfig
 from mmdata.config.describe import all_sections, find_sections, json_schema, markdown
+from mmdata.config.images import AugmentConfig
 from mmdata.config.settings import Settings, sections_of
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError
@@ -178,7 +178,7 @@ def test_help_of_a_section_lists_its_settings_and_nothing_of_pydantic():
 def test_repr_of_a_section_says_what_differs_from_the_defaults():
     data = DataConfig(**SMALL, loading=LoadingConfig(num_workers=2))
     assert repr(data) == (
-        "DataConfig(shards='shards/photos', tokenizer='tokenizer', global_batch_size=8, "
+        "DataConfig(shards='shards/photos', global_batch_size=8, tokenizer='tokenizer', "
         "loading=LoadingConfig(num_workers=2))"
     )
 

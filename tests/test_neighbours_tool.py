@@ -17,7 +17,8 @@ import torch
 import yaml
 
 from mmdata import Config, Index, Loader, cli
-from mmdata.config.data import ValConfig, evaluation_data
+from mmdata.config.corpus import ValConfig
+from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError

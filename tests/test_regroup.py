@@ -20,7 +20,7 @@ import yaml
 
 from mmdata import Index, Loader
 from mmdata.config import load_config
-from mmdata.config.data import GroupsConfig
+from mmdata.config.batches import GroupsConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.loader.regrouped import RegroupedLoader

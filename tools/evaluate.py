@@ -28,7 +28,7 @@ from rich.table import Table
 from mmdata.atomic import write_whole
 from mmdata.cli import Parser, run
 from mmdata.commands.paths import check_folder, check_run
-from mmdata.config.data import ValConfig, val_in_words
+from mmdata.config.corpus import ValConfig, val_in_words
 from mmdata.errors import ConfigError, printable
 
 COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}

@@ -13,8 +13,8 @@ from pathlib import Path
 from mmdata.cli import Parser, run
 from mmdata.commands.paths import check_folder
 from mmdata.config import load_config
-from mmdata.config.data import sources
-from mmdata.config.wrong_run import check_run_folder
+from mmdata.config.corpus import sources
+from mmdata.config.run_folder import check_run_folder
 from mmdata.errors import ConfigError, printable
 from mmdata.recognize import Kind, recognize
 from mmdata.storage.folder import local_folder

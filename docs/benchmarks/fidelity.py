@@ -27,7 +27,8 @@ import torch
 
 from mmdata import Loader
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
-from mmdata.config.data import ValConfig, evaluation_data
+from mmdata.config.corpus import ValConfig
+from mmdata.config.data import evaluation_data
 from mmdata.config.loading import LoadingConfig
 from mmdata.images import probe
 from mmdata.images.pixels import EncodedImage, PixelTransform

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mmdata.config import DataConfig, load_config
-from mmdata.config.data import GroupsConfig
+from mmdata.config.batches import GroupsConfig
 from mmdata.loader import Loader
 
 

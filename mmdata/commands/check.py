@@ -13,7 +13,8 @@ from torch import nn
 
 from mmdata.atomic import explain
 from mmdata.config import Config, DataConfig
-from mmdata.config.data import evaluation_data, sources
+from mmdata.config.corpus import sources
+from mmdata.config.data import evaluation_data
 from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems
 from mmdata.index import Index

@@ -15,7 +15,8 @@ from rich.progress import track
 
 from mmdata.batch import Batch
 from mmdata.config import Config
-from mmdata.config.data import DataConfig, ValConfig, evaluation_data, val_in_words
+from mmdata.config.corpus import ValConfig, val_in_words
+from mmdata.config.data import DataConfig, evaluation_data
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
 from mmdata.index import Index, Manifest

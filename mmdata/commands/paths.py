@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.config import DataConfig, load_config
-from mmdata.config.data import sources
+from mmdata.config.corpus import sources
+from mmdata.config.run_folder import not_a_run
 from mmdata.config.wrong_file import not_a_config
-from mmdata.config.wrong_run import not_a_run
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import Kind, recognize
 

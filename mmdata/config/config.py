@@ -3,15 +3,78 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
-from pydantic import field_validator
+from pydantic import Field, field_validator, model_validator
 
-from mmdata.config.compare import CompareConfig
 from mmdata.config.data import DataConfig
 from mmdata.config.model import ModelConfig
-from mmdata.config.settings import Settings
+from mmdata.config.settings import Integer, Location, Settings
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.config.train import TrainConfig
+from mmdata.nearest import did_you_mean
+
+
+class ArmConfig(Settings):
+    """One of the ways to train that `mmdata compare` compares."""
+
+    settings: tuple[str, ...] = ()
+    """The settings that this arm changes, written as on the command line: "train.loss=hard_negative"."""
+    init_from: str | None = None
+    """Name of the arm with whose finished model of the same seed this one begins (`model.init_from`). null: weights of
+    its own seed."""
+    neighbours: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Number of near neighbours that stand together in a batch (`data.groups.size`), found by the model that this arm
+    begins with, else by the baseline's finished model of the same seed. null: batches are not grouped."""
+
+
+class CompareConfig(Settings):
+    """Several ways to train, each from the same seeds, and what they are measured by."""
+
+    output: Location
+    """Folder of all runs and of results.jsonl."""
+    arms: dict[str, ArmConfig]
+    """The ways to train, by name; each changes some settings."""
+    baseline: str
+    """Name of the arm that the others are compared with; it runs first, after the arm that it begins with."""
+    seeds: Annotated[list[Integer], Field(min_length=2)]
+    """Seeds of weights and batches; each arm is trained once with each of them, so that the comparison is paired."""
+    pairs: Location | None = None
+    """JSONL file of a compositional test (docs/losses.md); null: only retrieval on `data.val` is measured."""
+    primary: str = "r1"
+    """The score that decides: a type of swap in `pairs`, "mean" for the mean of all types, or "r1" for retrieval."""
+    tuning: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)] = ((),)
+    """Lists of settings that each arm is first tried with, such as [["train.lr=1e-3"], ["train.lr=3e-4"]]; each arm
+    keeps the best. By default nothing is tried."""
+    tuning_seed: Integer | None = None
+    """Seed of the runs that try `tuning`, none of `seeds`; the best is what retrieves best on `data.val`. Needed
+    if `tuning` has more than one list."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CompareConfig:
+        if self.baseline not in self.arms or self.arms[self.baseline].neighbours is not None:
+            raise ValueError(f"baseline '{self.baseline}' must be one of the arms, without neighbours of its own")
+        for name in self.arms:
+            self._check_way_to(name)
+        if len(self.tuning) > 1 and self.tuning_seed is None:
+            raise ValueError(f"tuning has {len(self.tuning)} settings to try: give tuning_seed, none of {self.seeds}")
+        if self.pairs is None and self.primary != "r1":
+            raise ValueError(f"primary '{self.primary}' is a type of swap: give pairs, or let r1 (retrieval) decide")
+        if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ, also from tuning_seed ({self.tuning_seed}): got {self.seeds}")
+        return self
+
+    def _check_way_to(self, name: str) -> None:
+        """Raise ValueError if an arm begins with the model of no arm, or in the end with its own."""
+        passed = [name]
+        while (name := self.arms[name].init_from or "") != "":
+            if name not in self.arms:
+                raise ValueError(
+                    f"arm '{passed[-1]}': init_from '{name}' is none of the arms{did_you_mean(name, self.arms)}"
+                )
+            if name in passed:
+                raise ValueError(f"arms begin with each other's models: {' <- '.join([*passed, name])}")
+            passed.append(name)
 
 
 class Config(Settings):

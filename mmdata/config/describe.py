@@ -14,8 +14,7 @@ from pydantic.fields import FieldInfo
 
 from mmdata.config.config import Config
 from mmdata.config.explain import OTHER_NAMES, names_alike
-from mmdata.config.settings import Settings, changeable_settings, own_text, sections_of
-from mmdata.config.words import default_in_words, type_in_words
+from mmdata.config.settings import Settings, changeable_settings, default_in_words, own_text, sections_of, type_in_words
 from mmdata.errors import ConfigError
 from mmdata.nearest import did_you_mean
 

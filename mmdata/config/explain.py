@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
-from mmdata.config.settings import Settings, sections_of
-from mmdata.config.words import type_in_words
+from mmdata.config.settings import Settings, sections_of, type_in_words
 from mmdata.errors import excerpt
 from mmdata.nearest import SHORT, did_you_mean, nearest
 

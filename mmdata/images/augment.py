@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmdata.config.data import AugmentConfig
+from mmdata.config.images import AugmentConfig
 
 NUM_DRAWS = 8
 """How many random numbers an image needs."""

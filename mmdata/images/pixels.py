@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mmdata.config import DataConfig
-from mmdata.config.callables import name_of
-from mmdata.config.data import AugmentConfig
+from mmdata.config.images import AugmentConfig
+from mmdata.config.settings import name_of
 from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
 from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop
 from mmdata.images.decode import decode

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mmdata.config.callables import name_of
+from mmdata.config.settings import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, where_to_look
 
 Transform = Callable[[Tensor, tuple[int, int], torch.Generator], Tensor]

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from statistics import median
 
 from mmdata.config import DataConfig
-from mmdata.config.callables import name_of
+from mmdata.config.settings import name_of
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, Problems
 from mmdata.index import Index

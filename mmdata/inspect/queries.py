@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
-from mmdata.config.data import evaluation_data, val_in_words
+from mmdata.config.corpus import val_in_words
+from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, DataError
 from mmdata.index import Index, ShardStore
 from mmdata.inspect.gallery import row_thumbnail

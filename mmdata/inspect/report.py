@@ -13,7 +13,8 @@ import numpy as np
 
 from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
-from mmdata.config.data import SourceConfig, evaluation_data, sources, val_in_words
+from mmdata.config.corpus import SourceConfig, sources, val_in_words
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from mmdata.inspect import corpus, run_sections

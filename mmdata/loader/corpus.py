@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mmdata.config import DataConfig
-from mmdata.config.data import sources
+from mmdata.config.corpus import sources
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, excerpt
 from mmdata.index import Index

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmdata.atomic import explain
 from mmdata.config import DataConfig
-from mmdata.config.data import sources
+from mmdata.config.corpus import sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url

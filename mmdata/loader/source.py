@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mmdata.config import DataConfig
-from mmdata.config.callables import is_importable, name_of
+from mmdata.config.settings import is_importable, name_of
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError
 from mmdata.launcher import Ranks

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mmdata.config import DataConfig
-from mmdata.config.data import GroupsConfig, sources
+from mmdata.config.batches import GroupsConfig
+from mmdata.config.corpus import sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens, counts_of

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.config.data import JoinConfig
+from mmdata.config.corpus import JoinConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, counted
 from mmdata.index.index import Index
 from mmdata.index.members import SampleMembers

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.data import JoinConfig, sources
+from mmdata.config.corpus import JoinConfig, sources
 from mmdata.errors import ConfigError
 from mmdata.index.index import Index
 from mmdata.index.side import SideFile, SideFiles

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.data import SelectFile, sources
+from mmdata.config.corpus import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index

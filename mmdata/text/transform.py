@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mmdata.config import DataConfig
-from mmdata.config.callables import name_of
+from mmdata.config.settings import name_of
 from mmdata.errors import BadSample, ConfigError, Reason, excerpt
 from mmdata.images.user import CHECKED_ROWS, imported, source_of, takes
 from mmdata.seeding import Purpose, random_raw, uniforms

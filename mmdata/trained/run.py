@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from mmdata.config import Config
-from mmdata.config.data import sources
+from mmdata.config.corpus import sources
 from mmdata.config.strict_yaml import parse
 from mmdata.cores import usable_cores
 from mmdata.errors import BadSample, ConfigError, DataError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from mmdata.config.data import AugmentConfig
+from mmdata.config.images import AugmentConfig
 from mmdata.images.augment import NUM_DRAWS, Augmentation, apply_changes, draw_changes
 from mmdata.images.pixels import PixelTransform
 from tests.images.placed import patches, pixels, png

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.config import DataConfig
-from mmdata.config.data import JoinConfig, evaluation_data
+from mmdata.config.corpus import JoinConfig
+from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.tables.joined import Joined
 from tests.joins import load

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from mmdata import Index, Loader
-from mmdata.config.data import JoinConfig
+from mmdata.config.corpus import JoinConfig
 from mmdata.errors import ConfigError
 from mmdata.tables.joined import Joined
 from mmdata.text.tokenizer import Tokenizer

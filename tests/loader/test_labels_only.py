@@ -19,7 +19,8 @@ from PIL import Image
 import mmdata
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config import Config
-from mmdata.config.data import ValConfig, evaluation_data
+from mmdata.config.corpus import ValConfig
+from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError

@@ -24,7 +24,7 @@ import mmdata
 from mmdata import Index, Loader, cli
 from mmdata.commands.evaluate import evaluate_shards, with_settings
 from mmdata.config import DataConfig, load_config
-from mmdata.config.data import ValConfig
+from mmdata.config.corpus import ValConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.hashing import in_share

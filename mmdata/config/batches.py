@@ -1,0 +1,111 @@
+"""Which rows an epoch has, in which order and in which batches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings
+
+
+class GroupsConfig(Settings):
+    """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
+
+    source: Location = "label"
+    """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
+    file of int64 (rows,) with the group of each row of the index, -1 for rows without a group. run: near neighbours
+    among the features that the run itself computes, from `every_epochs` on; only in `mmdata train`, and needs
+    `train.feature_cache`, `train.steps` and `size`."""
+    size: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Rows of one group that stand together in a batch; each row comes once an epoch. Of a file of `mmdata neighbours`
+    the size that it was made with. Give this or `candidates`."""
+    candidates: Positive | None = None
+    """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
+    itself. Give this or `size`."""
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
+    groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
+
+    max_similarity: Annotated[float, Field(gt=-1.0, lt=1.0)] | None = None
+    """For the source run: rows whose features have a larger cosine stand in no group together, since they may mean the
+    same. null: however similar they are."""
+    every_epochs: Positive = 1
+    """For the source run: number of epochs between two searches for neighbours. Before the first one no row has a
+    group."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> GroupsConfig:
+        if self.source == "run" and self.size is None:
+            raise ValueError("source 'run' needs a size: how many near neighbours stand together")
+        of_run = {"every_epochs": self.every_epochs != 1, "max_similarity": self.max_similarity is not None}
+        if self.source != "run" and (given := [name for name, is_given in of_run.items() if is_given]):
+            raise ValueError(f"{given[0]} belongs to source 'run', and source is '{self.source}': leave it out")
+        if self.candidates is not None and self.share < 1:
+            raise ValueError("share needs groups of a size: candidates follow every row")
+        if (self.size is None) == (self.candidates is None):
+            raise ValueError(
+                "give either size (rows of a group together) or candidates (a row and others of its group)"
+            )
+        return self
+
+
+class BatchesConfig(Settings):
+    """Which rows an epoch has, in which order and in which batches."""
+
+    global_batch_size: Positive
+    """Image-caption pairs (rows) of one step over all ranks; each rank gets an equal part. With `token_budget`, the
+    largest number of rows."""
+    allow_larger_batch: MayChange[bool] = False
+    """Whether `global_batch_size` may exceed the rows of an epoch, so that each batch is filled up with masked rows.
+    false: an error. An evaluation, which loads each row once in order, needs no permission."""
+    token_budget: Positive | None = None
+    """Text tokens and image patches of one step over all ranks, padding included: batches of short texts then have more
+    rows than batches of long texts. null: all batches have `global_batch_size` rows."""
+    batch_multiple: Positive = 8
+    """With `token_budget`, the number of rows of each batch is a multiple of this; the number of ranks must divide
+    it."""
+    leftover: Literal["merge", "pad", "drop"] = "merge"
+    """What becomes of rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
+    and the last batches are filled up with masked rows. pad: the last batch of each shape is filled up. drop: they are
+    left out of the epoch."""
+    shuffle: bool = True
+    """Whether rows come in a new random order in each epoch; false: in the order of the index within each batch
+    shape."""
+    order: Location | None = None
+    """Exactly the rows that an epoch has, in this order: a .npy file of int64 row numbers of the index, in which a row
+    may come several times. For a curriculum, or to replay rows. It needs `shuffle: false`; null: every row once."""
+    seed: Integer = 0
+    """Seed of everything random in the data: order, crops, augmentation. Equal seeds give equal batches on any number
+    of ranks and workers."""
+    shuffle_window_rows: Positive = 2**20
+    """Rows that are shuffled together, rounded up to whole shards. Smaller windows need less memory and a smaller cache
+    for shards behind URLs, and mix less."""
+    groups: GroupsConfig | None = None
+    """Puts rows of one label, or near neighbours, into the same batch, as hard negatives of each other; null: each row
+    stands alone."""
+    num_lanes: Positive = 1
+    """Parts of each batch that have shards of their own. With as many lanes as nodes, each node reads only its part of
+    the shards; 1 mixes all shards."""
+    row_weights: Location | None = None
+    """How often a row comes in an epoch, on average: a column of numbers of the index or of a joined table, a file
+    (.npy) of a number for each row of the index, or label_balanced: each class as often as another, and the rows once
+    on average. 2.3 is two or three times, 0.1 once in ten epochs. null: every row once."""
+    max_repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
+    """Largest weight: rows of larger `row_weights` come so many times an epoch. An epoch has as many parts as the
+    largest weight, each without a row twice, and the last batch of a part may be padded."""
+
+    @model_validator(mode="after")
+    def _check_token_budget(self) -> BatchesConfig:
+        if self.token_budget is None:
+            return self
+        if self.batch_multiple > self.global_batch_size:
+            raise ValueError(
+                f"with token_budget, global_batch_size ({self.global_batch_size}) must be batch_multiple "
+                f"({self.batch_multiple}) or more"
+            )
+        if self.batch_multiple % self.num_lanes:
+            raise ValueError(
+                f"with token_budget, num_lanes ({self.num_lanes}) must divide batch_multiple ({self.batch_multiple})"
+            )
+        return self

@@ -1,0 +1,216 @@
+"""Which rows there are: shards, tables that are joined to them, and what selects among them."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from mmdata.config.settings import Location, MayChange, Positive, Settings
+from mmdata.safe_read import path_of_url
+
+
+class SelectFile(Settings):
+    """A file of keys, a mask or row numbers."""
+
+    file: MayChange[Location]
+    """Text (a key a line), .parquet, .csv or .tsv with a column of keys, or .npy: bool (rows,), row numbers, or
+    DataComp's uids (u8,u8)."""
+    column: str | None = None
+    """Column of the table that holds the keys; null: key, or uid."""
+
+
+def _select(value: object) -> object:
+    if value is None or isinstance(value, (str, dict, SelectFile)):
+        return value
+    raise ValueError(
+        "expected a condition (width >= 64), a file of keys or rows (good.txt, rows.npy), or "
+        f"{{file: good.parquet, column: id}}; got {value!r}"
+    )
+
+
+# All is checked before: the errors of a union name its types.
+Select = Annotated[str | SelectFile | None, BeforeValidator(_select)]
+
+
+class JoinConfig(Settings):
+    """A table, or tars in another folder, that come to the rows of the index by key."""
+
+    table: MayChange[
+        Location
+        | Annotated[list[Location], Field(min_length=1)]
+        | Annotated[dict[Location, Location | list[Location]], Field(min_length=1)]
+        | None
+    ] = None
+    """File of the table, or a pattern, or several: .parquet, .csv or .tsv. Its rows may have any order. Of a mixture
+    whose datasets have equal keys, a table for each: {FOLDER: FILE}, with the folders as in `data.shards`; `missing` is
+    about their rows then, and rows of other datasets have no values. Give this or `shards`."""
+    shards: MayChange[Location | None] = None
+    """Folder of tars whose members `fields` names, indexed by `mmdata index FOLDER`; they need no images. Its
+    samples may have any order."""
+    name: Annotated[str, Field(pattern=r"^[\w-]+$")] | None = None
+    """Name of the tars of `shards` in `fields`: `join:NAME:json:KEY`."""
+    key: str | None = None
+    """Column of the table that holds the keys of samples; null: key, or uid. With `shards`, the column of a joined
+    table that holds the key of each row in those tars; null: the keys of the rows themselves."""
+    missing: Literal["keep", "mask", "error"] = "keep"
+    """What becomes of a row of the index that the table or the tars do not have. keep: it has no values. mask: it is
+    not loaded. error: an error."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> JoinConfig:
+        if (self.table is None) == (self.shards is None):
+            raise ValueError("give either table (a file of columns) or shards (a folder of tars)")
+        if (self.shards is None) != (self.name is None):
+            raise ValueError(
+                "shards have a name, by which data.fields calls them (join:NAME:npy), and tables have none"
+            )
+        return self
+
+
+class SourceConfig(Settings):
+    """One dataset of a mixture: all have a weight, or all have a repeat."""
+
+    shards: MayChange[Location]
+    """Folder or URL of the dataset's shards, as for `data.shards`."""
+    weight: Positive | None = None
+    """Share of every batch, exact to the row: 3 and 1 put three rows of the first dataset beside each row of the
+    second. An epoch is one pass over the first dataset; the other datasets are cycled."""
+    repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
+    """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
+    half in the next epoch."""
+    select: Select = None
+    """Rows of this dataset that are used, as for `data.select`, which holds too."""
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _whole(cls, weight: object) -> object:
+        if isinstance(weight, float):
+            raise ValueError(f"weights are whole numbers, as 7 and 3 for 70 % and 30 % of a batch: got {weight}")
+        return weight
+
+
+class MembersConfig(Settings):
+    """Members of a sample: an extension (jpg, caption.txt), or a JSON member and a key in it (json:TEXT).
+
+    Of several, separated by commas, the first that a sample can use is taken."""
+
+    image: str | None = None
+    """Extension of the image; default: the first member that is an image."""
+    caption: str | None = None
+    """Member with the caption; default: json:captions, txt, json:caption."""
+    label: str | None = None
+    """Member with the label; default: cls, json:label."""
+
+
+class ValConfig(Settings):
+    """What a run is evaluated on: other shards, or a share of the rows of `data.shards`. Neither: nothing."""
+
+    shards: MayChange[Location | None] = None
+    """Folder or URL with shards to evaluate on, with the same tokenizer and image size."""
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Share of the rows of `data.shards`, 0.01 for 1 %, that is kept from training and evaluated on. The hash of the
+    row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
+    indexed anew."""
+
+    select: Select = None
+    """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ValConfig:
+        if self.shards is not None and self.share is not None:
+            raise ValueError(f"shards ('{self.shards}') and share ({self.share:g}) exclude each other: give one")
+        if self.select is not None and self.shards is None:
+            raise ValueError(
+                "select chooses rows of val.shards, which is not set; data.select chooses those of a share"
+            )
+        return self
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.shards is not None or self.share is not None
+
+
+class CorpusConfig(Settings):
+    """Which rows there are."""
+
+    shards: MayChange[Location | Annotated[list[SourceConfig], Field(min_length=1)]]
+    """Folder or URL of the training shards, as `mmdata convert` or `mmdata index` leaves it. Or a list of several such
+    datasets, each with a weight or a repeat."""
+    val: ValConfig = ValConfig()
+    """What the run is evaluated on: {shards: FOLDER} or {share: 0.01}."""
+    split: Literal["train", "val"] = "train"
+    """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. It alone does not make an
+    evaluation, which is without dropout, weights and shuffling: `mmdata.config.evaluation_data` gives its settings."""
+    select: Select = None
+    """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
+    256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
+    docs/select.md."""
+    join: list[JoinConfig] = Field(default_factory=list)
+    """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
+    And tars in other folders, whose members `fields` names."""
+    max_rows: Positive | None = None
+    """Uses only the first rows of the index, for a quick try; null: all rows. `select` chooses among these."""
+    skip_damaged: bool = False
+    """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
+    and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""
+    members: MembersConfig | None = None
+    """Which members of a sample a stream takes as image, caption and label. Shards with an index: `mmdata index
+    --image … --caption … --label …`, which the index keeps."""
+
+    @field_validator("val", mode="before")
+    @classmethod
+    def _nothing(cls, val: object) -> object:
+        return {} if val is None else val  # data.val=null on the command line turns evaluations off
+
+    @model_validator(mode="after")
+    def _check_split(self) -> CorpusConfig:
+        if self.split == "val" and self.val.share is None:
+            where = f"; to load '{self.val.shards}', set shards to it" if self.val.shards else ""
+            raise ValueError(f"split val is a share of the rows, and val.share is not set{where}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_mixture(self) -> CorpusConfig:
+        mixed = self.shards if isinstance(self.shards, list) else []
+        given = {source.weight is not None for source in mixed}
+        if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
+            listed = "; ".join(f"'{s.shards}' has {_shares(s)}" for s in mixed)
+            raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
+        if len(mixed) > 1 and self.max_rows is not None:
+            raise ValueError(
+                f"max_rows ({self.max_rows}) takes the first rows of one dataset, and shards lists {len(mixed)}"
+            )
+        return self
+
+
+def _shares(source: SourceConfig) -> str:
+    given = {"weight": source.weight, "repeat": source.repeat}
+    return " and ".join(f"{name} {value:g}" for name, value in given.items() if value is not None) or "neither"
+
+
+def sources(data: CorpusConfig) -> list[SourceConfig]:
+    """The datasets of `data.shards`, one or several: all of them with a weight, or all with a repeat.
+
+    Where neither is given, and for a dataset that is alone, it is `repeat` 1: the rows of all, each once an epoch.
+    """
+    listed = data.shards if isinstance(data.shards, list) else [SourceConfig(shards=data.shards)]
+    if len(listed) > 1 and listed[0].weight is not None:
+        return listed
+    return [source.model_copy(update={"weight": None, "repeat": source.repeat or 1.0}) for source in listed]
+
+
+def val_in_words(data: CorpusConfig) -> str:
+    """What `data.val` names: "shards/val", or "shards/train (data.val.share 0.01)"."""
+    if data.val.share is None:
+        return data.val.shards or "nothing"
+    return f"{', '.join(source.shards for source in sources(data))} (data.val.share {data.val.share:g})"
+
+
+def is_same_folder(first: str, second: str) -> bool:
+    """Whether two names are those of one folder: "laion", "./laion/"; URLs are compared without a slash at the end."""
+    names = [path_of_url(name) or name for name in (first, second)]
+    if any("://" in name for name in names):
+        return names[0].rstrip("/") == names[1].rstrip("/")
+    return os.path.realpath(names[0]) == os.path.realpath(names[1])

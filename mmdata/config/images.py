@@ -1,0 +1,91 @@
+"""How images become pixels, and the shapes that they have in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+
+from mmdata.config.settings import Positive, Settings, Share, Side, by_name, name_of
+
+
+class AugmentConfig(Settings):
+    """Random changes of a training crop, each row's its own in each epoch; all are off unless set."""
+
+    horizontal_flip_prob: Share = 0.0
+    """Probability that a crop is mirrored left to right. Captions that say left or right, and writing in images, are
+    wrong after a flip."""
+    brightness: Annotated[float, Field(ge=0.0)] = 0.0
+    """Strength of the change of brightness: a factor between 1 - brightness (at least 0) and 1 + brightness, as in
+    torchvision's ColorJitter."""
+    contrast: Annotated[float, Field(ge=0.0)] = 0.0
+    """Strength of the change of contrast: a factor between 1 - contrast (at least 0) and 1 + contrast."""
+    saturation: Annotated[float, Field(ge=0.0)] = 0.0
+    """Strength of the change of saturation: a factor between 1 - saturation (at least 0) and 1 + saturation."""
+    hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
+    """Largest turn of the hue, in either direction, as a share of the whole colour circle."""
+    color_jitter_prob: Share = 1.0
+    """Probability that brightness, contrast, saturation and hue are changed at all; they change in random order."""
+    grayscale_prob: Share = 0.0
+    """Probability that the colours become grey, after the other changes."""
+
+
+class ImagesConfig(Settings):
+    """How images become pixels, and the shapes that they have in batches."""
+
+    image_size: Side = 224
+    """Side of the square that images are cropped and resized to, in pixels. With `image_buckets: auto` the chosen
+    shapes have about as many pixels; with a list of shapes, or `image_patches`, it is not used."""
+    image_buckets: Literal["auto"] | Annotated[list[tuple[Side, Side]], Field(min_length=1)] | None = None
+    """Image shapes as [height, width] pairs in pixels; each image goes to the shape nearest in aspect ratio. auto:
+    choose `num_image_buckets` shapes of about `image_size`² pixels that crop least. null: one square of
+    `image_size`."""
+    num_image_buckets: Positive = 3
+    """Largest number of image shapes that `image_buckets: auto` chooses."""
+    patch_size: Positive = 16
+    """Side of the model's patches, in pixels. The sides of shapes that `image_buckets: auto` chooses are multiples of
+    it, and `image_patches` cuts images into such patches."""
+    image_patches: Annotated[list[Positive], Field(min_length=1)] | None = None
+    """Native resolution, in place of image shapes: each image keeps its aspect ratio and goes to the smallest of these
+    numbers of patches that holds it. For models of SigLIP 2's NaFlex kind."""
+    transform: Annotated[
+        str | Callable[..., Any],
+        PlainValidator(partial(by_name, words="train, eval, "), json_schema_input_type=str),
+        PlainSerializer(name_of, return_type=str, when_used="json"),
+    ] = "train"
+    """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or a transform of your
+    own, as "module:callable"; in Python also the callable itself."""
+    decode: Literal["fast", "exact"] = "fast"
+    """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every
+    image at full size, which takes longer and is nearer to Pillow's pixels."""
+    crop_scale: tuple[Share, Share] = (0.9, 1.0)
+    """Smallest and largest share of the image's area that a training crop keeps. An image that is much wider or higher
+    than its batch's shape keeps less, since no larger crop fits."""
+    augment: AugmentConfig | None = None
+    """Random flips and colour changes of training crops; null: none. Only with `transform: train`."""
+
+    @model_validator(mode="after")
+    def _check_images(self) -> ImagesConfig:
+        shapes = self.image_buckets
+        if isinstance(shapes, list) and len(set(shapes)) != len(shapes):
+            raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in shapes]}")
+        if shapes == "auto" and self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size ({self.image_size}) must be a multiple of patch_size ({self.patch_size}) where "
+                "image_buckets is auto: its shapes consist of whole patches"
+            )
+        if self.image_patches is not None:
+            if sorted(set(self.image_patches)) != self.image_patches:
+                raise ValueError(f"image_patches must rise: got {self.image_patches}")
+            if self.image_buckets is not None:
+                raise ValueError("image_patches and image_buckets exclude each other: give one")
+        if self.crop_scale[0] > self.crop_scale[1] or self.crop_scale[0] == 0:
+            raise ValueError(f"crop_scale must be (min, max) with 0 < min <= max: got {self.crop_scale}")
+        if self.augment is not None and self.transform != "train":
+            raise ValueError(
+                f"augment changes the crops of transform train, and transform is '{name_of(self.transform)}': leave "
+                "augment out (data.augment=null)"
+            )
+        return self
