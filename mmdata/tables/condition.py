@@ -268,13 +268,12 @@ class Condition:
 
     def _date(self, node: ast.expr, other: ast.expr, value: Any) -> Any:
         """One side of a comparison with dates: a column of them, or a text beside one."""
-        if (kind := self._kind(node)) in DATES:
+        kind, wanted = self._kind(node), self._kind(other)
+        if kind in DATES:
             return value
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return self._parse_date(node, node.value, self._type_of(other))
-        wanted = self._kind(other)
-        remedy = f"write a text of ISO 8601, {EXAMPLES[wanted]}"
-        return self._refuse(node, f"a {wanted} is compared with a {kind}; {remedy}")
+        if isinstance(node, ast.Constant) and kind == "text":
+            return self._parse_date(node, value.as_py(), self._type_of(other))
+        return self._refuse(node, f"a {wanted} is compared with a {kind}; write a text of ISO 8601, {EXAMPLES[wanted]}")
 
     def _parse_date(self, node: ast.expr, text: str, kind: Any) -> Any:
         try:

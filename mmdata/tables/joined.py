@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mmdata.index.index import Index
 from mmdata.index.side import SideFile, SideFiles
 from mmdata.nearest import meant
 from mmdata.tables.join import JoinedPart, JoinedShards, JoinedTable, Joining
-from mmdata.tables.values import Kind, kind_of
+from mmdata.tables.values import kind_of
 
 logger = logging.getLogger("mmdata")
 
@@ -110,26 +111,25 @@ class Joined:
         """The side file of a table's column."""
         return self._by_name[name].column(name)
 
-    def check(self, name: str, kinds: Sequence[Kind], *, of: str, others: Sequence[str] = ()) -> None:
-        """Check that rows have a column of some kinds; warn where it is hidden, see `warn_of_hidden`.
+    def pick(self, name: str, *kinds: str, of: str, what: str, also: str | None = None) -> Callable[[int], Any]:
+        """What gives the values of a column for all rows of a shard: an Arrow array (n,).
 
         Args:
             name: of the column.
-            kinds: see `kind_of`.
+            kinds: that it may have, see `kind_of`.
             of: name of the setting, for messages.
-            others: what else the setting may name, likewise.
+            what: the kinds in words, likewise.
+            also: another word that the setting takes.
 
         Raises:
-            ConfigError: there is no such column; names the nearest one.
+            ConfigError: no such column; the nearest one is named.
         """
-        known = sorted(one for one, kind in self.types_of_rows.items() if kind_of(kind) in kinds)
-        if name in self.types_of_rows and name not in known:
-            what = f"column '{name}' has values of type {self.types_of_rows[name]}"
-        else:
-            what = f"no column '{name}'{meant(name, [*known, *others])}"
+        known = sorted(column for column, kind in self.types_of_rows.items() if kind_of(kind) in kinds)
         if name not in known:
-            raise ConfigError(f"{of}: {what}; there are {', '.join([*known, *others])}")
+            words = [*known, also] if also else known
+            raise ConfigError(f"{of}: no column '{name}' of {what}{meant(name, words)}; there are {', '.join(words)}")
         self.warn_of_hidden([name], of=of)
+        return partial(self.of_shard, name=name)
 
     def warn_of_hidden(self, names: Iterable[str], *, of: str) -> None:
         """Warn of columns that the index and a table have: that of the index is meant."""

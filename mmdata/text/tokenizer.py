@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers.implementations import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
 from mmdata.atomic import write_whole
@@ -346,9 +346,9 @@ def train_tokenizer(
     if vocab_size < 300:
         raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
     special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
-    tokens = list(special.values())
+    tokens: list[Any] = list(special.values())
     backend = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True, unicode_normalizer="nfc")
-    backend.train_from_iterator(captions, vocab_size, min_frequency=0, show_progress=False, special_tokens=tokens)
+    backend.train_from_iterator(iter(captions), vocab_size, min_frequency=0, show_progress=False, special_tokens=tokens)
     backend.post_processor = TemplateProcessing(
         single="<start> $A <end>", special_tokens=[(token, backend.token_to_id(token)) for token in tokens[1:]]
     )
