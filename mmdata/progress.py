@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # rich is imported where something is shown
-    from rich.progress import Progress
+    from rich.progress import Progress as RichProgress
 
 T = TypeVar("T")
 
@@ -23,6 +24,9 @@ LINE_S = 60.0
 """Seconds between two lines in a log; what is shorter prints none."""
 DRAW_S = 0.1
 """Seconds between two states of a bar."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
 
 
 class Track:
@@ -201,7 +205,7 @@ class ShownTrack(Track):
 class _Bars(ShownTrack):
     """Bars of rich, one a pass."""
 
-    def __init__(self, bars: Progress) -> None:
+    def __init__(self, bars: RichProgress) -> None:
         super().__init__()
         self._bars = bars
         self._tasks: dict[Pass, Any] = {}
@@ -268,3 +272,40 @@ def _lines() -> Generator[ShownTrack]:
     finally:
         stop.set()
         thread.join()
+
+
+class Bar:
+    """Reports progress over tars that are read in any order.
+
+    Args:
+        progress: called with (bytes done, bytes in all); may be None.
+        sizes: of the tars, in bytes; those not known yet are taken to be as large as the others on average.
+    """
+
+    def __init__(self, progress: Progress | None, sizes: Sequence[int | None]) -> None:
+        self._progress, self._sizes = progress, [*sizes]
+        self._offsets = [0] * len(sizes)
+        self._done = 0
+        self._total = sum(size or 0 for size in sizes)
+        self._unknown = {number for number, size in enumerate(sizes) if size is None}
+        self._lock = threading.Lock()
+
+    def steps(self, number: int) -> Callable[[int], None]:
+        """A callback for the offsets that are reached in a tar."""
+        return partial(self._reach, number)
+
+    def finish(self, number: int, size: int) -> None:
+        """Count a whole tar of `size` bytes."""
+        self._sizes[number] = size
+        self._reach(number, size)
+
+    def _reach(self, number: int, offset: int) -> None:
+        with self._lock:
+            if number in self._unknown and (size := self._sizes[number]) is not None:
+                self._unknown.remove(number)
+                self._total += size
+            self._done += offset - self._offsets[number]
+            self._offsets[number] = offset
+            if self._progress:
+                total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
+                self._progress(self._done, max(total, self._done))

@@ -1,8 +1,6 @@
 """Files of formats that Pillow alone does not write; tests/data/images has them, and each test that needs one its name.
 
-All show `picture()`, 21 pixels high and 31 wide, or that picture turned; an animation shows two grey frames. They were
-written by pillow-heif 1.8.1 and pillow-jxl-plugin 1.3.8, the animation by imagecodecs 2026.3.6. "turned.jxl" is
-"was_jpeg.jxl" without the boxes that make a JPEG of it again.
+All show `picture()`, 21 pixels high and 31 wide, or that picture turned. They were written by pillow-heif 1.8.1.
 """
 
 from __future__ import annotations
@@ -20,10 +18,6 @@ FOLDER = Path(__file__).parent / "data/images"
 needs_heif = pytest.mark.skipif(
     importlib.util.find_spec("pillow_heif") is None, reason="pillow-heif is not installed (pip install 'mmdata[heic]')"
 )
-needs_jxl = pytest.mark.skipif(
-    importlib.util.find_spec("pillow_jxl") is None,
-    reason="pillow-jxl-plugin is not installed (pip install 'mmdata[jxl]')",
-)
 
 
 class Stored(NamedTuple):
@@ -40,12 +34,8 @@ FILES = {
     "turned.heic": Stored("HEIF", 31, 21, 6),
     "mirrored.heic": Stored("HEIF", 31, 21, 5),
     "second_of_two.heic": Stored("HEIF", 21, 31),
-    "bare.jxl": Stored("JXL", 21, 31),
-    "exif.jxl": Stored("JXL", 21, 31),
-    "was_jpeg.jxl": Stored("JXL", 31, 21, 6),
-    "turned.jxl": Stored("JXL", 31, 21, 6),
 }
-"""All that are decoded. In "exif.jxl" EXIF says 6 and the codestream 1, which alone counts."""
+"""All of them."""
 
 
 def stored(name: str) -> bytes:

@@ -113,7 +113,7 @@ def test_neighbours_are_those_of_the_baseline_of_the_same_seed(folder: Path, lin
     plain = next(line for line in lines if line["arm"] == "plain" and line["seed"] == 2)
     run = folder / "out" / "runs" / f"near-2-{near['digest']}"
     settings = load_checkpoint(find_checkpoint(run))["settings"]
-    groups = folder / "out" / "groups" / f"plain-2-{plain['digest']}-by-2.arrow"
+    groups = folder / "out" / "groups" / f"plain-2-{plain['digest']}-by-2.npy"
     assert settings["data"]["groups"] == {
         "source": str(groups),
         "size": 2,
@@ -242,7 +242,7 @@ def test_arms_begin_with_the_finished_model_of_another_arm(
     stage, later, near = (tmp_path / "runs" / f"{line['arm']}-1-{line['digest']}" for line in lines)
     settings = [load_checkpoint(find_checkpoint(run))["settings"] for run in (stage, later, near)]
     assert [one["model"]["init_from"] for one in settings] == [None, str(stage), str(stage)]
-    groups = str(tmp_path / "groups" / f"{stage.name}-by-2.arrow")
+    groups = str(tmp_path / "groups" / f"{stage.name}-by-2.npy")
     assert settings[2]["data"]["groups"] == {
         "source": groups,
         "size": 2,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -65,8 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
 
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Path:
-    """groups.arrow, which the program made with the run: 42 rows in 10 groups of 4."""
-    out = folder / "made" / "groups.arrow"
+    """groups.npy, which the program made with the run: 42 rows in 10 groups of 4."""
+    out = folder / "made" / "groups.npy"
     assert run_tool("neighbours", folder / "config.yaml", "--run", folder / "run", "--size", 4, "--out", out) == 0
     return out
 
@@ -75,34 +74,21 @@ def data_of(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**yaml.safe_load((folder / "config.yaml").read_text())["data"], **changes}
 
 
-def read(path: Path) -> tuple[np.ndarray, dict[str, str]]:
-    with pa.OSFile(str(path)) as file:
-        table = pa.ipc.open_file(file).read_all()
-    return table["group"].to_numpy(), {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-
-
 def rows_of(loader: Loader) -> np.ndarray:
     """(units, 4): the rows of all batches by fours."""
     return np.concatenate([batch["rows"].numpy() for batch in loader]).reshape(-1, 4)
 
 
-def test_file_says_what_it_was_made_of(folder: Path, made: Path):
-    groups, said = read(made)
+def test_file_has_the_group_of_each_row(made: Path):
+    groups = np.load(made)
+    assert groups.dtype == np.int64
     assert np.bincount(groups[groups >= 0]).tolist() == [4] * 10
     assert (groups < 0).sum() == 2
-    assert said == {
-        "index": Index.open(folder / "shards").fingerprint,
-        "size": "4",
-        "seed": "0",
-        "of": "pair",
-        "step": "2",
-        "checkpoint": "step-0000000002.pt",
-    }
 
 
 def test_groups_stand_together_in_batches_and_do_so_again(folder: Path, made: Path):
     data = data_of(folder, groups={"source": str(made), "size": 4})
-    groups, _ = read(made)
+    groups = np.load(made)
     for epoch in (0, 1):
         loaders = [Loader.from_config(data) for _ in range(2)]
         for loader in loaders:
@@ -130,7 +116,7 @@ def test_features_are_those_of_the_rows_in_the_order_of_the_index(folder: Path, 
 
 def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys: pytest.CaptureFixture[str]):
     features = made.with_name("groups.features.npy")
-    out = folder / "again.arrow"
+    out = folder / "again.npy"
     words = ("--features", features, "--size", 6, "--out", out, "--seed", 3)
     overrides = ("data.shuffle_window_rows=20", "data.num_lanes=2")
     assert run_tool("neighbours", folder / "config.yaml", *overrides, *words) == 0
@@ -149,9 +135,8 @@ def test_program_says_what_to_put_into_a_config(folder: Path, made: Path, capsys
     }
     settings["data"]["groups"]["share"] = 1.0
     units = np.concatenate([b["rows"].numpy() for b in Loader.from_config(data_of(folder, **settings["data"]))])
-    groups, said_of = read(out)
+    groups = np.load(out)
     assert (groups[units[units >= 0]].reshape(-1, 6) == groups[units[units >= 0]].reshape(-1, 6)[:, :1]).all()
-    assert said_of == {"index": Index.open(folder / "shards").fingerprint, "size": "6", "seed": "3"}
 
 
 def test_program_says_that_groups_exclude_weights(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -160,7 +145,7 @@ def test_program_says_that_groups_exclude_weights(folder: Path, capsys: pytest.C
         shards = (
             f"data.shards=[{{shards: {folder / 'shards'}, {share}: 3}}, {{shards: {folder / 'other'}, {share}: 1}}]"
         )
-        words = ("--features", folder / "random.npy", "--size", 4, "--out", folder / "weighted.arrow")
+        words = ("--features", folder / "random.npy", "--size", 4, "--out", folder / "weighted.npy")
         assert run_tool("neighbours", folder / "config.yaml", shards, *words) == 0
         assert capsys.readouterr().out.count("a repeat for each dataset in place of its weight") == told
 
@@ -169,9 +154,9 @@ def test_mixture_is_grouped_as_one_corpus(folder: Path):
     shards = [{"shards": str(folder / "shards"), "repeat": 2}, {"shards": str(folder / "other"), "repeat": 1}]
     config = folder / "mixture.yaml"
     config.write_text(yaml.safe_dump({"data": data_of(folder, shards=shards)}))
-    out = folder / "mixture.arrow"
+    out = folder / "mixture.npy"
     assert run_tool("neighbours", config, "--run", folder / "run", "--size", 2, "--out", out, "--of", "text") == 0
-    groups, _ = read(out)
+    groups = np.load(out)
     assert np.bincount(groups).tolist() == [2] * 42
     assert len(Loader.from_config(data_of(folder, shards=shards, groups={"source": str(out), "size": 2}))) == 16
 
@@ -186,8 +171,8 @@ def test_row_that_cannot_be_decoded_has_no_group(
         tar.seek(int(index.take(np.array([7]), ["image_offset"])["image_offset"][0]))
         tar.write(b"no image at all")
     words = (f"data.shards={tmp_path / 'shards'}", "--run", folder / "run", "--size", 2)
-    assert run_tool("neighbours", folder / "config.yaml", *words, "--out", tmp_path / "g.arrow") == 0
-    groups, _ = read(tmp_path / "g.arrow")
+    assert run_tool("neighbours", folder / "config.yaml", *words, "--out", tmp_path / "g.npy") == 0
+    groups = np.load(tmp_path / "g.npy")
     assert groups[7] == -1
     assert (groups < 0).sum() == 2  # 41 rows by twos leave one over
     said = capsys.readouterr().out
@@ -202,7 +187,7 @@ def test_row_that_cannot_be_decoded_has_no_group(
 def test_rows_that_are_not_trained_on_are_said_to_have_no_group(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    out = tmp_path / "g.arrow"
+    out = tmp_path / "g.npy"
     words = ("data.val.share=0.3", "data.max_rows=40", "--run", folder / "run", "--size", 4, "--out", out)
     assert run_tool("neighbours", folder / "config.yaml", *words) == 0
     with Loader.from_config(data_of(folder, val={"share": 0.3}, max_rows=40)) as loader:
@@ -218,7 +203,7 @@ def test_rows_may_be_selected_by_a_table_that_the_run_did_not_have(
 ):
     keys = Index.open(folder / "shards").keys(np.arange(42))
     (tmp_path / "t.csv").write_text("key,good\n" + "".join(f"{key},{int(row < 20)}\n" for row, key in enumerate(keys)))
-    which, out = (f"data.join=[{{table: {tmp_path / 't.csv'}}}]", "data.select=good == 1"), tmp_path / "g.arrow"
+    which, out = (f"data.join=[{{table: {tmp_path / 't.csv'}}}]", "data.select=good == 1"), tmp_path / "g.npy"
     assert run_tool("join", folder / "config.yaml", *which) == 0
     words = (*which, "--run", folder / "run", "--size", 4, "--out", out)
     assert run_tool("neighbours", folder / "config.yaml", *words) == 0
@@ -226,7 +211,7 @@ def test_rows_may_be_selected_by_a_table_that_the_run_did_not_have(
 
 
 def test_features_kept_while_training_become_batches_of_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]):
-    run, out = folder / "caching", folder / "cached.arrow"
+    run, out = folder / "caching", folder / "cached.npy"
     words = ("train.feature_cache={side: image}", f"train.output={run}", "train.steps=4", "train.log_every_steps=4")
     assert run_tool("train", folder / "config.yaml", *words) == 0
     steps = np.load(run / "features.steps.npy")
@@ -239,7 +224,7 @@ def test_features_kept_while_training_become_batches_of_neighbours(folder: Path,
     capsys.readouterr()
     assert run_tool("neighbours", folder / "config.yaml", *features) == 0
     assert f"{never + (42 - never) % 4} without a group" in capsys.readouterr().out
-    groups, _ = read(out)
+    groups = np.load(out)
     assert (groups[steps < 0] == -1).all()
     assert np.bincount(groups[groups >= 0]).tolist() == [4] * ((42 - never) // 4)
     again = (f"data.groups={{source: {out}, size: 4}}", f"train.output={folder / 'neighbours'}")
@@ -308,11 +293,11 @@ def test_program_refuses_and_leaves_the_file_there_is(
     np.save("zeros.npy", np.zeros((42, 2), np.float16))
     Path("empty.npy").write_bytes(b"")
     Path("zip.npy").write_bytes(b"PK\x03\x04")
-    Path("there.arrow").write_bytes(b"as it was")
+    Path("there.npy").write_bytes(b"as it was")
     capsys.readouterr()
-    assert run_tool("neighbours", "config.yaml", *words, "--out", "there.arrow") == 2
+    assert run_tool("neighbours", "config.yaml", *words, "--out", "there.npy") == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {message}"
-    assert Path("there.arrow").read_bytes() == b"as it was"
+    assert Path("there.npy").read_bytes() == b"as it was"
     assert not list(folder.glob(".*.part"))
 
 
@@ -320,11 +305,11 @@ def test_program_refuses_a_folder_as_the_file_to_write(folder: Path, capsys: pyt
     words = ("--run", folder / "run", "--size", 4, "--out", folder / "raw")
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"error: --out '{folder / 'raw'}': a folder; give the Arrow file to write, such as groups.arrow"
+    assert said == f"error: --out '{folder / 'raw'}': a folder; give the .npy file to write, such as groups.npy"
 
 
 def test_program_takes_settings_after_options(folder: Path, capsys: pytest.CaptureFixture[str]):
-    words = ("--run", folder / "run", "--size", 43, "--out", "g.arrow", f"data.shards={folder / 'other'}")
+    words = ("--run", folder / "run", "--size", 43, "--out", "g.npy", f"data.shards={folder / 'other'}")
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
     assert "error: --size 43: must be 2 to 42, the rows of data.shards" in capsys.readouterr().err
 
@@ -333,13 +318,13 @@ def test_program_takes_settings_after_options(folder: Path, capsys: pytest.Captu
 def test_program_refuses_another_kind_of_file(folder: Path, capsys: pytest.CaptureFixture[str], name: str):
     words = ("--run", folder / "run", "--size", 4, "--out", name)
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
-    assert f"error: --out '{name}': the file is an Arrow file; end its name with .arrow" in capsys.readouterr().err
+    assert f"error: --out '{name}': the file is an array of numpy; end its name with .npy" in capsys.readouterr().err
 
 
 def test_program_is_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    words = ("--run", folder / "run", "--size", 4, "--out", folder / "none.arrow")
+    words = ("--run", folder / "run", "--size", 4, "--out", folder / "none.npy")
     assert run_tool("neighbours", folder / "config.yaml", *words) == 2
     assert (
         "neighbours is one process, and torchrun started 2 of it (WORLD_SIZE): start it without torchrun"
@@ -351,7 +336,7 @@ def test_a_folder_of_shards_takes_settings_from_the_command_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     np.save(tmp_path / "f.npy", np.random.default_rng(0).normal(size=(42, 4)).astype(np.float32))
-    words = ("--features", tmp_path / "f.npy", "--size", 6, "--out", tmp_path / "g.arrow")
+    words = ("--features", tmp_path / "f.npy", "--size", 6, "--out", tmp_path / "g.npy")
     assert run_tool("neighbours", folder / "shards", "data.select=width > 0", *words) == 0
     assert "42 rows in 7 groups of 6" in capsys.readouterr().out
     assert run_tool("neighbours", folder / "shards", "data.sede=1", *words) == 2

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -81,13 +80,13 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def groups_of(path: Path) -> np.ndarray[Any, Any]:
-    return pa.ipc.open_file(path).read_all().column("group").to_numpy()
+    return np.load(path)
 
 
 def test_each_epoch_but_the_first_has_groups_of_near_rows(whole: Path):
-    assert sorted(path.name for path in (whole / "groups").iterdir()) == [f"epoch-{n}.arrow" for n in (1, 2, 3)]
+    assert sorted(path.name for path in (whole / "groups").iterdir()) == [f"epoch-{n}.npy" for n in (1, 2, 3)]
     for number in (1, 2, 3):
-        groups = groups_of(whole / "groups" / f"epoch-{number}.arrow")
+        groups = groups_of(whole / "groups" / f"epoch-{number}.npy")
         counts = np.bincount(groups[groups >= 0])
         assert len(groups) == 48
         assert set(counts.tolist()) == {2}
@@ -101,7 +100,7 @@ def test_groups_are_those_of_the_features_that_the_run_had(config: Path, whole: 
     features = torch.from_numpy(np.load(tmp_path / "features.npy")).float()
     loader = RegroupedLoader(load_config(config).data, tmp_path, rank=0, world_size=1)
     expected = group_neighbours(features, 2, seed=0 + 3, same=loader.rows_alike())
-    assert groups_of(whole / "groups" / "epoch-3.arrow").tolist() == expected.tolist()
+    assert groups_of(whole / "groups" / "epoch-3.npy").tolist() == expected.tolist()
 
 
 def test_rows_of_one_caption_hash_stand_in_no_group_together(config: Path, tmp_path: Path):
@@ -113,7 +112,7 @@ def test_rows_of_one_caption_hash_stand_in_no_group_together(config: Path, tmp_p
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
     join_first(tmp_path / "run.yaml")
     finish([*command(tmp_path / "run.yaml", tmp_path / "run"), "train.steps=12"])
-    groups = groups_of(tmp_path / "run" / "groups" / "epoch-1.arrow")
+    groups = groups_of(tmp_path / "run" / "groups" / "epoch-1.npy")
     pairs = [np.flatnonzero(groups == group) for group in range(groups.max() + 1)]
     assert len(pairs) > 15
     assert all(a % 3 != b % 3 for a, b in pairs)
@@ -123,7 +122,7 @@ def test_batches_hold_the_groups_together(config: Path, whole: Path, tmp_path: P
     data = load_config(config).data
     loader = RegroupedLoader(data, whole / "groups", rank=0, world_size=1)
     loader.use_groups(2)
-    groups = groups_of(whole / "groups" / "epoch-2.arrow")
+    groups = groups_of(whole / "groups" / "epoch-2.npy")
     together = 0
     rows: list[int] = []
     for batch in loader:
@@ -165,7 +164,7 @@ def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     killed.wait(timeout=PATIENCE_S)
     finish(command(config, output))
     for number in (1, 2, 3):
-        name = Path("groups") / f"epoch-{number}.arrow"
+        name = Path("groups") / f"epoch-{number}.npy"
         assert (output / name).read_bytes() == (whole / name).read_bytes(), number
     before, found = last_state(whole), last_state(output)
     assert all(torch.equal(before["model"][name], found["model"][name]) for name in before["model"])
@@ -177,7 +176,7 @@ def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, who
     for output, ranks in ((one, 0), (two, 2)):
         stopped = Program(command(config, output), env=ENVIRONMENT)
         deadline = time.monotonic() + PATIENCE_S
-        while not (output / "groups" / "epoch-1.arrow").is_file():
+        while not (output / "groups" / "epoch-1.npy").is_file():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         stopped.send_signal(signal.SIGTERM)
@@ -185,7 +184,7 @@ def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, who
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         words = command(config, output)
         finish([*launcher, *words[1:]] if ranks else words)
-    name = Path("groups") / "epoch-1.arrow"
+    name = Path("groups") / "epoch-1.npy"
     assert (one / name).read_bytes() == (two / name).read_bytes() == (whole / name).read_bytes()
     # The losses of two ranks are those of one but for the order of sums: the batches are the same.
     losses = [[line["loss"] for line in lines(run, "train")][:12] for run in (whole, two)]
@@ -234,7 +233,5 @@ def test_a_copy_of_a_loader_has_its_batches(config: Path, tmp_path: Path):
 
 def test_groups_that_are_gone_are_named(config: Path, tmp_path: Path):
     loader = RegroupedLoader(load_config(config).data, tmp_path, rank=0, world_size=1)
-    with pytest.raises(
-        ConfigError, match=r"epoch-2.arrow': the run's groups of epoch 2 are gone, .*: put the file back"
-    ):
+    with pytest.raises(ConfigError, match=r"epoch-2.npy': the run's groups of epoch 2 are gone, .*: put the file back"):
         loader.load_state_dict({**loader.state_dict(), "groups_of": 2})

@@ -1,7 +1,7 @@
 """mmdata neighbours: a file of groups of near neighbours, which data.groups makes batches of.
 
-    mmdata neighbours configs/scenes.yaml --run runs/scenes --size 4 --out groups.arrow
-    mmdata neighbours configs/scenes.yaml --features groups.features.npy --size 8 --out groups8.arrow
+    mmdata neighbours configs/scenes.yaml --run runs/scenes --size 4 --out groups.npy
+    mmdata neighbours configs/scenes.yaml --features groups.features.npy --size 8 --out groups8.npy
 
 --run embeds the rows of data.shards, each with its caption of epoch 0, by the run's newest checkpoint and with the
 image sizes and the tokenizer of the run; the features stay in groups.features.npy. --features takes those of a file,
@@ -36,9 +36,11 @@ def main() -> int:
     if options.run is not None:
         check_run(options.run)
     # Imported here: torch takes seconds to import, and a wrong path is told at once.
+    import numpy as np
+
+    from mmdata.atomic import write_whole
     from mmdata.commands.neighbours import alike, data_of, embed_corpus, map_features, settings_for, without_group
     from mmdata.loader.corpus import open_index
-    from mmdata.plan.mixture import write_groups
     from mmdata.train.memory.neighbours import mean_similarity, usable_rows
     from mmdata.train.ranks import collectives
     from mmdata.trained import TrainedRun
@@ -47,18 +49,16 @@ def main() -> int:
     index = open_index(data)
     check(options, len(index))
     device = collectives.init(options.device)
-    made_of = {"size": options.size, "seed": options.seed}
     features = options.features
     if features is None:
         features = options.out.with_suffix(".features.npy")
-        found, masked = embed_corpus(TrainedRun.load(options.run, device), data, features, side=options.of)
-        made_of |= found
+        masked = embed_corpus(TrainedRun.load(options.run, device), data, features, side=options.of)
         for reason, count in masked.items():
             print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")
     mapped = map_features(features, len(index))
     groups = group(mapped, alike(data), options, device)
     near, random = mean_similarity(mapped, groups, seed=options.seed, device=device)
-    write_groups(options.out, groups.numpy(), index, made_of)
+    write_whole(options.out, lambda file: np.save(file, groups.numpy()))
     without = without_group(data, index, groups.numpy(), usable_rows(mapped).numpy())
     print(printable(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without}"))
     print(f"mean similarity: {near:.3f} within groups, {random:.3f} within random ones")
@@ -76,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--run", type=Path, metavar="RUN_OR_CHECKPOINT", help="embed with this model")
     source.add_argument("--features", type=Path, help=".npy file of features that exist")
     parser.add_argument("--size", type=int, required=True, help="rows of a group")
-    parser.add_argument("--out", type=Path, required=True, help="Arrow file to write")
+    parser.add_argument("--out", type=Path, required=True, help=".npy file to write")
     parser.add_argument("--of", choices=("pair", "image", "text"), default="pair", help="near in what; default: pair")
     parser.add_argument(
         "--max-similarity", type=float, help="rows with a larger cosine stand in no group together; default: any may"
@@ -91,9 +91,9 @@ def check(options: argparse.Namespace, rows: int) -> None:
     if not 2 <= options.size <= rows:
         raise ConfigError(f"--size {options.size}: must be 2 to {rows:,}, the rows of data.shards")
     if options.out.is_dir():
-        raise ConfigError(f"--out '{options.out}': a folder; give the Arrow file to write, such as groups.arrow")
-    if options.out.suffix != ".arrow":
-        raise ConfigError(f"--out '{options.out}': the file is an Arrow file; end its name with .arrow")
+        raise ConfigError(f"--out '{options.out}': a folder; give the .npy file to write, such as groups.npy")
+    if options.out.suffix != ".npy":
+        raise ConfigError(f"--out '{options.out}': the file is an array of numpy; end its name with .npy")
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
 

@@ -19,8 +19,7 @@ from mmdata.errors import counted, printable
 from mmdata.index import Manifest, Problem, verify
 from mmdata.index.verify import verify_tars
 from mmdata.storage.folder import INNER, has_manifest, local_folder
-from mmdata.tars.braces import expand_braces
-from mmdata.tars.foreign import TAR_ENDS
+from mmdata.tars.foreign import TAR_ENDS, expand_braces
 
 
 def main() -> int:

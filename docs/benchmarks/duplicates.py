@@ -24,11 +24,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mmdata.duplicates.candidates import candidate_pairs, popcount
-from mmdata.duplicates.confirm import are_near
 from mmdata.duplicates.groups import near_pairs
-from mmdata.duplicates.sign import Signed
-from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, brightness, pack, perceptual_hashes, thumbnail
+from mmdata.duplicates.search import are_near, candidate_pairs, popcount
+from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, Signed, brightness, pack, perceptual_hashes, thumbnail
 from mmdata.images.decode import decode
 
 Bytes = NDArray[np.uint8]

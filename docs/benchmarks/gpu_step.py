@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmdata.config import ModelConfig, TrainConfig
-from mmdata.length_bounds import choose_lengths
+from mmdata.plan.choose import choose_lengths
 from mmdata.train import DualEncoder, miners
 from mmdata.train.compiler import compiler_error
 from mmdata.train.objective import ContrastiveLoss

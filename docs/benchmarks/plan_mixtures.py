@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 
 from docs.benchmarks.plan_padding import GLOBAL_BATCH_SIZE, SyntheticRows
 from mmdata.plan import (
-    BatchShare,
     Groups,
     Hashes,
     LengthAspectPolicy,
     Mixture,
     Plan,
     ShardSpan,
-    choose_lengths,
     summarize,
 )
+from mmdata.plan.choose import choose_lengths
 
 
 def main() -> None:
@@ -37,15 +36,15 @@ def main() -> None:
     def hashes(chosen: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
         return Hashes(image[chosen], caption[chosen])
 
-    whole = (BatchShare((ShardSpan(0, shards),)),)
+    whole = (ShardSpan(0, shards),)
     labels = rng.integers(0, 1000, count)
     first, second = ShardSpan(0, shards // 2), ShardSpan(shards // 2, shards)
     mixtures = {
         "every row once": Mixture(whole),
         "groups of 4": Mixture(whole, Groups(labels, size=4, candidates=0, source="label")),
         "3 candidates": Mixture(whole, Groups(labels, size=1, candidates=3, source="label")),
-        "weights 3 : 1": Mixture((BatchShare((first,), 3), BatchShare((second,), 1))),
-        "repeats 1, 3": Mixture((BatchShare((first, second._replace(repeat=3.0))),)),
+        "weights 3 : 1": Mixture((first._replace(weight=3), second._replace(weight=1))),
+        "repeats 1, 3": Mixture((first, second._replace(repeat=3.0))),
     }
     print("mixture            rows  padding  masked  duplicates  first batch, s  rows/s")
     for name, mixture in mixtures.items():

@@ -8,14 +8,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets, summarize
+from mmdata.plan import LengthAspectPolicy, Plan, Rows, Shapes, summarize
+from mmdata.plan.choose import choose_lengths
 
 NUM_ROWS, GLOBAL_BATCH_SIZE, SHARD_ROWS = 10**6, 4096, 10_000
 SHAPES = [(224, 224), (192, 256), (256, 192)]
 ASPECT_SHARES = (0.3, 0.5, 0.2)
 
 
-class SyntheticRows:
+class SyntheticRows(Rows):
     """10^6 rows in 100 shards: median 14 tokens, sigma 0.6, 3 to 77; three aspect ratios."""
 
     def __init__(self) -> None:
@@ -28,9 +29,6 @@ class SyntheticRows:
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         height, width = np.array(SHAPES)[self.aspect[rows]].T
         return Shapes(self.length[rows], height, width)
-
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        return count_buckets(self, policy, epoch, shards)
 
 
 def main() -> None:

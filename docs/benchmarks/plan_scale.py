@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.index import Manifest
-from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, choose_lengths, count_buckets
+from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Rows, Shapes
+from mmdata.plan.choose import choose_lengths
 from mmdata.plan.rows import count_cells
 from mmdata.tables.selection import Selection
 from mmdata.tables.table import NpyFile
@@ -35,7 +36,7 @@ CHUNK_ROWS = 10**7
 SHAPES = [(224, 224), (192, 256), (256, 192)]
 
 
-class ManifestRows:
+class ManifestRows(Rows):
     """Rows as the manifest counts them, made up when asked for."""
 
     def __init__(self, manifest: Manifest, mask: str | None = None) -> None:
@@ -55,7 +56,7 @@ class ManifestRows:
 
     def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.selection is not None:
-            return count_buckets(self, policy, epoch, shards)
+            return super().bucket_counts(policy, epoch, shards)
         if self._counts is None:
             self._counts = count_cells(self.manifest.cells(), policy, lengths=True)
         return self._counts[shards]
@@ -68,7 +69,7 @@ def selection_of_mask(path: str, starts: NDArray[np.int64]) -> Selection:
     return Selection(starts, masks, name=Path(path).name)
 
 
-class OneWindow:
+class OneWindow(Rows):
     """10^7 rows in 1,000 shards, lengths in memory."""
 
     def __init__(self) -> None:
@@ -78,9 +79,6 @@ class OneWindow:
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         return Shapes(self.length[rows], np.ones_like(rows), np.ones_like(rows))
-
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        return count_buckets(self, policy, epoch, shards)
 
 
 def process_started() -> float:

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from webdataset.filters import _shuffle
 
-from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Shapes, count_buckets
-from mmdata.plan.summary import same_shard_lift
+from mmdata.plan import LengthAspectPolicy, Plan, Rows, Shapes
 
 NUM_SHARDS, SHARD_ROWS, BATCH, OPEN = 1024, 1000, 256, 64
 LENGTHS = [9, 11, 14, 17, 21, 26, 36, 77]
 
 
-class SyntheticRows:
+class SyntheticRows(Rows):
     """1,024 shards of 1,000 rows, lengths as in plan_padding.py."""
 
     starts = np.arange(0, NUM_SHARDS * SHARD_ROWS + 1, SHARD_ROWS)
@@ -32,9 +31,6 @@ class SyntheticRows:
 
     def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
         return Shapes(self.length[rows], np.ones_like(rows), np.ones_like(rows))
-
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        return count_buckets(self, policy, epoch, shards)
 
 
 def permuted(rows: SyntheticRows) -> Iterator[NDArray[np.int64]]:
@@ -60,6 +56,15 @@ def webdataset(rows: SyntheticRows, workers: int) -> Iterator[NDArray[np.int64]]
 
     for batches in itertools.zip_longest(*map(worker, range(workers))):
         yield from (batch for batch in batches if batch is not None)
+
+
+def same_shard_lift(batches: list[NDArray[np.int64]], starts: NDArray[np.int64]) -> float:
+    """1.0 for a uniform shuffle; number of shards / n where batches are drawn from n shards at a time."""
+    counts = [np.bincount(np.searchsorted(starts, batch, side="right")) for batch in batches]
+    same = sum(int((count * (count - 1)).sum()) for count in counts)
+    pairs = sum(len(batch) * (len(batch) - 1) for batch in batches)
+    sizes = np.diff(starts)
+    return same / pairs / ((sizes * (sizes - 1)).sum() / (starts[-1] * (starts[-1] - 1)))
 
 
 def report(name: str, batches: Iterable[NDArray[np.int64]], starts: NDArray[np.int64]) -> None:

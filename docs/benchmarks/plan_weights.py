@@ -15,15 +15,13 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan import LengthAspectPolicy, count_buckets
-from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan import LengthAspectPolicy, Rows, Shapes
 from mmdata.plan.weights import RowWeights, WeightedPlan
 
 
-class MadeUpRows:
+class MadeUpRows(Rows):
     """Rows whose caption lengths follow from their numbers and passes."""
 
-    selection = None
     fingerprint = "made up"
 
     def __init__(self, count: int) -> None:
@@ -34,10 +32,6 @@ class MadeUpRows:
         lengths = 3 + (rows * 2_654_435_761 + epoch % 3 * 40_503) % 58
         side = np.full(len(rows), 256)
         return Shapes(lengths, side, side)
-
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counted row by row."""
-        return count_buckets(self, policy, epoch, shards)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from mmdata.index.encode import encode
 from mmdata.index.manifest_writer import ManifestWriter
 from mmdata.plan.from_config import build_plan
 from mmdata.tars.captions import TXT
-from mmdata.tars.row import IndexedMember, IndexRow
+from mmdata.tars.scan import IndexedMember, IndexRow
 
 SHARD_ROWS, TEMPLATES = 10_000, 16
 

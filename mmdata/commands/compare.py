@@ -254,7 +254,7 @@ class Experiment:
 
     def _groups(self, run: ArmRun) -> Path:
         teacher = self._folder(self._teacher(run)).name
-        return self._output / "groups" / f"{teacher}-by-{self._compare.arms[run.arm].neighbours}.arrow"
+        return self._output / "groups" / f"{teacher}-by-{self._compare.arms[run.arm].neighbours}.npy"
 
     def _line(self, run: ArmRun, *, evaluated: bool = True) -> Line | None:
         """The newest line of results.jsonl of a run with the same settings; None if there is none.

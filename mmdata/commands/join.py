@@ -16,9 +16,10 @@ from mmdata.errors import ConfigError
 from mmdata.index.caption_lengths import counts_of
 from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
-from mmdata.plan.captions import caption_sources, equal_rows
-from mmdata.plan.row_weights import row_weights
+from mmdata.plan import IndexRows
+from mmdata.plan.from_config import caption_sources, equal_rows
 from mmdata.plan.rows import starts_of
+from mmdata.plan.weights import row_weights
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.captions import TableCaptions
 from mmdata.tables.joined import JOINED, Joined
@@ -107,7 +108,7 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
             yield f"{name}: {len(source):,} captions{', counted' if counts is not None else ''}"
     starts = starts_of(index, data.max_rows)
     selection = select_rows(data, index, starts, joined)
-    row_weights(data, index, starts, selection, joined)
+    row_weights(data, index, IndexRows(index, limit=data.max_rows, selection=selection), joined)
     equal_rows(data, index, joined)
     if data.fields:
         yield Fields(data.fields, joined, partial(row_chunks, selection, int(starts[-1]))).name

@@ -22,7 +22,7 @@ from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
 from mmdata.plan import CaptionSources, IndexRows, NoTexts
-from mmdata.plan.captions import equal_rows
+from mmdata.plan.from_config import equal_rows
 from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.joined import Joined
@@ -50,9 +50,7 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
 
 
-def embed_corpus(
-    trained: TrainedRun, data: DataConfig, out: Path, *, side: FeatureSide = "pair"
-) -> tuple[dict[str, str | int], dict[str, int]]:
+def embed_corpus(trained: TrainedRun, data: DataConfig, out: Path, *, side: FeatureSide = "pair") -> dict[str, int]:
     """Write the features of all rows of a corpus into a .npy file, float16 (rows, D).
 
     Args:
@@ -62,7 +60,7 @@ def embed_corpus(
         side: which features.
 
     Returns:
-        What made the features, for the file of groups; and the number of rows without features by reason.
+        The number of rows without features by reason.
     """
     changes = {name: getattr(data, name) for name in WHICH_ROWS}
     own = trained.config.data.join  # of captions; the config's are those that `select` names
@@ -74,8 +72,7 @@ def embed_corpus(
     parts = embed_rows(trained.model, batches, side=side, autocast_dtype=trained.autocast_dtype)
     with trained.numerics():
         write_whole(out, lambda file: _write_features(file, len(loader.index), parts))
-    made_of: dict[str, str | int] = {"of": side, "step": trained.step, "checkpoint": trained.checkpoint.name}
-    return made_of, loader.ledger.masked
+    return loader.ledger.masked
 
 
 def alike(data: DataConfig) -> NDArray[np.int64]:

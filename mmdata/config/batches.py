@@ -13,13 +13,12 @@ class GroupsConfig(Settings):
     """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
 
     source: Location = "label"
-    """What makes rows a group. label: rows with the same label. Or a file: the output of `mmdata neighbours`, or a .npy
-    file of int64 (rows,) with the group of each row of the index, -1 for rows without a group. run: near neighbours
-    among the features that the run itself computes, from `every_epochs` on; only in `mmdata train`, and needs
+    """What makes rows a group. label: rows with the same label. Or a .npy file, of `mmdata neighbours` or your own:
+    int64 (rows,) with the group of each row of the index, -1 for rows without a group. run: near neighbours among the
+    features that the run itself computes, from `every_epochs` on; only in `mmdata train`, and needs
     `train.feature_cache`, `train.steps` and `size`."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Rows of one group that stand together in a batch; each row comes once an epoch. Of a file of `mmdata neighbours`
-    the size that it was made with. Give this or `candidates`."""
+    """Rows of one group that stand together in a batch; each row comes once an epoch. Give this or `candidates`."""
     candidates: Positive | None = None
     """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
     itself. Give this or `size`."""

@@ -25,9 +25,8 @@ from mmdata.convert.rows import InputRow, Source, files_of, numbered_key
 from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
-from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented
-from mmdata.images.decoder_warnings import name_warnings
-from mmdata.images.jpeg import oriented_size
+from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented, oriented_size
+from mmdata.images.pillow import name_warnings
 from mmdata.images.probe import sniff
 from mmdata.index import Sample
 from mmdata.tars.texts import Loss

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mmdata.atomic import naming
 from mmdata.convert.arrow import as_stored
 from mmdata.convert.json_tables import ROWS_SEEN
 from mmdata.convert.tables import SourceTable, TableRow
 from mmdata.errors import ConfigError, DataError, excerpt
-from mmdata.images.pillow import file_of, turned
+from mmdata.images.pillow import file_of
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 """Dicts of an image, captions and more, or a function that gives the same dicts whenever it is called."""
@@ -264,7 +264,7 @@ def _plain(value: Any) -> Any:
 def _as_png(image: Image.Image) -> bytes:
     """An image of Pillow as a PNG, turned as its orientation says, with its ICC profile."""
     data = io.BytesIO()
-    turned(image).save(data, "PNG")
+    ImageOps.exif_transpose(image).save(data, "PNG")
     return data.getvalue()
 
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.duplicates.candidates import Pairs, candidate_pairs
-from mmdata.duplicates.confirm import LEVELS, MAX_UNLIKE, NEAR, are_near
-from mmdata.duplicates.sign import Signed
-from mmdata.duplicates.signature import brightness, colours
+from mmdata.duplicates.search import LEVELS, MAX_UNLIKE, NEAR, Pairs, are_near, candidate_pairs
+from mmdata.duplicates.signature import Signed, brightness, colours
 
 Ints = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mmdata.atomic import write_whole
 from mmdata.duplicates.groups import NearPairs, components, leaders, near_others, near_pairs
-from mmdata.duplicates.sign import Signed, sign
+from mmdata.duplicates.signature import Signed, sign
 from mmdata.errors import ConfigError
 from mmdata.hashing import share_bound
 from mmdata.index import Index

@@ -1,4 +1,4 @@
-"""Opens images with Pillow, and decodes all of Pillow's modes as 8-bit RGB on a background.
+"""Opens images with Pillow, and decodes its modes as 8-bit RGB on a background. Its warnings get the sample's name.
 
 Pillow's own conversions clip 16 and 32 bits, ignore some transparency, and misread the values of a few kinds of file.
 This module converts the former by what their headers say, and refuses the latter.
@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
+import os
 import struct
-from functools import cache
-from typing import Any, NamedTuple
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageFile, ImageOps, ImagePalette, features
-from PIL.AvifImagePlugin import AvifImageFile
-from PIL.BmpImagePlugin import BmpImageFile
-from PIL.GifImagePlugin import GifImageFile
-from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
-from PIL.WebPImagePlugin import WebPImageFile
+from PIL import Image, ImageCms, ImageFile, ImageOps, features
 
 from mmdata.errors import BadSample, Reason
 from mmdata.forked import new_lock
-from mmdata.images.jxl import jxl_size
 
 MAX_PIXELS = 178_956_970
 """Images with more pixels are not decoded: Pillow's limit."""
@@ -37,89 +36,72 @@ DECODER_ERRORS = (OSError, EOFError, ValueError, SyntaxError, TypeError, LookupE
 _NOT_READ = ("nsupported", "not supported", "not yet supported", "cannot handle", "unknown pixel mode")
 """Words in a decoder's message which say that the decoder does not implement this kind of file."""
 
-# The plugin classes instead of Image.open: `MAX_PIXELS` replaces Pillow's limit, and no other format can be opened.
-PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
-    "JPEG": JpegImageFile,
-    "PNG": PngImageFile,
-    "WEBP": WebPImageFile,
-    "GIF": GifImageFile,
-    "BMP": BmpImageFile,
-    "TIFF": TiffImageFile,
-    "AVIF": AvifImageFile,
+PLUGINS = {
+    "JPEG": ("PIL.JpegImagePlugin", "JpegImageFile"),
+    "PNG": ("PIL.PngImagePlugin", "PngImageFile"),
+    "WEBP": ("PIL.WebPImagePlugin", "WebPImageFile"),
+    "GIF": ("PIL.GifImagePlugin", "GifImageFile"),
+    "BMP": ("PIL.BmpImagePlugin", "BmpImageFile"),
+    "TIFF": ("PIL.TiffImagePlugin", "TiffImageFile"),
+    "AVIF": ("PIL.AvifImagePlugin", "AvifImageFile"),
+    "HEIF": ("pillow_heif", "HeifImageFile"),
 }
-
-
-class Package(NamedTuple):
-    """A package with a decoder: the module and its class, the package, and the extra of mmdata that installs it."""
-
-    module: str
-    plugin: str
-    name: str
-    extra: str
-
-
-PACKAGES = {
-    "HEIF": Package("pillow_heif", "HeifImageFile", "pillow-heif", "heic"),
-    "JXL": Package("pillow_jxl.JpegXLImagePlugin", "JXLImageFile", "pillow-jxl-plugin", "jxl"),
-}
-"""Decoders that are no part of Pillow. They are imported when first needed."""
+"""Module and class that open a format; not Image.open, whose limit of pixels is the process's."""
 
 # tags of TIFF
 _SUBFILE, _COMPRESSION, _PHOTOMETRIC, _BITS = 254, 259, 262, 258
 _PLANAR, _COLOUR_MAP, _SUB_IFDS, _SAMPLE_FORMAT = 284, 320, 330, 339
 
-_WHITE_IS_ZERO = 0  # a value of _PHOTOMETRIC
-
 _PNG_BITS = 24  # where a PNG says how many bits a sample has
 
+logger = logging.getLogger("mmdata")
+
 Pixels = NDArray[np.uint8]
+
+_PILLOW = os.path.dirname(PIL.__file__) + os.sep
+
+
+class _CurrentSample(threading.local):
+    name: Callable[[], str] | None = None
+
+
+_sample = _CurrentSample()
+_lock = new_lock()
+_told: set[tuple[str, int]] = set()  # places in Pillow's code that have warned
+_show_before: Callable[..., Any] = warnings.showwarning
 
 _reading = new_lock()  # an image may be given twice, and its file has one position
 
 
-def decoder_of(format: str) -> type[ImageFile.ImageFile]:
-    """The plugin that decodes a format.
+def decoder_of(format: str) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
+    """What opens a file of a format.
 
     Raises:
         BadSample: it is not installed; the message says what to install.
     """
-    if format in PACKAGES:
-        package = PACKAGES[format]
-        plugin, remedy = import_plugin(package), f"{package.name}: `pip install 'mmdata[{package.extra}]'`"
-    else:
-        plugin = PLUGINS[format] if format != "AVIF" or features.check("avif") else None
-        remedy = "a Pillow with its codec: `pip install -U pillow`"
-    if plugin is None:
-        raise BadSample(Reason.UNSUPPORTED_FORMAT, f"{format} needs {remedy}")
-    return plugin
-
-
-@cache
-def import_plugin(package: Package) -> type[ImageFile.ImageFile] | None:
-    """A package's plugin; None if it is not installed."""
+    module, plugin = PLUGINS[format]
     try:
-        return getattr(importlib.import_module(package.module), package.plugin)
+        if format == "AVIF" and not features.check("avif"):
+            raise ImportError
+        return getattr(importlib.import_module(module), plugin)
     except ImportError:  # also of a library that it needs
-        return None
+        remedy = "a Pillow with its codec: `pip install -U pillow`"
+        if format == "HEIF":
+            remedy = "pillow-heif: `pip install 'mmdata[heic]'`"
+        raise BadSample(Reason.UNSUPPORTED_FORMAT, f"{format} needs {remedy}") from None
 
 
 def open_image(data: bytes | memoryview, format: str) -> ImageFile.ImageFile:
-    """Open an image with Pillow's plugin for `format`; its pixels are not decoded yet, but for JPEG XL.
+    """Open an image with Pillow's plugin for `format`; its pixels are not decoded yet.
 
     Raises:
-        BadSample: the decoder for the format is not installed, or a JPEG XL has more pixels than the limit.
+        BadSample: the decoder for the format is not installed.
         Any of `DECODER_ERRORS`: the header is damaged, or of a kind that is not read (see `refused`).
     """
-    plugin = decoder_of(format)
-    if format == "JXL":
-        _check_size(*jxl_size(data))  # before it is opened: the plugin decodes all pixels when it opens a file
-    try:
-        image = plugin(io.BytesIO(data))
-    except RuntimeError as error:  # of JPEG XL's plugin: its own message is advice to build it from source
-        raise ValueError("cut short or damaged") from error
-    if isinstance(image, TiffImageFile):
+    image = decoder_of(format)(io.BytesIO(data))
+    if format == "TIFF":
         _check_tiff(image)
-    elif isinstance(image, BmpImageFile):
+    elif format == "BMP":
         _check_bmp(image, data)
     elif format == "PNG" and image.mode == "RGB" and data[_PNG_BITS] == 16 and "transparency" in image.info:
         # Pillow keeps only the high byte of a sample, which many colours share with the transparent one.
@@ -134,20 +116,25 @@ def refused(format: str, error: Exception) -> BadSample:
     return BadSample(Reason.CORRUPT_IMAGE, f"{format} does not decode: {error}")
 
 
-def _check_tiff(image: TiffImageFile) -> None:
+def _check_tiff(image: Any) -> None:
     """Raise ValueError for kinds of TIFF that Pillow decodes wrongly, or whose values are ambiguous."""
     tags = image.tag_v2
-    is_raw = tags.get(_COMPRESSION, 1) == 1
+    is_raw, bits = tags.get(_COMPRESSION, 1) == 1, max(tags.get(_BITS, (1,)))
     if 2 in tags.get(_SAMPLE_FORMAT, (1,)):
         raise ValueError("signed samples are not supported: no value of them is black or white")
-    if is_raw and tags.get(_PLANAR, 1) == 2 and max(tags.get(_BITS, (1,))) > 8:
+    if image.mode in ("F", "I") or (image.mode.startswith("I;") and (bits != 16 or tags.get(_PHOTOMETRIC) == 0)):
+        raise ValueError("grey of more than 8 bits is not supported, but for 16 bits from 0 (black) to 65535 (white)")
+    if is_raw and tags.get(_PLANAR, 1) == 2 and bits > 8:
         raise ValueError("uncompressed planes of more than 8 bits are not supported")
+    # The standard wants palettes of 16 bits; some programs write 8 bits, which Pillow would shift to black.
+    if image.mode in ("P", "PA") and max(tags.get(_COLOUR_MAP, (256,))) < 256:
+        raise ValueError("a palette of 8 bits is not supported")
     # Camera raw files (DNG, NEF, CR2, ...) begin with a thumbnail, and Pillow does not decode the photo behind it.
     if tags.get(_SUBFILE, 0) & 1 and (_SUB_IFDS in tags or tags.next):
         raise ValueError("not supported: its first page is a thumbnail of another one")
 
 
-def _check_bmp(image: BmpImageFile, data: bytes | memoryview) -> None:
+def _check_bmp(image: Image.Image, data: bytes | memoryview) -> None:
     """Raise ValueError where Pillow reads another number of bits than the header says: for palettes of greys."""
     bits = data[28] if data[14] >= 40 else data[24]
     if (image.mode == "1" and bits != 1) or (image.mode == "L" and bits != 8):
@@ -165,21 +152,17 @@ def decode_pillow(data: bytes | memoryview, format: str) -> Pixels:
         uint8 (H, W, 3), RGB.
 
     Raises:
-        BadSample: more pixels than the limit, or values without a single meaning.
+        BadSample: more pixels than the limit.
         Exception: any of `DECODER_ERRORS`: the image does not decode.
     """
     try:
         with open_image(data, format) as image:
-            _check_size(image.height, image.width)
-            tags: dict[int, Any] = getattr(image, "tag_v2", {})
-            # The standard wants palettes of 16 bits; some programs write 8 bits, which Pillow would shift to black.
-            if image.mode in ("P", "PA") and max(tags.get(_COLOUR_MAP, (256,))) < 256:
-                image.palette = ImagePalette.raw("RGB;L", bytes(tags[_COLOUR_MAP]))
+            check_pixels(image.height, image.width)
             image.load()
             # Pillow scales the samples of a grey PNG to 8 bits, and leaves the transparent value (key) as it is.
             if image.mode == "L" and "transparency" in image.info and format == "PNG":
                 image.info["transparency"] *= 255 // (2 ** data[_PNG_BITS] - 1)
-            return pixels_of(image) if format in PACKAGES else _in_rgb(image)
+            return _in_rgb(image)
     except Image.DecompressionBombError as error:  # a frame that is larger than the whole
         raise BadSample(Reason.IMAGE_TOO_LARGE, str(error)) from error
 
@@ -194,30 +177,28 @@ def pixels_of(image: Image.Image) -> Pixels:
         uint8 (H, W, 3), RGB.
 
     Raises:
-        BadSample: 32-bit values, which have no single meaning in memory, or floats outside 0 to 1.
+        BadSample: floats or 32-bit values, which do not say what is white.
         Exception: Pillow's own errors: the image does not decode.
     """
-    return _in_rgb(turned(image))
+    return _in_rgb(ImageOps.exif_transpose(image))
 
 
 def _in_rgb(image: Image.Image) -> Pixels:
-    """A loaded image of any mode as RGB on the background, (H, W, 3); of a TIFF its tags say what values mean."""
-    tags: dict[int, Any] = getattr(image, "tag_v2", {})
-    if image.mode == "F":
-        levels = _levels_of_floats(np.asarray(image))
-    elif image.mode == "I" and _BITS not in tags:
-        detail = "Pillow's mode I does not say which value is white; convert the image to I;16, L or RGB"
+    """A loaded image as RGB on the background, (H, W, 3)."""
+    if image.mode in ("F", "I"):
+        detail = f"Pillow's mode {image.mode} does not say which value is white; convert the image to I;16, L or RGB"
         raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
-    elif image.mode.startswith("I"):
-        levels = _levels_of_integers(image, int(tags.get(_BITS, (16,))[0]))
-    else:
+    if not image.mode.startswith("I;"):
         return _rgb(image)
-    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        levels = 255 - levels
+    values = np.asarray(image).astype(np.uint32)
+    levels = ((values * 255 + 32767) // 65535).astype(np.uint8)  # rounded: Pillow's conversion would clip at 255
+    if (key := image.info.get("transparency")) is not None:
+        levels[values == key] = BACKGROUND[0]
     return np.repeat(levels[:, :, None], 3, axis=2)
 
 
-def _check_size(height: int, width: int) -> None:
+def check_pixels(height: int, width: int) -> None:
+    """Raise BadSample for an image of more pixels than are decoded."""
     if height * width > MAX_PIXELS:
         detail = f"{width}×{height} pixels: more than {MAX_PIXELS} in all"
         raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
@@ -249,25 +230,6 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _levels_of_integers(image: Image.Image, bits: int) -> Pixels:
-    """8-bit levels (H, W) of values from 0 to 2^bits - 1, rounded: Pillow's conversion would clip at 255."""
-    values, most = np.asarray(image), 2**bits - 1
-    # Pillow's 32 bits are signed.
-    wide = values.view(np.uint32).astype(np.uint64) if image.mode == "I" else values.astype(np.uint32)
-    levels = ((wide * 255 + most // 2) // most).astype(np.uint8)
-    if (key := image.info.get("transparency")) is not None:
-        levels[values == key] = BACKGROUND[0]
-    return levels
-
-
-def _levels_of_floats(values: NDArray[np.float32]) -> Pixels:
-    least, most = float(values.min()), float(values.max())
-    if not (least >= 0 and most <= 1):  # written so that NaN is refused too
-        detail = f"TIFF of floats from {least:g} to {most:g}: only from 0 (black) to 1 (white) are read"
-        raise BadSample(Reason.UNSUPPORTED_FORMAT, detail)
-    return np.rint(values * np.float32(255)).astype(np.uint8)
-
-
 def file_of(image: Image.Image) -> bytes | None:
     """The file of an image that was opened, and not loaded or changed since; None for any other.
 
@@ -283,11 +245,72 @@ def file_of(image: Image.Image) -> bytes | None:
         image.fp.seek(0)
         data = image.fp.read()
         image.fp.seek(position)
-    return data if image.format in (*PLUGINS, *PACKAGES, "MPO") else None
+    return data if image.format in (*PLUGINS, "MPO") else None
 
 
-def turned(image: Image.Image) -> Image.Image:
-    """A copy of an image, upright by its orientation in EXIF or XMP data."""
-    if image.format == "JXL" and not getattr(image, "jpeg", False):
-        return image.copy()  # libjxl has turned it; EXIF data in the file are to be ignored
-    return ImageOps.exif_transpose(image)
+def check_png(data: bytes | memoryview) -> bytes:
+    """Compare the checksums of all chunks; decoders do not compare those of the pixels.
+
+    Takes 1 to 2 % of the time of decoding.
+
+    Returns:
+        The EXIF data, which may come before or after the pixels; b"" if there are none.
+
+    Raises:
+        ValueError: a checksum differs, or the file ends before its IEND chunk.
+    """
+    view, at = memoryview(data), 8  # behind the signature
+    kind = exif = b""
+    while kind != b"IEND":  # bytes behind it are not part of the PNG
+        if at + 12 > len(view):
+            raise ValueError(f"ends after {len(view)} bytes, before its last chunk: cut short")
+        length, kind = struct.unpack_from(">I4s", view, at)
+        end = at + 8 + length
+        if end + 4 > len(view):
+            raise ValueError(f"ends after {len(view)} bytes, within a chunk {kind!r}: cut short")
+        if zlib.crc32(view[at + 4 : end]) != struct.unpack_from(">I", view, end)[0]:
+            raise ValueError(f"the checksum of a chunk {kind!r} does not fit: damaged")
+        if kind == b"eXIf":
+            exif = bytes(view[at + 8 : end])
+        at = end + 4
+    return exif
+
+
+@contextmanager
+def name_warnings(name: Callable[[], str]) -> Generator[None, None, None]:
+    """Context in which this thread's warnings from Pillow are logged with the name of a sample.
+
+    Args:
+        name: gives the name of the sample with its shard or file; called only for a warning.
+    """
+    _take_over()
+    before, _sample.name = _sample.name, name
+    try:
+        yield
+    finally:
+        _sample.name = before
+
+
+def sample_name(shard: str, key: str) -> str:
+    """How messages name a sample of a shard."""
+    return f"shard '{shard}', sample '{key}'"
+
+
+def _take_over() -> None:
+    global _show_before
+    with _lock:
+        if warnings.showwarning is not _show:  # the first time, or after a library replaced the hook
+            _show_before, warnings.showwarning = warnings.showwarning, _show
+
+
+def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any) -> None:
+    """Replaces `warnings.showwarning`."""
+    if _sample.name is None or not filename.startswith(_PILLOW):
+        _show_before(message, category, filename, lineno, *rest, **more)
+        return
+    with _lock:
+        is_new = (filename, lineno) not in _told
+        _told.add((filename, lineno))
+    if is_new:
+        said = " ".join(str(message).split())
+        logger.warning("%s: Pillow warns: %s (said once, for the first image like it)", _sample.name(), said)

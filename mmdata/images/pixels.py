@@ -13,10 +13,8 @@ from mmdata.config import DataConfig
 from mmdata.config.images import AugmentConfig
 from mmdata.config.settings import name_of
 from mmdata.images.augment import NUM_DRAWS, apply_changes, draw_changes
-from mmdata.images.crop import Crop, eval_crop, resize_crop, train_crop
-from mmdata.images.decode import decode
-from mmdata.images.jpeg import jpeg_size
-from mmdata.images.patches import native_size, write_patches
+from mmdata.images.crop import Crop, eval_crop, native_size, resize_crop, train_crop, write_patches
+from mmdata.images.decode import decode, jpeg_size
 from mmdata.images.user import UserTransform
 from mmdata.seeding import Purpose, random_raw, uniforms
 
@@ -67,7 +65,6 @@ class PixelTransform:
         seed: of the run.
         patch_size: side of a patch, in pixels.
         exact: decode every image at full size.
-        typical_size: (height, width) with which a user's function of the size is tried; None: not before the first row.
 
     Raises:
         ConfigError: the user's transform cannot be imported or takes other arguments.
@@ -82,7 +79,6 @@ class PixelTransform:
         seed: int = 0,
         patch_size: int = 16,
         exact: bool = False,
-        typical_size: tuple[int, int] | None = None,
     ) -> None:
         self.patch_size = patch_size
         self.seed = seed
@@ -91,7 +87,7 @@ class PixelTransform:
         self._crop_scale = crop_scale
         self._random_crop = kind == "train"
         self._augment = augment if self._random_crop else None
-        self._user = None if kind in ("train", "eval") else UserTransform(kind, size=typical_size)
+        self._user = None if kind in ("train", "eval") else UserTransform(kind)
 
     @classmethod
     def from_config(cls, data: DataConfig) -> PixelTransform:
@@ -103,7 +99,6 @@ class PixelTransform:
             seed=data.seed,
             patch_size=data.patch_size,
             exact=data.decode == "exact",
-            typical_size=_typical_size(data),
         )
 
     def identity(self) -> dict[str, Any]:
@@ -214,13 +209,3 @@ def _decoded_size(size: tuple[int, int], box: Crop, target: tuple[int, int]) -> 
 
 def _size(image: Tensor) -> tuple[int, int]:
     return int(image.shape[1]), int(image.shape[2])
-
-
-def _typical_size(data: DataConfig) -> tuple[int, int]:
-    """(height, width) of some image of a batch, known before there is a plan."""
-    if data.image_patches is not None:
-        side = data.patch_size * max(1, math.isqrt(data.image_patches[0]))
-        return side, side
-    if isinstance(data.image_buckets, list):
-        return data.image_buckets[0]
-    return data.image_size, data.image_size

@@ -9,12 +9,9 @@ import math
 from dataclasses import dataclass
 
 from PIL import ExifTags, Image, ImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 
 from mmdata.errors import BadSample, Reason
-from mmdata.images.jxl import jxl_size
-from mmdata.images.pillow import DECODER_ERRORS, MAX_PIXELS, decoder_of, open_image, refused
-from mmdata.images.png import check_png
+from mmdata.images.pillow import DECODER_ERRORS, MAX_PIXELS, check_png, decoder_of, open_image, refused
 
 EXTENSIONS: dict[str, str] = {
     "JPEG": ".jpg",
@@ -25,7 +22,6 @@ EXTENSIONS: dict[str, str] = {
     "TIFF": ".tif",
     "AVIF": ".avif",
     "HEIF": ".heic",
-    "JXL": ".jxl",
 }
 
 FORMATS: tuple[str, ...] = tuple(EXTENSIONS)
@@ -36,7 +32,6 @@ _MAGIC = (
     ("PNG", (b"\x89PNG\r\n\x1a\n",)),
     ("GIF", (b"GIF87a", b"GIF89a")),
     ("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
-    ("JXL", (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")),
 )
 
 
@@ -123,8 +118,6 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
 
 def _header(data: bytes | memoryview, format: str) -> ImageInfo:
     """What the header says, not yet held against limits."""
-    if format == "JXL":
-        return ImageInfo(format, *jxl_size(data))
     exif = check_png(data) if format == "PNG" else b""
     with open_image(data, format) as image:
         return ImageInfo(format, image.height, image.width, _orientation(image, exif))
@@ -143,7 +136,7 @@ def _check(height: int, width: int, limits: Limits) -> None:
 
 def _orientation(image: ImageFile.ImageFile, exif: bytes) -> int:
     """The EXIF orientation of an opened image; `exif`: of a PNG, what its chunk holds."""
-    if isinstance(image, TiffImageFile):
+    if image.format == "TIFF":
         return 1  # Pillow turns TIFF upright while loading, and reports the size after that
     try:
         if exif:

@@ -44,22 +44,19 @@ class UserTransform:
         transform: a function or object (image, size, generator); a transform of torchvision.transforms.v2; or a
             function that takes the (height, width) of the result and returns such a transform, once for each size. Or
             the name of one of these, "module:attribute".
-        size: (height, width) with which a function of the size is called at once, to find out whether it makes a
-            transform; None: it is called with the first row.
 
     Attributes:
         source: 16 hexadecimal digits, equal for equal content of the file that defines the transform; None if there is
             no such file, or if the transform is an object made when the program runs.
 
     Raises:
-        ConfigError: the name cannot be imported, the object takes other arguments, or a function of one argument makes
-            no transform of the size.
+        ConfigError: the name cannot be imported, or the object takes other arguments.
     """
 
-    def __init__(self, transform: str | Callable[..., Any], *, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, transform: str | Callable[..., Any]) -> None:
         self._name = name_of(transform)
         found = imported(transform, of=f"transform '{self._name}'", expected="train, eval, or 'module:callable'")
-        self._transform = _adapted(self._name, found, size)
+        self._transform = _adapted(self._name, found)
         self.source = source_of(transform)
         self._rows_to_check = CHECKED_ROWS
 
@@ -163,7 +160,7 @@ def source_of(given: str | Callable[..., Any]) -> str | None:
         return None
 
 
-def _adapted(name: str, found: Any, size: tuple[int, int] | None) -> Transform:
+def _adapted(name: str, found: Any) -> Transform:
     # Not imported, because that takes long; it is loaded already if `found` is one of its transforms.
     v2: Any = sys.modules.get("torchvision.transforms.v2")
     if v2 is not None and isinstance(found, v2.Transform):
@@ -173,8 +170,6 @@ def _adapted(name: str, found: Any, size: tuple[int, int] | None) -> Transform:
         return cast(Transform, found)
     if inspect.isfunction(found) and takes(found, 1):
         made = _maker(name, found)
-        if size is not None:
-            made(size)
         return lambda image, size, generator: made(size)(image)
     raise ConfigError(f"transform '{name}': takes {inspect.signature(called)}; expected {_KINDS}")
 

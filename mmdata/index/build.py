@@ -19,12 +19,12 @@ from mmdata.index.recount import add_lengths, lacks_lengths_only
 from mmdata.index.staging import TOKENIZER_NAME, IndexStaging
 from mmdata.index.tars import LocalTars, Tars
 from mmdata.index.url_tars import UrlTars
+from mmdata.progress import Progress
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.fetch import display_name
 from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, has_manifest, local_folder
 from mmdata.storage.urls import TarUrls, find_urls, is_url
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Progress
 from mmdata.tars.texts import Loss
 
 

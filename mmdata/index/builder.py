@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mmdata.atomic import write_whole
 from mmdata.errors import ConfigError, DamagedShard, DataError
-from mmdata.images.decoder_warnings import sample_name
+from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.encode import CountTokens, encode
 from mmdata.index.labels import Labels, number_labels
@@ -21,10 +21,11 @@ from mmdata.index.pages import ShardEntry
 from mmdata.index.staging import IndexStaging, ReadTar
 from mmdata.index.tars import Tars
 from mmdata.processes import map_in_processes, workers_for
+from mmdata.progress import Bar, Progress
 from mmdata.storage.concurrently import map_concurrently
 from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Bar, Edge, Edges, Progress, Scan
+from mmdata.tars.scan import Edges, Scan, ScannedSample
 from mmdata.tars.texts import Losses
 
 MAX_LISTED = 20
@@ -41,12 +42,12 @@ class _Counts(NamedTuple):
     samples: int
     ignored: int
     quarantined: list[dict[str, Any]]
-    edges: list[Edge]
+    edges: list[ScannedSample]
 
     @classmethod
     def of(cls, scan: Scan) -> _Counts:
         has = (scan.has_captions, scan.has_mute, scan.may_lack_images)
-        return cls(len(scan.rows), *has, scan.samples, scan.ignored, scan.quarantined, scan.edges)
+        return cls(len(scan.usable), *has, len(scan.samples), scan.ignored, scan.quarantined, scan.edges)
 
 
 class _FoundTar(NamedTuple):
@@ -245,8 +246,10 @@ class IndexBuilder:
             place = f"{self._tars}/{name}"
             raise DataError(f"shard '{place}': changed while it was indexed; run this again when it is complete")
         if self._lacks_images:
-            return read._replace(scan=read.scan.in_corpus_without_images())
-        return read._replace(scan=read.scan.in_captioned_corpus(name, self._members)) if self._has_captions else read
+            return read._replace(scan=read.scan.of_corpus(images=False))
+        if self._has_captions:
+            return read._replace(scan=read.scan.of_corpus(captions=True, members=self._members))
+        return read
 
     def _encode(self, number: int, count_tokens: CountTokens | None) -> tuple[ShardEntry, bytes]:
         name, (scan, sha256, size) = self._tars.names[number], self._scan(number)

@@ -20,7 +20,7 @@ from mmdata.index.histogram import MAX_TOKENS, aspect_bin, count_cells, pack_cel
 from mmdata.index.read_together import read_together
 from mmdata.storage.listed import ListedShard
 from mmdata.tars.captions import NO_CAPTION
-from mmdata.tars.row import NO_IMAGE, IndexedMember
+from mmdata.tars.scan import NO_IMAGE, IndexedMember
 
 FIXED: dict[str, np.dtype[Any]] = {
     "image_offset": np.dtype(np.int64),

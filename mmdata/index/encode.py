@@ -15,7 +15,7 @@ from mmdata.hashing import fast_hash, hash64
 from mmdata.index.columns import FIXED, LISTS, MEMBERS, SCHEMA, ShardColumns
 from mmdata.index.pages import ShardEntry
 from mmdata.tars.captions import NO_CAPTION
-from mmdata.tars.row import IndexRow
+from mmdata.tars.scan import IndexRow
 
 _PLACES = ("offset", "size", "xxh3")
 

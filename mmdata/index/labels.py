@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.tars.row import IndexRow
+from mmdata.tars.scan import IndexRow
 from mmdata.tars.texts import Loss
 
 

@@ -10,7 +10,7 @@ from mmdata.errors import BadSample, Reason
 from mmdata.hashing import fast_hash
 from mmdata.index.index import Index
 from mmdata.index.store import ShardStore
-from mmdata.tars.row import IndexedMember
+from mmdata.tars.scan import IndexedMember
 
 
 class SampleMembers:

@@ -22,7 +22,7 @@ from mmdata.tars.members import Members
 
 if TYPE_CHECKING:
     from mmdata.index.tars import Tars
-    from mmdata.tars.scan import Progress
+    from mmdata.progress import Progress
 
 
 def lacks_lengths_only(

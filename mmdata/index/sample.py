@@ -16,7 +16,7 @@ from mmdata.images.probe import FORMATS
 from mmdata.index.store import ShardStore
 from mmdata.nearest import nearest
 from mmdata.tars.captions import captions_of
-from mmdata.tars.row import NO_IMAGE
+from mmdata.tars.scan import NO_IMAGE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -123,13 +123,11 @@ class IndexedSample:
 
         Its mode is that of the file: `sample.image.convert("RGB")`. The loader decodes with other, faster decoders.
         """
-        from PIL import Image
-
-        from mmdata.images.pillow import turned
+        from PIL import Image, ImageOps
 
         with Image.open(io.BytesIO(self.image_bytes)) as opened:
             opened.load()
-            return turned(opened)
+            return ImageOps.exif_transpose(opened)
 
     def _changed(self, what: str) -> DataError:
         return DataError(f"shard '{self.shard}', sample '{self.key}': {what}; `mmdata verify` says what has changed")

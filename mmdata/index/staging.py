@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.atomic import sync_folder, write_whole
-from mmdata.errors import DamagedShard
 from mmdata.hashing import fast_hash
 from mmdata.index.manifest import Manifest
 from mmdata.index.pages import INDEX_FILE
 from mmdata.storage.folder import INNER, MANIFEST_NAME, has_manifest
-from mmdata.tars.row import IndexedMember, IndexRow
-from mmdata.tars.scan import Edge, Scan
-from mmdata.tars.texts import Loss
+from mmdata.tars.scan import Scan
 
 STAGING_NAME = ".mmdata-index"
 GUESS_NAME = "members.json"
-VERSION = 5
+VERSION = 6
 """Of the staged files; raise it when a reader of samples changes what it finds."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
@@ -71,7 +68,7 @@ class IndexStaging:
             return None
         if content["of"] != {"version": VERSION, **identity}:
             return None
-        return ReadTar(_scan_of(content["scan"]), content["sha256"], content["bytes"])
+        return ReadTar(Scan.from_json(content["scan"]), content["sha256"], content["bytes"])
 
     def save(self, tar: str, identity: dict[str, Any], read: ReadTar) -> None:
         """Keep what was read of a tar; `identity` is all that decided it, as JSON, found before the tar was read."""
@@ -80,7 +77,7 @@ class IndexStaging:
             "of": {"version": VERSION, **identity},
             "sha256": read.sha256,
             "bytes": read.bytes,
-            "scan": _content_of(read.scan),
+            "scan": read.scan.to_json(),
         }
         data = json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode()
         try:
@@ -157,22 +154,3 @@ class IndexStaging:
 
 def _checksum(data: bytes) -> bytes:
     return f"{fast_hash(data) % 2**64:016x}".encode()
-
-
-def _content_of(scan: Scan) -> dict[str, Any]:
-    """A scan as JSON."""
-    return {**vars(scan), "damage": scan.damage and [scan.damage.what, scan.damage.remedy]}
-
-
-def _scan_of(content: dict[str, Any]) -> Scan:
-    """The inverse of `_content_of`."""
-    rows = {name: [_row_of(*values) for values in content[name]] for name in ("rows", "imageless")}
-    losses = [(key, {Loss(loss): detail for loss, detail in lost.items()}) for key, lost in content["losses"]]
-    edges = [Edge(*edge) for edge in content["edges"]]
-    damage = content["damage"] and DamagedShard(*content["damage"])
-    rest: dict[str, Any] = {**content, **rows, "losses": losses, "edges": edges, "damage": damage}
-    return Scan(**rest)
-
-
-def _row_of(*values: Any) -> IndexRow:
-    return IndexRow._make([*values[:-1], [*map(IndexedMember._make, values[-1])]])

@@ -17,7 +17,7 @@ from mmdata.images.probe import EXTENSIONS, FORMATS, ImageInfo
 from mmdata.index.encode import Encoded
 from mmdata.index.pages import ShardEntry
 from mmdata.tars.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT, clean_caption
-from mmdata.tars.row import IndexedMember, IndexRow
+from mmdata.tars.scan import IndexedMember, IndexRow
 from mmdata.tars.tar import BLOCK, END, header, padding, split_name
 
 

@@ -113,7 +113,7 @@ class LocalTars:
         """Read a tar; the arguments are those of `scan_shard`."""
         path = self._paths[number]
         digest = hashlib.sha256()
-        scan = scan_shard(path, limits=limits, members=members, step=step, digest=digest)
+        scan = scan_shard(path, limits=limits, members=members, step=step, name=path.name, on_bytes=digest.update)
         return ReadTar(scan, digest.hexdigest(), path.stat().st_size)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from mmdata.index.manifest import Manifest
 from mmdata.index.manifest_writer import Totals
 from mmdata.index.pages import INDEX_FILE, ShardEntry
 from mmdata.processes import map_in_processes, workers_for
+from mmdata.progress import Bar, Progress
 from mmdata.safe_read import check_regular
 from mmdata.storage.folder import (
     INNER,
@@ -34,7 +35,7 @@ from mmdata.storage.folder import (
 )
 from mmdata.tars.foreign import given_tars, guess_members
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Bar, Edges, Progress, Scan, scan_shard
+from mmdata.tars.scan import Edges, Scan, scan_shard
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,10 @@ def verify_tars(
             found[place].append(one)
             edges = Edges()
             continue
-        scan, has_captions, may_lack_images = one
+        scan, samples, has_captions, may_lack_images = one
         captioned, lacks_images = captioned or has_captions, lacks_images and may_lack_images
         scans[place] = scan
-        report.samples += scan.samples
+        report.samples += samples
         report.bytes += sizes[place]
         if (split := edges.add(names[place], scan.edges)) is not None:
             found[place].append(str(split))
@@ -141,7 +142,7 @@ def verify_tars(
             found[place].append(_detail(names[place], scan.damage))
             edges = Edges()
     for place, one in () if lacks_images else scans.items():
-        scan = one.in_captioned_corpus(names[place], members) if captioned else one
+        scan = one.of_corpus(captions=True, members=members) if captioned else one
         found[place] += [
             f"byte {line['offset']}: sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
             for line in scan.quarantined
@@ -186,7 +187,7 @@ class _Check:
         if (size := path.stat().st_size) != entry.bytes:
             yield f"{size} bytes, and the manifest says {entry.bytes}"
         digest, members = hashlib.sha256(), self._manifest.members
-        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=entry.name, digest=digest)
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=entry.name, on_bytes=digest.update)
         if size == entry.bytes and digest.hexdigest() != entry.sha256:
             yield "its SHA-256 is not the manifest's: the content changed"
         columns = None
@@ -207,11 +208,11 @@ class _Check:
         keys: list[str] = columns.keys.to_pylist()
         indexed, excused = set(keys), self._excused.get(entry.name, set())
         if not entry.images and scan.may_lack_images:
-            scan = scan.in_corpus_without_images()
-        samples = [row.key for row in scan.rows] + [line["key"] for line in scan.quarantined]
+            scan = scan.of_corpus(images=False)
+        samples = [sample.row.key for sample in scan.samples]
         if lost := [key for key in samples if key not in indexed and key not in excused]:
             yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
-        kept = [(row, label) for row, label in zip(scan.rows, scan.labels, strict=True) if row.key in indexed]
+        kept = [(sample.row, sample.label) for sample in scan.usable if sample.row.key in indexed]
         rows = [row for row, _ in kept]
         if self._labels is not None:
             rows, _ = number_labels(rows, [label for _, label in kept], self._labels)
@@ -327,12 +328,12 @@ def _quarantined(folder: Path) -> dict[str, set[str]]:
     return excused
 
 
-def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> tuple[Scan, bool, bool] | str:
-    """What is wrong in a tar, whether its samples have captions, and may lack images; or why it cannot be read."""
+def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> tuple[Scan, int, bool, bool] | str:
+    """The suspects of a tar, how many samples it has, whether any has a caption, and may lack images; or an error."""
     try:
         check_regular(path, "shard")
-        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step)
-        return scan.without_sound_rows(), scan.has_captions, scan.may_lack_images
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=path.name)
+        return scan.without_sound_rows(), len(scan.samples), scan.has_captions, scan.may_lack_images
     except (DataError, OSError) as error:
         return _detail(path.name, error)
 

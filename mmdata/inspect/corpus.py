@@ -17,7 +17,6 @@ from mmdata.inspect.charts import Mark, histogram, share_bars
 from mmdata.inspect.gallery import class_name
 from mmdata.inspect.page import Chart, ReportSection, ReportTable
 from mmdata.plan import Plan, PlanSummary
-from mmdata.plan.rows import selection_of
 from mmdata.storage.folder import QUARANTINE_NAME, find_ledger
 
 LEDGER_ROWS = 20
@@ -125,7 +124,7 @@ def waste(summary: PlanSummary, data: DataConfig, plan: Plan, *, num_rows: int) 
     if summary.cut:
         note += f" {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it."
     if plan.num_rows < num_rows:
-        selection = selection_of(plan.rows)
+        selection = plan.rows.selection
         taken = "data.max_rows takes the first" if selection is None else f"{selection.name} takes"
         left_out = num_rows - plan.num_rows
         note += f" {taken} {plan.num_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."

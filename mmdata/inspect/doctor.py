@@ -104,8 +104,9 @@ def _decoders() -> Check:
     try:
         from PIL import Image, features
 
+        from mmdata.errors import BadSample
         from mmdata.images.decode import decode
-        from mmdata.images.pillow import PACKAGES, import_plugin
+        from mmdata.images.pillow import decoder_of
 
         buffer = io.BytesIO()
         Image.new("RGB", (16, 16)).save(buffer, "JPEG")
@@ -117,7 +118,11 @@ def _decoders() -> Check:
         return Check(
             "image decoders", "warn", f"no {', '.join(absent)}: such rows are quarantined", "`pip install -U pillow`"
         )
-    further = "".join(f", {name}" for name, package in PACKAGES.items() if import_plugin(package))
+    try:
+        decoder_of("HEIF")
+        further = ", HEIF"
+    except BadSample:
+        further = ""
     return Check("image decoders", "ok", f"JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF{further}")
 
 

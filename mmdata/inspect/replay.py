@@ -15,15 +15,14 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
-from mmdata.images.jpeg import oriented_size
+from mmdata.images.decode import oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
-from mmdata.plan.position import MAX_EPOCH
-from mmdata.plan.rows import selection_of
+from mmdata.plan.ranges import MAX_EPOCH
 from mmdata.plan.weights import WeightedPlan
 
 MAX_NUMBERS = 16
@@ -130,7 +129,7 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         raise ConfigError(f"row {row}: there is no such row; the rows of these shards are 0 to {rows - 1:,}")
     if not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch {epoch}: there is no such epoch; they are 0 to {MAX_EPOCH:,}")
-    if (selection := selection_of(plan.rows)) is not None and not selection.has(row):
+    if (selection := plan.rows.selection) is not None and not selection.has(row):
         what = f"row {row} is not loaded: {selection.name}"
         raise ConfigError(f"{what}; `mmdata replay SHARDS` makes any row of a folder of shards")
     weights = plan.weights if isinstance(plan, WeightedPlan) else None

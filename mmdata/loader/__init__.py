@@ -1,7 +1,7 @@
 """The loader: executes a plan with workers, and owns the state.
 
 - `corpus` opens what the settings name: index, tokenizer, cache. `Loader` gives the batches of one rank,
-  and makes its state (`Loader.state_dict`); `identity` says which plan a saved state belongs to.
+  and makes its state (`Loader.state_dict`) of its `position`; `identity` says which plan a saved state belongs to.
 - `source` decides who makes the batches, and gives them the steps of the rank; `prefetch` fetches their shards.
 - `builder` makes one rank's part of one step, of what `BatchSpec` says: `unfinished` is a batch in progress, `reader`
   reads the members, `image_buffers` holds the pixels.

@@ -22,8 +22,7 @@ from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.prefetch import warn_of_small_cache
 from mmdata.plan import CaptionSources, Plan
-from mmdata.plan.captions import caption_sources
-from mmdata.plan.rows import selection_of
+from mmdata.plan.from_config import caption_sources, check_captions
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
 from mmdata.tables.joined import Joined
@@ -90,7 +89,8 @@ def open_index(data: DataConfig) -> Index:
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
-    _check_captions(data, index)
+    if data.add_captions and isinstance(data.captions, str):
+        check_captions(index, "data.add_captions", "leave data.add_captions out")
     _check_class_names(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index
@@ -106,15 +106,6 @@ def needs_hashes(data: DataConfig) -> bool:
         or again
         or (data.groups is not None and data.groups.candidates is not None)
     )
-
-
-def _check_captions(data: DataConfig, index: Index) -> None:
-    """Raise a ConfigError if batches are to have the text of captions, and a folder holds labels only."""
-    for part in index.manifests:
-        if data.add_captions and isinstance(data.captions, str) and not part.has_captions:
-            raise ConfigError(
-                f"data.add_captions: shards '{part.folder}' hold labels and no captions: leave data.add_captions out"
-            )
 
 
 def _check_class_names(data: DataConfig, index: Index) -> None:
@@ -161,8 +152,7 @@ def most_shards(data: DataConfig, plan: Plan) -> int:
     Example:
         Windows of 2^20 rows, 1,000 shards of 10,000 rows: 105 shards hold a window, so 212 stay open.
     """
-    selection = selection_of(plan.rows)
-    rows = np.sort(np.diff(plan.rows.starts if selection is None else selection.starts))
+    rows = np.sort(np.diff(plan.rows.places))
     rows = rows[rows > 0]
     # At most: the smallest shards first, and of each lane and dataset the one that completes its window.
     of_window = int(np.searchsorted(rows.cumsum(), plan.window_rows)) + plan.num_lanes * len(plan.mixture.shares)

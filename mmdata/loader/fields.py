@@ -20,8 +20,7 @@ from mmdata.errors import ConfigError
 from mmdata.nearest import meant
 from mmdata.tables.joined import JOINED, Joined
 from mmdata.tables.values import ColumnValues
-from mmdata.tars.member_values import KINDS, KNOWN, kind_of
-from mmdata.tars.members import Selector
+from mmdata.tars.members import KINDS, KNOWN, Selector, kind_of
 
 
 class ColumnSource(NamedTuple):

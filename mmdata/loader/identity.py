@@ -9,8 +9,8 @@ from typing import Any
 
 from mmdata.errors import ConfigError, excerpt
 from mmdata.loader.builder import BatchSpec
+from mmdata.loader.position import check_count, check_epoch, check_state
 from mmdata.plan import Plan
-from mmdata.plan.position import check_count, check_epoch, check_state
 
 logger = logging.getLogger("mmdata")
 

@@ -30,6 +30,7 @@ from mmdata.loader.fields import Fields
 from mmdata.loader.frameworks import Interoperable, Iteration, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
+from mmdata.loader.position import Position
 from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
@@ -37,8 +38,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.loader.workers.work import BatchSource
 from mmdata.plan import OrderedPlan, Plan, Step
 from mmdata.plan.from_config import build_plan
-from mmdata.plan.position import Position
-from mmdata.plan.rows import IndexRows, planned_rows, selection_of
+from mmdata.plan.rows import IndexRows
 
 SHOWN = [
     *("all_captions", "batch_size", "builder", "check_rows", "close", "from_config", "index", "ledger"),
@@ -156,7 +156,7 @@ class Loader(Interoperable):
         plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
         builder = BatchBuilder.from_config(data, corpus, plan)
         source = make_source(data, plan, builder, ranks)
-        fields = Fields(data.fields, corpus.joined, partial(planned_rows, plan.rows)) if data.fields else None
+        fields = Fields(data.fields, corpus.joined, plan.rows.planned) if data.fields else None
         return cls(
             plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source, fields=fields
         )
@@ -262,8 +262,7 @@ class Loader(Interoperable):
     @property
     def num_rows(self) -> int:
         """Rows that epochs take their rows from: those of the index that are selected."""
-        selection = selection_of(self.plan.rows)
-        return int(self.plan.rows.starts[-1]) if selection is None else len(selection)
+        return int(self.plan.rows.places[-1])
 
     def check_rows(self, state: dict[str, Any]) -> None:
         """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.

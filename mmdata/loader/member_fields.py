@@ -22,11 +22,10 @@ from mmdata.index import Index, ShardStore
 from mmdata.index.members import SampleMembers
 from mmdata.loader.fields import MemberSource, parse_fields
 from mmdata.plan import Plan
-from mmdata.plan.rows import first_rows
 from mmdata.tables.join import JoinedShards
 from mmdata.tables.joined import Joined
-from mmdata.tars.member_values import EXACT, MAX_BYTES, absent, as_array, open_member, pick
-from mmdata.tars.row import IndexedMember
+from mmdata.tars.members import EXACT, MAX_BYTES, absent, as_array, open_member, pick
+from mmdata.tars.scan import IndexedMember
 
 PROBED_VALUES = 64
 """Values that decide the type of an entry: numbers are whole if these are."""
@@ -153,7 +152,7 @@ class MemberFields:
             for name, source in parse_fields(data.fields, joined).items()
             if isinstance(source, MemberSource)
         ]
-        return cls(found, index, first_rows(plan.rows, PROBED_ROWS), joined.shards) if found else None
+        return cls(found, index, plan.rows.first(PROBED_ROWS), joined.shards) if found else None
 
     def entries(self, num_rows: int, store: ShardStore, stop: Event | None = None) -> FieldEntries:
         """The entries of a batch of `num_rows` rows, without values yet.

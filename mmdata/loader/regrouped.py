@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.atomic import write_whole
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader
-from mmdata.plan.mixture import write_groups
 
 
 class RegroupedLoader:
@@ -23,7 +24,7 @@ class RegroupedLoader:
 
     Args:
         data: settings; `groups` has the source "run".
-        folder: of the files epoch-N.arrow.
+        folder: of the files epoch-N.npy.
         rank: of this process.
         world_size: processes that share each global batch.
 
@@ -70,7 +71,7 @@ class RegroupedLoader:
     def write_groups(self, epoch: int, of_rows: NDArray[np.int64]) -> None:
         """Write the groups of an epoch, int64 (rows of the index,), -1 for rows without one; rank 0 alone."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_groups(self._file(epoch), of_rows, self.loader.index, {"epoch": epoch, "size": self.group_size})
+        write_whole(self._file(epoch), partial(np.save, arr=of_rows))
 
     def use_groups(self, epoch: int) -> None:
         """Go on with the groups of an epoch, which `write_groups` has written, at the start of that epoch."""
@@ -79,7 +80,7 @@ class RegroupedLoader:
 
     def forget_groups(self) -> None:
         """Remove the files of a run that ended before its first checkpoint; rank 0 alone."""
-        for path in self._folder.glob("epoch-*.arrow"):
+        for path in self._folder.glob("epoch-*.npy"):
             path.unlink()
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class RegroupedLoader:
         self._groups_of = groups_of
 
     def _file(self, epoch: int) -> Path:
-        return self._folder / f"epoch-{epoch}.arrow"
+        return self._folder / f"epoch-{epoch}.npy"
 
 
 def is_of_run(data: DataConfig) -> bool:

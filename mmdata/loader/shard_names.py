@@ -13,7 +13,7 @@ from mmdata.config.corpus import sources
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
-from mmdata.tars.braces import expand_braces
+from mmdata.tars.foreign import expand_braces
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """A file in a folder is a shard if its name ends like this."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 from mmdata.config import DataConfig
 from mmdata.cores import most_workers
 from mmdata.errors import ConfigError, DataError, Reason, counted
-from mmdata.images.decoder_warnings import sample_name
+from mmdata.images.pillow import sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
@@ -23,6 +23,7 @@ from mmdata.loader.fields import Fields
 from mmdata.loader.identity import Identity, differences
 from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 from mmdata.loader.loader import Loader, data_config
+from mmdata.loader.position import check_count, check_epoch, check_state
 from mmdata.loader.sample_buffers import BUFFER_ROWS, SampleBuffers
 from mmdata.loader.shard_names import ShardNames, find_shards, single_dataset, with_shards
 from mmdata.loader.source import RankPipeline
@@ -34,7 +35,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
-from mmdata.plan.position import MAX_EPOCH, check_count, check_epoch, check_state
+from mmdata.plan.ranges import MAX_EPOCH
 from mmdata.tables.joined import Joined
 from mmdata.tars.texts import Losses
 from mmdata.text.tokenizer import load_tokenizer

@@ -41,7 +41,7 @@ from mmdata.storage.listed import ListedShard
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import Filter, below_share, filters_of
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Scan, scan_file
+from mmdata.tars.scan import Scan, scan_shard
 from mmdata.tars.texts import Loss
 from mmdata.text.tokenizer import Tokenizer
 
@@ -223,28 +223,32 @@ class TarIndexer:
             size, scan = self._scan(number, name, stop)
             damage = scan.damage
         except DataError as error:
-            size, scan, damage = 0, Scan(), error
+            size, scan, damage = 0, Scan(name), error
+        left_out = scan.quarantined
         if damage is not None:
             if not self._data.skip_damaged:
                 raise damage
             what = getattr(damage, "what", str(damage))
             logger.warning("%s; the stream goes on with the next shard", what)
-            if not any(line["reason"] == Reason.DAMAGED_SHARD.value for line in scan.quarantined):
+            if not any(sample.is_damaged for sample in scan.samples):
                 reason = Reason.DAMAGED_SHARD.value
-                scan.quarantined.append({"shard": name, "key": "", "offset": -1, "reason": reason, "detail": what})
-        if len(scan.rows) > self.stride:
+                left_out.append({"shard": name, "key": "", "offset": -1, "reason": reason, "detail": what})
+        rows = scan.rows
+        if len(rows) > self.stride:
             raise DataError(
-                f"shard '{name}': {len(scan.rows):,} samples, and a tar of a stream of "
+                f"shard '{name}': {len(rows):,} samples, and a tar of a stream of "
                 f"{self.source.num_tars:,} has at most {self.stride:,}; pack smaller shards"
             )
         named = [
-            (row.key, {Loss.LABEL_NAME: f"label {excerpt(label)} is a name; `mmdata index` numbers names"})
-            for row, label in zip(scan.rows, scan.labels, strict=True)
-            if isinstance(label, str)
+            (
+                sample.row.key,
+                {Loss.LABEL_NAME: f"label {excerpt(sample.label)} is a name; `mmdata index` numbers names"},
+            )
+            for sample in scan.usable
+            if isinstance(sample.label, str)
         ]
-        columns = encode(scan.rows, None if self._counts is None else self._count).columns
-        read = IndexedTar(number, name, size, columns, scan.quarantined, scan.losses + named, len(columns))
-        return self._selected(read)
+        columns = encode(rows, None if self._counts is None else self._count).columns
+        return self._selected(IndexedTar(number, name, size, columns, left_out, scan.losses + named, len(columns)))
 
     def _count(self, captions: list[str]) -> list[int]:
         assert self._counts is not None
@@ -257,10 +261,10 @@ class TarIndexer:
             if stop.is_set():
                 raise Interrupted(name)
 
-        with os.fdopen(self.source.open(number, stop), "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            scan = scan_file(file, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
-        return size, scan.in_captioned_corpus(name, self.members) if self._needs_captions else scan
+        descriptor = self.source.open(number, stop)
+        size = os.fstat(descriptor).st_size
+        scan = scan_shard(descriptor, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
+        return size, scan.of_corpus(captions=True, members=self.members) if self._needs_captions else scan
 
     def _selected(self, tar: IndexedTar) -> IndexedTar:
         """A tar with its selected rows alone."""

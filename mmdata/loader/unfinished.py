@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
-from mmdata.images.decoder_warnings import name_warnings, sample_name
+from mmdata.images.pillow import name_warnings, sample_name
 from mmdata.loader.image_buffers import batch_pixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.member_fields import FieldEntries

@@ -2,36 +2,27 @@
 
 - `rows` is what a plan knows of the corpus, `captions` which caption a row has in a pass.
 - `buckets` are the shapes of batches; a policy gives each row its bucket, and `choose` makes the policy of settings.
-- `mixture` says which datasets fill a batch; `windows` assigns their shards to lanes and cuts them into windows.
-- `schedule`: rows of windows wait in queues by bucket; counts alone say when they become a batch.
+- `mixture` says which datasets fill a batch, `groups` which rows stand together in one.
+- `windows` assigns shards to lanes and cuts them into windows (`ranges` of rows); the rows of windows wait in `queues`
+  by bucket; `schedule` says from counts alone when they become a batch.
 - `plan` runs these steps from any step of any epoch, for any rank; `summary` counts an epoch.
 - `weights` and `ordered` are plans of rows that come more or less often, and of an order that is given.
 - `from_config` makes a plan of settings. Nothing in this package reads an image.
 """
 
-from mmdata.length_bounds import choose_lengths
-from mmdata.plan.buckets import (
-    Bucket,
-    BucketPolicy,
-    LengthAspectPolicy,
-    NativePolicy,
-    Shapes,
-    TokenBudgetPolicy,
-)
-from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions, choose_captions
-from mmdata.plan.choose import choose_image_shapes
-from mmdata.plan.mixture import BatchShare, Groups, Mixture, ShardSpan
+from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes, TokenBudgetPolicy
+from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions, choose_captions
+from mmdata.plan.groups import Groups
+from mmdata.plan.mixture import Mixture, ShardSpan
 from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan, Step, rank_slice
-from mmdata.plan.rows import Hashes, IndexRows, Rows, count_buckets
+from mmdata.plan.rows import Hashes, IndexRows, Rows
 from mmdata.plan.summary import BucketCount, PlanSummary, count_duplicates, duplicates_in_words, summarize
 
 __all__ = [
-    "BatchShare",
     "Bucket",
     "BucketCount",
     "BucketPolicy",
-    "CaptionSource",
     "CaptionSources",
     "Groups",
     "Hashes",
@@ -50,9 +41,6 @@ __all__ = [
     "Step",
     "TokenBudgetPolicy",
     "choose_captions",
-    "choose_image_shapes",
-    "choose_lengths",
-    "count_buckets",
     "count_duplicates",
     "duplicates_in_words",
     "rank_slice",

@@ -1,38 +1,22 @@
 """Which caption a row has in a pass: one of its own in turn, or one of a source that is drawn by probability.
 
 It depends on (seed, row, pass) alone, so it is the same in each process, on any number of ranks, and after a resume.
-`caption_sources` makes the sources of settings.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from mmdata.config import DataConfig
-from mmdata.errors import ConfigError
-from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
 from mmdata.index.ragged import spans
-from mmdata.nearest import meant
 from mmdata.seeding import mix
-from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.selection import Selection, row_chunks
-from mmdata.tables.values import DATES
-
-logger = logging.getLogger("mmdata")
-
-OF = "data.captions"
-SHARDS = "shards"
-"""Name of the source that is the captions in the shards."""
 
 Ints = NDArray[np.int64]
 
@@ -134,19 +118,10 @@ class ShardCaptions:
         return hashes[offsets[:-1] + chosen]
 
 
-class NoTexts:
-    """Batches without texts: each row has one caption of no tokens, which is equal to another as its image is.
-
-    Args:
-        index: of the rows.
-    """
+class NoTexts(ShardCaptions):
+    """Batches without texts: each row has one caption of no tokens, which is equal to another as its image is."""
 
     fingerprint = "no texts"
-    in_histograms = "constant"
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self.one_each = ShardCaptions(index).one_each  # the histograms count captions
 
     def num_captions(self, rows: Ints) -> Ints:
         """1 for each of n rows, int64 (n,)."""
@@ -242,18 +217,18 @@ class CaptionSources:
     def choose(self, rows: Ints, passes: int | Ints) -> Chosen:
         """Source and position of the captions of n rows, int64 (n,), in a pass or a pass each."""
         numbers = self.num_captions(rows)
-        if len(self.sources) == 1:
-            source = np.where(numbers[0] > 0, 0, -1)
-            return Chosen(source, choose_captions(rows, np.maximum(numbers[0], 1), passes))
+        source = self._draw(numbers, rows, passes) if len(self.sources) > 1 else np.zeros(len(rows), np.int64)
+        number = numbers[source, np.arange(len(rows))]
+        return Chosen(np.where(number > 0, source, -1), choose_captions(rows, np.maximum(number, 1), passes))
+
+    def _draw(self, numbers: Ints, rows: Ints, passes: int | Ints) -> Ints:
+        """The source of each of n rows, int64 (n,), by how many captions each source has for them, int64 (S, n)."""
         weights = np.where(numbers > 0, self._probabilities, 0.0)  # (S, n)
         weights = np.where(weights.any(axis=0), weights, numbers > 0)
         bounds = np.cumsum(weights, axis=0)
         # Of 32 bits, so that the product never rounds up to the last bound.
         uniform = (self._random(rows, passes) >> np.uint64(32)) * 2.0**-32
-        source = (uniform * bounds[-1] >= bounds).sum(axis=0)
-        has_any = bounds[-1] > 0
-        number = numbers[np.where(has_any, source, 0), np.arange(len(rows))]
-        return Chosen(np.where(has_any, source, -1), choose_captions(rows, np.maximum(number, 1), passes))
+        return np.minimum((uniform * bounds[-1] >= bounds).sum(axis=0), len(bounds) - 1)
 
     def tokens(self, rows: Ints, passes: int | Ints) -> Ints:
         """Tokens of the captions of n rows, int64 (n,); 0 where a row has none."""
@@ -272,121 +247,19 @@ class CaptionSources:
             found[mine] = getattr(source, what)(rows[mine], chosen.position[mine])
         return found
 
-    def all_tokens(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Each caption that n rows may have: the position of its row among them, and its tokens; int64 (T,) each."""
-        of_rows, tokens = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for source in self.sources:
+    def all_tokens(self, rows: Ints) -> Iterator[tuple[float, Ints, Ints]]:
+        """Each caption that n rows may have, source by source.
+
+        Yields:
+            The probability of the source; for each of its T captions of these rows the position of the row among them,
+            and its tokens, int64 (T,) each.
+        """
+        for source, probability in zip(self.sources, self._probabilities[:, 0].tolist(), strict=True):
             numbers = source.num_captions(rows)
-            of_rows.append(np.repeat(np.arange(len(rows)), numbers))
-            chosen = spans(np.zeros(len(rows), np.int64), numbers)
-            tokens.append(source.tokens(rows[of_rows[-1]], chosen))
-        return np.concatenate(of_rows), np.concatenate(tokens)
+            of_rows = np.repeat(np.arange(len(rows)), numbers)
+            yield probability, of_rows, source.tokens(rows[of_rows], spans(np.zeros(len(rows), np.int64), numbers))
 
     def _random(self, rows: Ints, passes: int | Ints) -> NDArray[np.uint64]:
         """A number for each row in its pass."""
         of_passes = mix(np.asarray(passes, np.int64).reshape(-1)) ^ self._seed
         return mix((mix((mix(rows) ^ self._seed).astype(np.int64)) + of_passes).astype(np.int64))
-
-
-def caption_sources(data: DataConfig, index: Index, joined: Joined | None = None) -> CaptionSources | None:
-    """The sources that a section `data` names; None: the captions of the shards in turn.
-
-    Args:
-        data: settings.
-        index: of the shards.
-        joined: what `data.join` names; None: it is opened here.
-
-    Raises:
-        ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
-        DataError: a table is damaged, or holds a text that is no caption.
-    """
-    if isinstance(data.captions, str):
-        return None
-    joined = joined or Joined.from_config(data, index)
-    tables = (JOINED + name for name in joined.types)
-    known = [SHARDS, *tables, *(f"{JOINED}{name}:MEMBER" for name in joined.shards)]
-    sources: dict[str, CaptionSource] = {}
-    for name in data.captions:
-        if name == SHARDS:
-            _check_captions(index)
-            sources[name] = ShardCaptions(index)
-            continue
-        column = name.removeprefix(JOINED)
-        tars, _, member = column.partition(":")
-        if name.startswith(JOINED) and member and tars in joined.shards:
-            sources[name] = joined.shards[tars].captions(member, of=f"{OF} {name}")
-        elif name in known:
-            sources[name] = joined.table_of(column).captions(column, of=f"{OF} {name}")
-        else:
-            raise ConfigError(f"{OF}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}")
-    return CaptionSources(sources, data.captions, seed=data.seed)
-
-
-def equal_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> NDArray[np.int64] | None:
-    """What stands for the hashes of captions, by the column that `data.caption_hash` names; None: nothing does.
-
-    Returns:
-        int64 (len(index),), equal for equal values; 0 where a row has none.
-
-    Raises:
-        ConfigError: no such column; the nearest one is named.
-    """
-    if (column := data.caption_hash) is None:
-        return None
-    joined = joined or Joined.from_config(data, index)
-    joined.check(column, ("number", "bool", "text", *DATES), of="data.caption_hash")
-    index.fetch_columns(np.arange(index.num_shards))
-    found = (_hashes_of_values(joined.of_shard(shard, column)) for shard in range(index.num_shards))
-    return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def _hashes_of_values(values: Any) -> NDArray[np.int64]:
-    """A hash of each value of an Arrow array (n,), int64 (n,); 0 where there is none."""
-    encoded = values.dictionary_encode()
-    texts = encoded.dictionary.cast(pa.string()).to_pylist()
-    hashes = np.array([*(hash64(text.encode()) for text in texts), 0], np.int64)  # -1 is the last: no value
-    return hashes[encoded.indices.fill_null(-1).to_numpy()]
-
-
-def check_rows(sources: CaptionSources, index: Index, starts: NDArray[np.int64], selection: Selection | None) -> None:
-    """Warn of rows that a source has no caption for.
-
-    Raises:
-        ConfigError: a row has no caption in any source; names the first.
-    """
-    num_rows = int(starts[-1]) if selection is None else len(selection)
-    lacking = np.zeros(len(sources.names), np.int64)
-    without, first = 0, -1
-    for rows in row_chunks(selection, num_rows):
-        lacks = sources.num_captions(rows) == 0  # (S, n)
-        lacking += lacks.sum(axis=1)
-        none = lacks.all(axis=0)
-        if not without and none.any():
-            first = int(rows[none.argmax()])
-        without += int(none.sum())
-    if without:
-        key = index.keys(np.array([first]))[0]
-        raise ConfigError(
-            f"{OF}: {without:,} of {num_rows:,} rows have no caption in {', '.join(sources.names)}, such as row "
-            f"{first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or, where a table does not "
-            "have them, missing: mask), or name a source that has them; one of probability 0 is used where the others "
-            "have nothing"
-        )
-    for name, count in zip(sources.names, lacking.tolist(), strict=True):
-        if count:
-            logger.warning(
-                "%s: %s of %s rows have no caption in %s, and draw from the other sources",
-                OF,
-                f"{count:,}",
-                f"{num_rows:,}",
-                name,
-            )
-
-
-def _check_captions(index: Index) -> None:
-    for part in index.manifests:
-        if not part.has_captions:
-            raise ConfigError(
-                f"{OF}: shards '{part.folder}' hold labels and no captions: leave '{SHARDS}' out of {OF}, and name "
-                f"columns of joined tables ({JOINED}COLUMN)"
-            )

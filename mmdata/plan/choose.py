@@ -1,6 +1,6 @@
 """Chooses the shapes of batches: of settings, and those that pad and crop least for the counts of a corpus.
 
-Text bounds alone: `mmdata.length_bounds`. Reads no image.
+Reads no image.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.index import Index
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
-from mmdata.length_bounds import choose_lengths
 from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, TokenBudgetPolicy
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
 from mmdata.plan.rows import IndexRows
 from mmdata.tables.selection import Selection, row_chunks
+
+LEAST_PROBABILITY = 1e-9
+"""Captions of sources that are less probable count as this."""
 
 
 def bucket_policy(
@@ -79,8 +81,8 @@ def caption_histogram(
 ) -> NDArray[np.int64]:
     """Captions by length and aspect ratio: entry [i, j] counts those of i tokens with an image in aspect bin j.
 
-    Reads the manifest's histograms where they tell; else the size of every image. Of several sources, the captions that
-    the rows draw in the first epoch count, and each length of a row's longest caption once more.
+    Reads the manifest's histograms where they tell; else the size of every image. Captions of several sources count by
+    the probability of their source, rounded up.
 
     Args:
         index: of the shards.
@@ -101,16 +103,11 @@ def caption_histogram(
     rows = IndexRows(index, captions)
     for numbers in row_chunks(selection, len(index)):
         bins = aspect_bin(*rows.sizes(numbers))
-        of_rows, tokens = captions.all_tokens(numbers)
-        if len(captions.sources) > 1:
-            # A caption that is longer than those that are drawn needs its place, too, among images of each shape.
-            longest = np.zeros(len(numbers), np.int64)
-            np.maximum.at(longest, of_rows, tokens)
-            counts[np.unique(pack_cells(np.minimum(longest, max_length), bins))] += 1
-            of_rows, tokens = np.arange(len(numbers)), captions.tokens(numbers, 0)
-        cells = pack_cells(np.minimum(tokens, max_length), bins[of_rows])
-        counts += np.bincount(cells, minlength=len(counts))
-    return counts.reshape(-1, ASPECT_BINS).astype(np.int64)
+        for probability, of_rows, tokens in captions.all_tokens(numbers):
+            cells = pack_cells(np.minimum(tokens, max_length), bins[of_rows])
+            # A caption that is never drawn, or hardly ever, needs its place, too.
+            counts += np.bincount(cells, minlength=len(counts)) * max(probability, LEAST_PROBABILITY)
+    return np.ceil(counts).reshape(-1, ASPECT_BINS).astype(np.int64)
 
 
 def choose_image_shapes(
@@ -138,7 +135,6 @@ def choose_image_shapes(
         224 pixels in patches of 16 allow 177 to 14 · 14 = 196 patches. For images of 4:3 (width : height) and of 3:4,
         count 2: [(256, 192), (192, 256)], 16 · 12 = 192 patches each; one of 1:1 would cut off a quarter of each image.
 
-    Method: dynamic programming over the shapes in order of aspect ratio.
     """
     if image_size < patch_size or image_size % patch_size:
         raise ValueError(
@@ -154,7 +150,7 @@ def choose_image_shapes(
     # A shape beyond the images' own aspect ratios crops more the farther it lies: one on each side is enough.
     first = max(int(np.searchsorted(log_shapes, log_bins[present[0]], side="right")) - 1, 0)
     last = int(np.searchsorted(log_shapes, log_bins[present[-1]])) + 1
-    chosen = _least_cropped(log_shapes[first:last], log_bins, np.asarray(aspects, np.float64), count)
+    chosen = _least_cropped(log_shapes[first:last], log_bins, aspects, count)
     return [(rows * patch_size, columns * patch_size) for rows, columns in (grids[first + shape] for shape in chosen)]
 
 
@@ -171,7 +167,7 @@ def _grids(patches: int, tolerance: float) -> list[tuple[int, int]]:
 
 
 def _least_cropped(
-    log_shapes: NDArray[np.float64], log_bins: NDArray[np.float64], images: NDArray[np.float64], count: int
+    log_shapes: NDArray[np.float64], log_bins: NDArray[np.float64], images: NDArray[np.int64], count: int
 ) -> list[int]:
     """Positions of at most `count` shapes that keep the most area, if each bin goes to the nearest of them.
 
@@ -181,30 +177,74 @@ def _least_cropped(
         images: (N,), images in each bin.
         count: at least 1.
 
-    Method: dynamic programming over the last (widest) shape. Bins are split at borders, so the area that a set of
-    shapes keeps is what its last shape keeps of all bins, plus what each border gains: the area that the shapes before
-    the border keep of the bins below it, less what the next shape would keep of them.
+    Method: the cheapest path over the shapes. Bins are split at borders, so the area that a set of shapes keeps is what
+    its last shape keeps of all bins, plus what each border gains: the area that the shape before the border keeps of
+    the bins below it, less what the next shape would keep of them.
     """
     kept = images * np.exp(-np.abs(log_shapes[:, None] - log_bins))  # (C, N) area that each shape keeps of each bin
     below = np.concatenate([np.zeros((len(kept), 1)), np.cumsum(kept, axis=1)], axis=1)  # (C, N + 1) of bins < n
     border = np.searchsorted(log_bins, (log_shapes[:, None] + log_shapes) / 2)  # (C, C) first bin nearer to the second
     shape = np.arange(len(kept))
-    # gain[i, j]: area that i keeps of the bins below its border with j, less what j would keep of them
-    gain = below[shape[:, None], border] - below[shape, border]
-    gain[np.tril_indices(len(kept))] = -np.inf  # j comes after i
-    area = np.zeros(len(kept))  # area[j]: largest sum of gains with j as the last shape
-    begins: list[NDArray[np.int64]] = []  # of each round, [j]: the shape before j
-    best = -np.inf
-    chosen: list[int] = []
-    for _ in range(min(count, len(kept))):
-        total = area + below[:, -1]
-        if total.max() <= best + 1e-9 * images.sum():  # no more than rounding
-            break
-        best, last = float(total.max()), int(total.argmax())
-        chosen = [last]
-        for begin in reversed(begins):
-            chosen.append(int(begin[chosen[-1]]))
-        longer = area[:, None] + gain  # [i, j]: j follows i
-        begins.append(longer.argmax(axis=0))
-        area = longer.max(axis=0)
-    return chosen[::-1]
+    cost = np.full((len(kept) + 2, len(kept) + 2), np.inf)  # from a point before the shapes to one behind them
+    cost[0, 1:-1] = 0.0
+    cost[1:-1, 1:-1] = below[shape, border] - below[shape[:, None], border]
+    cost[1:-1, -1] = images.sum() - below[:, -1]
+    cost[np.tril_indices(len(cost))] = np.inf  # the next shape is wider
+    return [point - 1 for point in cheapest_path(cost, count + 1)[1:-1]]
+
+
+def choose_lengths(histogram: NDArray[np.int64], count: int) -> list[int]:
+    """The text length bounds that leave the least padding.
+
+    Args:
+        histogram: (L,), captions by length: entry i counts those of i tokens. The longest length that occurs is always
+            a bound.
+        count: largest number of bounds.
+
+    Returns:
+        Rising bounds, `count` or fewer.
+
+    Raises:
+        ValueError: the histogram is empty.
+
+    Example:
+        Lengths 4 (ten captions), 5 (ten) and 20 (one), two bounds: [5, 20] pads 10 tokens; [4, 20] would pad 150.
+
+    Method: the cheapest path over the lengths at which bounds end, O(count · lengths²).
+    """
+    if not np.any(histogram):
+        raise ValueError("choose_lengths: the histogram is empty")
+    lengths = np.flatnonzero(histogram)
+    captions_below = np.concatenate([[0.0], np.cumsum(np.asarray(histogram, np.float64)[lengths])])
+    # group[i, j]: tokens of the captions of lengths i … j-1, all padded to the longest of them
+    group = (captions_below[None, :] - captions_below[:, None]) * np.concatenate([[0], lengths])[None, :]
+    group[np.tril_indices(len(group))] = np.inf
+    return [int(lengths[end - 1]) for end in cheapest_path(group, count)[1:]]
+
+
+def cheapest_path(cost: NDArray[np.float64], steps: int) -> list[int]:
+    """The cheapest way from the first of n points to the last; of equally cheap ones that of the fewest steps.
+
+    Args:
+        cost: (n, n), of a step from i to j; inf where there is none.
+        steps: largest number of steps.
+
+    Returns:
+        The points on the way, the first and the last among them.
+
+    Method: dynamic programming over the points that so many steps reach, O(steps · n²).
+    """
+    total = np.full(len(cost), np.inf)  # least cost of each point, with as many steps as rounds have passed
+    total[0] = 0.0
+    least, path = np.inf, [0]
+    rounding = 1e-9 * cost[np.isfinite(cost)].max()
+    before: list[NDArray[np.int64]] = []  # of each round: the point before each point
+    for _ in range(min(steps, len(cost) - 1)):
+        longer = total[:, None] + cost
+        before.append(longer.argmin(axis=0))
+        total = longer.min(axis=0)
+        if total[-1] < least - rounding:
+            least, path = float(total[-1]), [len(cost) - 1]
+            for points in reversed(before):
+                path.append(int(points[path[-1]]))
+    return path[::-1]

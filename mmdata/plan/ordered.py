@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmdata.plan.buckets import Bucket, BucketPolicy
-from mmdata.plan.mixture import Mixture, cover_table
+from mmdata.plan.groups import cover_table
+from mmdata.plan.mixture import Mixture
 from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first, rank_slice
+from mmdata.plan.queues import fill_up
 from mmdata.plan.ranges import MAX_PASS, occurrences_of, passes_of, rows_of
-from mmdata.plan.rows import Rows, planned_rows
-from mmdata.plan.schedule import fill_up
-from mmdata.plan.windows import assign_occurrences
+from mmdata.plan.rows import Rows
 
 Ints = NDArray[np.int64]
 
@@ -64,8 +63,13 @@ class OrderedPlan(Plan):
     @classmethod
     def of(cls, plan: Plan, order: ArrayLike) -> OrderedPlan:
         """The rows of a plan in another order, with its buckets and its batch size."""
-        size, mixture = plan.global_batch_size, Mixture(plan.mixture.shares)
+        size, mixture = plan.global_batch_size, Mixture(plan.mixture.spans)
         return cls(plan.rows, plan.policy, order, global_batch_size=size, seed=plan.seed, mixture=mixture)
+
+    @property
+    def most_rows(self) -> int:
+        """As `Plan.most_rows`."""
+        return len(self.order)
 
     @property
     def epochs_differ(self) -> bool:
@@ -105,8 +109,7 @@ class OrderedPlan(Plan):
 
     def _bucket(self, occurrences: Ints) -> Bucket:
         """The bucket that holds the rows of a batch."""
-        bucket_of: NDArray[Any] = assign_occurrences(self.rows, self.policy, occurrences)
-        counts = np.bincount(bucket_of)
+        counts = np.bincount(self.rows.buckets_of(occurrences, self.policy))
         bucket = int(counts.argmax())
         for other in np.flatnonzero(counts).tolist():
             bucket = int(self._covers[bucket, other])
@@ -127,15 +130,12 @@ def _checked(order: ArrayLike, rows: Rows) -> Ints:
             f"order: entry {place:,} is row {given[place]}, and the rows are 0 to {num_rows - 1:,}; "
             f"{int(outside.sum()):,} of {len(given):,} entries are outside"
         )
-    used = np.unique(given)
-    is_planned = np.zeros(len(used), np.bool_)
-    for some in planned_rows(rows):
-        first, last = np.searchsorted(used, [some[0], some[-1] + 1]) if len(some) else (0, 0)
-        is_planned[first:last] = np.isin(used[first:last], some, assume_unique=True)
-    if not is_planned.all():
+    left_out = np.unique(given) if rows.selection is not None else np.empty(0, np.int64)
+    for some in rows.planned() if len(left_out) else ():
+        left_out = np.setdiff1d(left_out, some, assume_unique=True)
+    if len(left_out):
         raise ValueError(
-            f"order: {int((~is_planned).sum()):,} of its rows are not selected, such as row "
-            f"{used[is_planned.argmin()]}; leave them out"
+            f"order: {len(left_out):,} of its rows are not selected, such as row {left_out[0]}; leave them out"
         )
     return given.astype(np.int64)
 

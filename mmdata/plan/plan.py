@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket, BucketPolicy
-from mmdata.plan.mixture import BatchShare, Mixture, ShardSpan
+from mmdata.plan.mixture import Mixture, ShardSpan
+from mmdata.plan.queues import LaneQueues, WindowRows
 from mmdata.plan.ranges import Window, mix_evenly, passes_of, rows_of
-from mmdata.plan.rows import Rows, fingerprint_policy, selection_of
-from mmdata.plan.schedule import LEFTOVERS, LaneQueues, Leftover, Schedule
-from mmdata.plan.windows import EpochWindows, KeyedPermutation, WindowRows
+from mmdata.plan.rows import Rows, fingerprint_policy
+from mmdata.plan.schedule import Leftover, Schedule, check_leftover
+from mmdata.plan.windows import EpochWindows, KeyedPermutation
 from mmdata.seeding import Purpose
 
 WINDOW_ROWS = 2**20
@@ -105,8 +106,6 @@ class Plan:
         mixture: Mixture | None = None,
         leftover: Leftover = "merge",
     ) -> None:
-        selection = selection_of(rows)
-        starts = rows.starts if selection is None else selection.starts
         self.rows = rows
         self.policy = policy
         self.global_batch_size = global_batch_size
@@ -114,16 +113,14 @@ class Plan:
         self.shuffle = shuffle
         self.window_rows = window_rows
         self.num_lanes = num_lanes
-        self.leftover: Leftover = leftover
-        self.mixture = mixture or Mixture((BatchShare((ShardSpan(0, len(starts) - 1),)),))
-        self.num_rows = int(starts[-1])
+        self.leftover = check_leftover(leftover)
+        self.mixture = mixture or Mixture((ShardSpan(0, len(rows.starts) - 1),))
+        self.num_rows = int(rows.places[-1])
         if self.num_rows == 0:
-            of = "the corpus" if selection is None else f"the selection ({selection.name})"
+            of = "the corpus" if rows.selection is None else f"the selection ({rows.selection.name})"
             raise ValueError(f"{of} has no rows: nothing to plan")
         if window_rows < 1:
             raise ValueError(f"window_rows must be 1 or more: got {window_rows}")
-        if leftover not in LEFTOVERS:
-            raise ValueError(f"leftover must be one of {', '.join(LEFTOVERS)}: got '{leftover}'")
         if leftover != "merge" and len(self.mixture.shares) > 1:
             raise ValueError(
                 f"leftover {leftover}: with weights the datasets share every batch, and rows are merged; give each "
@@ -138,7 +135,7 @@ class Plan:
         self._permutation = KeyedPermutation(seed, shuffle)
         self._window_reader = WindowRows(rows, policy, self.mixture, self._permutation)
         self._epoch_windows = EpochWindows(
-            starts,
+            rows.places,
             self.mixture,
             batch_sizes=self.batch_sizes,
             num_lanes=num_lanes,
@@ -150,6 +147,15 @@ class Plan:
     def __len__(self) -> int:
         """Steps of the first epoch. Others may have more or fewer only if `epochs_differ`."""
         return self.num_steps(0)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that a batch can have, none of them masked or twice."""
+        # With weights an epoch is one pass over the first dataset, which fills its part of each batch.
+        spans, weights = self.mixture.shares[0], self.mixture.weights
+        counts = [int(self.rows.places[one.last_shard] - self.rows.places[one.first_shard]) for one in spans]
+        epoch = sum(count * one.repeat for count, one in zip(counts, spans, strict=True))
+        return int(min(epoch * sum(weights) / weights[0], self.num_rows))
 
     @property
     def epochs_differ(self) -> bool:
@@ -195,7 +201,7 @@ class Plan:
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
-        selection = selection_of(self.rows)
+        selection = self.rows.selection
         return {
             "rows": self.rows.fingerprint,
             "selection": None if selection is None else selection.name,
@@ -245,20 +251,14 @@ class Plan:
     def check_ranks(self, rank: int, world_size: int) -> None:
         """Raise ValueError where the ranks cannot share every batch equally, with whole groups."""
         rank_slice(world_size, rank, world_size)
-        own_sizes = hasattr(self.policy, "batch_sizes")
+        unit_rows, own_sizes = self.mixture.unit_rows, hasattr(self.policy, "batch_sizes")
         for size in sorted(set(self.batch_sizes)):
-            units, left = divmod(size, self.mixture.unit_rows)
-            assert left == 0, "EpochWindows has checked it"
-            if self.mixture.groups and units % world_size:
+            if size % (unit_rows * world_size) and (own_sizes or unit_rows > 1):
                 setting = "batch_multiple" if own_sizes else "global_batch_size"
+                in_groups = f" in groups of {unit_rows}" if unit_rows > 1 else ""
                 raise ValueError(
-                    f"groups of {self.mixture.unit_rows} rows: {units} of them in a batch cannot be shared by "
-                    f"world_size {world_size}; set {setting} to a multiple of {self.mixture.unit_rows * world_size}"
-                )
-            if own_sizes and size % world_size:
-                raise ValueError(
-                    f"a batch of {size} rows, as the bucket policy sizes it, is not a multiple of world_size "
-                    f"{world_size}; set batch_multiple to a multiple of {world_size}"
+                    f"a batch of {size} rows{in_groups} cannot be shared by world_size {world_size}; set {setting} to "
+                    f"a multiple of {unit_rows * world_size}"
                 )
             rank_slice(size, rank, world_size)
 
@@ -305,14 +305,13 @@ def _batch_sizes(policy: BucketPolicy, global_batch_size: int) -> list[int]:
 
 
 def largest_first(shapes: list[PlannedShape]) -> list[PlannedShape]:
-    """Shapes of batches, those with the most pixels (or patches) first."""
-    return sorted(shapes, key=_size_of, reverse=True)
+    """Shapes of batches, those with the most pixels (or patches) first, then those with the most tokens."""
 
+    def size(shape: PlannedShape) -> tuple[int, int]:
+        bucket = shape.bucket
+        return shape.rows * (bucket.height * bucket.width + bucket.patches), shape.rows * bucket.length
 
-def _size_of(shape: PlannedShape) -> tuple[int, int]:
-    """Pixels (or patches) and tokens of a global batch."""
-    bucket = shape.bucket
-    return shape.rows * (bucket.height * bucket.width + bucket.patches), shape.rows * bucket.length
+    return sorted(shapes, key=size, reverse=True)
 
 
 def rank_slice(global_batch_size: int, rank: int, world_size: int) -> slice:

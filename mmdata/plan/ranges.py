@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,9 @@ above them; -1 is padding. One integer, so that queues of occurrences are split 
 
 MAX_PASS = 1 << (63 - PASS_SHIFT)
 """Passes are below this number."""
+
+MAX_EPOCH = 2**20 - 1
+"""The last epoch that can be asked for: 23 bits are for the pass, which is the epoch × the repeats of a mixture."""
 
 
 class RowRanges(NamedTuple):
@@ -92,13 +96,18 @@ class RepeatedShards:
         shards: int64 (n,), rising.
         starts: first row of each shard of the corpus, then the number of rows.
         order: (number of shards, pass) -> the order in which the pass reads them.
+        repeat: passes in an epoch.
+
+    Attributes:
+        rate: rows in an epoch.
     """
 
-    def __init__(self, shards: Ints, starts: Ints, order: Callable[[int, int], Ints]) -> None:
+    def __init__(self, shards: Ints, starts: Ints, order: Callable[[int, int], Ints], repeat: Fraction) -> None:
         self.shards = shards
         self._starts = starts
         self._order = order
         self.num_rows = int((starts[shards + 1] - starts[shards]).sum())
+        self.rate = repeat * self.num_rows
 
     def ranges(self, begin: int, end: int) -> RowRanges:
         """The rows at positions begin … end-1, where positions count through all passes."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.index.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
 from mmdata.index.index import Index
@@ -16,7 +17,11 @@ from mmdata.index.pages import Histograms
 from mmdata.index.ragged import offsets_of
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
+from mmdata.plan.ranges import passes_of, rows_of
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
+from mmdata.tables.table import NpyFile
+
+Ints = NDArray[np.int64]
 
 PROBED_ROWS = 4096
 """`fingerprint_policy` asks a policy for the buckets of this many first rows."""
@@ -25,74 +30,94 @@ PROBED_TOKENS = 1024
 """`fingerprint_policy` asks a policy of cells for the buckets of lengths below this."""
 
 
-class Rows(Protocol):
-    """The rows of a corpus, as a plan sees them.
-
-    Rows can have a `selection` (`mmdata.tables.selection.Selection`): only the selected rows are planned, and
-    `bucket_counts` counts only these. Row numbers stay those of the corpus.
-
-    Rows whose numbers have gaps have a method `first(count)`, see `first_rows`.
-    """
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """First row of each shard, then the number of rows: int64 (num_shards + 1,)."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for equal rows with equal captions and lengths."""
-        ...
-
-    def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
-        """Shapes of n rows in an epoch."""
-        ...
-
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of each of n shards by the policy's K buckets: int64 (n, K).
-
-        Must agree with `policy.assign` of the shapes of those rows. `count_buckets` does it row by row. A plan asks for
-        the shards of the windows that come next, and again in each epoch.
-        """
-        ...
-
-
 class Hashes(NamedTuple):
     """Hashes of n rows, int64 (n,) each; rows with an equal image or an equal caption are duplicates."""
 
-    image: NDArray[np.int64]
-    caption: NDArray[np.int64]
+    image: Ints
+    caption: Ints
 
 
-HashesOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Hashes]
+HashesOf = Callable[[Ints, Ints], Hashes]
 """(rows, passes) -> their hashes; rows and passes are int64 (n,). The pass decides the caption."""
 
 
-def selection_of(rows: Rows) -> Selection | None:
-    """The rows' selection; None: all rows are planned."""
-    return getattr(rows, "selection", None)
+class Rows:
+    """The rows of a corpus, as a plan sees them. A class of your own gives `starts`, `fingerprint` and `shapes`.
+
+    Attributes:
+        starts: first row of each shard, then the number of rows: int64 (num_shards + 1,).
+        fingerprint: equal for equal rows with equal captions and lengths.
+        selection: the rows that are planned; row numbers stay those of the corpus. None: all.
+    """
+
+    starts: Ints
+    fingerprint: str
+    selection: Selection | None = None
+
+    def shapes(self, rows: Ints, epoch: int) -> Shapes:
+        """Shapes of n rows in an epoch."""
+        raise NotImplementedError
+
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: Ints) -> Ints:
+        """Planned rows of each of n shards by the policy's K buckets: int64 (n, K).
+
+        A plan asks for the shards of the windows that come next, and again in each epoch. A class that knows more than
+        the shape of each row can be quicker; it must agree with `policy.assign`.
+        """
+        places, num_buckets = self.places, len(policy.buckets)
+        ends = offsets_of(places[shards + 1] - places[shards])
+        counts = np.zeros((len(shards), num_buckets), np.int64)
+        for first, last in shard_runs(ends, CHUNK_ROWS):
+            numbers = np.concatenate([np.empty(0, np.int64), *map(self.of_shard, shards[first:last].tolist())])
+            bucket_of = assign_buckets(policy, self.shapes(numbers, epoch), numbers)
+            number = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1]))
+            pairs = np.bincount(number * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
+            counts[first:last] = pairs.reshape(-1, num_buckets)
+        return counts
+
+    @property
+    def places(self) -> Ints:
+        """How many rows are planned before each shard, then of all: int64 (num_shards + 1,)."""
+        return self.starts if self.selection is None else self.selection.starts
+
+    def of_shard(self, shard: int) -> Ints:
+        """The rows of a shard that are planned."""
+        if self.selection is not None:
+            return self.selection.of_shard(shard)
+        return np.arange(*self.starts[shard : shard + 2].tolist())
+
+    def planned(self) -> Iterator[Ints]:
+        """The rows that are planned, in the order of the corpus, some at a time."""
+        return row_chunks(self.selection, int(self.starts[-1]))
+
+    def first(self, count: int) -> Ints:
+        """The first `count` rows that are planned; fewer if there are no more."""
+        if self.selection is None:
+            return np.arange(min(count, int(self.starts[-1])))
+        found = np.empty(0, np.int64)
+        for some in self.selection.chunks(count):
+            if len(found) >= count:
+                break
+            found = np.concatenate([found, some])
+        return found[:count]
+
+    def shapes_of(self, occurrences: Ints) -> Shapes:
+        """Shapes of n occurrences, whatever their passes; the pass decides the caption, and so the length."""
+        numbers, passes = rows_of(occurrences), passes_of(occurrences)
+        if len(occurrences) and (passes == passes[0]).all():
+            return self.shapes(numbers, int(passes[0]))
+        columns = np.empty((len(Shapes._fields), len(occurrences)), np.int64)
+        for number in np.unique(passes).tolist():
+            of_pass = passes == number
+            columns[:, of_pass] = self.shapes(numbers[of_pass], number)
+        return Shapes(*columns)
+
+    def buckets_of(self, occurrences: Ints, policy: BucketPolicy) -> NDArray[np.integer[Any]]:
+        """The bucket of each of n occurrences, int (n,)."""
+        return assign_buckets(policy, self.shapes_of(occurrences), rows_of(occurrences))
 
 
-def planned_rows(rows: Rows) -> Iterator[NDArray[np.int64]]:
-    """The rows that are planned, in the order of the corpus, some at a time."""
-    return row_chunks(selection_of(rows), int(rows.starts[-1]))
-
-
-def first_rows(rows: Rows, count: int) -> NDArray[np.int64]:
-    """The first `count` rows that are planned, in the order of the corpus; fewer if there are no more."""
-    if (first := getattr(rows, "first", None)) is not None:
-        return first(count)
-    if (selection := selection_of(rows)) is None:
-        return np.arange(min(count, int(rows.starts[-1])))
-    found = np.empty(0, np.int64)
-    for some in selection.chunks(count):
-        if len(found) >= count:
-            break
-        found = np.concatenate([found, some])
-    return found[:count]
-
-
-class IndexRows:
+class IndexRows(Rows):
     """The rows of an index.
 
     Args:
@@ -110,7 +135,7 @@ class IndexRows:
         *,
         limit: int | None = None,
         selection: Selection | None = None,
-        equals: NDArray[np.int64] | None = None,
+        equals: Ints | None = None,
     ) -> None:
         self._index = index
         self._captions = captions or CaptionSources.in_turn(ShardCaptions(index))
@@ -118,22 +143,23 @@ class IndexRows:
         self.selection = selection
         self._limited = limit is not None and limit < len(index)
         self.starts = starts_of(index, limit)
-        self._counted: _CountedShards | None = None
+        # Policy, epoch, rows of each shard by bucket, and of which shards these are known.
+        self._counted: tuple[BucketPolicy, int, Ints, NDArray[np.bool_]] | None = None
         self.fingerprint = f"{index.fingerprint[:16]}-{self._captions.fingerprint}-{self.starts[-1]}"
         self.equals_fingerprint = None if equals is None else hashlib.sha256(equals.tobytes()).hexdigest()[:16]
 
-    def shapes(self, rows: NDArray[np.int64], epoch: int) -> Shapes:
+    def shapes(self, rows: Ints, epoch: int) -> Shapes:
         """Shapes of n rows in an epoch; sizes as displayed, with the EXIF orientation applied."""
         return Shapes(self._captions.tokens(rows, epoch), *self.sizes(rows))
 
-    def sizes(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sizes(self, rows: Ints) -> tuple[Ints, Ints]:
         """Heights and widths of n images as displayed, in pixels: int64 (n,) each."""
         columns = self._index.take(rows, ["height", "width", "orientation"])
         turned = columns["orientation"] >= 5
         height = np.where(turned, columns["width"], columns["height"]).astype(np.int64)
         return height, np.where(turned, columns["height"], columns["width"]).astype(np.int64)
 
-    def hashes(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> Hashes:
+    def hashes(self, rows: Ints, passes: Ints) -> Hashes:
         """Hashes of the images of n rows, and of the captions that the rows have in their passes.
 
         Where batches have no texts, the captions' hashes are those of the images.
@@ -141,7 +167,7 @@ class IndexRows:
         images = self._index.take(rows, ["image_hash"])["image_hash"]
         return Hashes(images, self.equal_captions(rows, self._captions.hashes(rows, passes)))
 
-    def equal_captions(self, rows: NDArray[np.int64], hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+    def equal_captions(self, rows: Ints, hashes: Ints) -> Ints:
         """What stands for the hashes of the captions of n rows, int64 (n,); a row of -1 keeps its own.
 
         A caption that was dropped is equal to others that were, whatever its row has.
@@ -151,55 +177,40 @@ class IndexRows:
         found = np.where(rows < 0, 0, self._equals[rows])
         return np.where((found == 0) | (hashes == EMPTY_HASH), hashes, found)
 
-    def all_hashes(self) -> NDArray[np.int64]:
+    def all_hashes(self) -> Ints:
         """Of image and caption of all rows of the index, int64 (len(index), 2); the captions are those of pass 0."""
         chunks = (np.stack(self.hashes(rows, np.zeros_like(rows)), 1) for rows in row_chunks(None, len(self._index)))
         return np.concatenate([np.empty((0, 2), np.int64), *chunks])
 
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
+    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: Ints) -> Ints:
         """Rows of each of n shards by bucket, int64 (n, K)."""
         # With one caption a row the counts are the same in every epoch.
         epoch = 0 if self._captions.one_each else epoch
-        table = self._counted
-        if table is None or table.policy is not policy or table.epoch != epoch:
-            num_shards = len(self.starts) - 1
-            table = self._counted = _CountedShards(
-                policy, epoch, np.zeros((num_shards, len(policy.buckets)), np.int64), np.zeros(num_shards, np.bool_)
-            )
+        counted = self._counted  # threads ask for several epochs at once
+        if counted is None or counted[:2] != (policy, epoch):
             # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than
             # their cells. Otherwise the shape of every row has to be read from the index.
             lengths = self._captions.in_histograms if self._captions.one_each else None
             known = lengths is not None and not self._limited and self.selection is None
-            if known and getattr(policy, "uses_cells", False):
-                table.counts[:] = count_cells(self._index.cells(), policy, lengths=lengths == "tokens")
-                table.known[:] = True
-        if len(missing := shards[~table.known[shards]]):
-            table.counts[missing] = count_buckets(self, policy, epoch, missing)
-            table.known[missing] = True
-        return table.counts[shards]
+            known = known and getattr(policy, "uses_cells", False)
+            if known:
+                counts = count_cells(self._index.cells(), policy, lengths=lengths == "tokens")
+            else:
+                counts = np.zeros((len(self.starts) - 1, len(policy.buckets)), np.int64)
+            counted = self._counted = policy, epoch, counts, np.full(len(counts), known)
+        _, _, counts, is_known = counted
+        if len(missing := shards[~is_known[shards]]):
+            counts[missing] = super().bucket_counts(policy, epoch, missing)
+            is_known[missing] = True
+        return counts[shards]
 
 
-class _CountedShards(NamedTuple):
-    """Rows of the shards by bucket, as far as they have been counted.
-
-    Attributes:
-        policy, epoch: what they were counted for.
-        counts: int64 (num_shards, K).
-        known: bool (num_shards,).
-    """
-
-    policy: BucketPolicy
-    epoch: int
-    counts: NDArray[np.int64]
-    known: NDArray[np.bool_]
-
-
-def starts_of(index: Index, limit: int | None) -> NDArray[np.int64]:
+def starts_of(index: Index, limit: int | None) -> Ints:
     """First row of each shard, then the number of rows, of the first `limit` rows of an index."""
     return index.starts if limit is None else np.minimum(index.starts, limit)
 
 
-def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> NDArray[np.int64]:
+def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> Ints:
     """`Rows.bucket_counts` from the histograms of an index whose rows have one caption each.
 
     Args:
@@ -221,7 +232,7 @@ def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengt
     return np.concatenate(parts)
 
 
-def _shapes_of_cells(cells: NDArray[np.int64], *, lengths: bool) -> Shapes:
+def _shapes_of_cells(cells: Ints, *, lengths: bool) -> Shapes:
     """One shape for each cell, with the cell's length and aspect bin."""
     tokens, bins = unpack_cells(cells)
     length = tokens.astype(np.int64) if lengths else np.ones(len(cells), np.int64)
@@ -229,7 +240,7 @@ def _shapes_of_cells(cells: NDArray[np.int64], *, lengths: bool) -> Shapes:
     return Shapes(length, height, np.round(height * aspect_ratio(bins)).astype(np.int64))
 
 
-def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: Ints) -> NDArray[np.integer[Any]]:
     """The bucket of each row, checked; in the smallest integer type that holds it, because that sorts fastest.
 
     Raises:
@@ -266,26 +277,32 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
         beyond = min(max(bucket.length for bucket in policy.buckets) + 2, PROBED_TOKENS)
         shapes = _shapes_of_cells(np.arange(beyond * ASPECT_BINS), lengths=True)
     else:
-        shapes = rows.shapes(first_rows(rows, PROBED_ROWS), 0)
+        shapes = rows.shapes(rows.first(PROBED_ROWS), 0)
     digest = hashlib.sha256(named.encode())
     digest.update(np.asarray(policy.assign(shapes), np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
-def count_buckets(rows: Rows, policy: BucketPolicy, epoch: int, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`Rows.bucket_counts` from the shape of every row, or of every selected row."""
-    selection = selection_of(rows)
-    starts = rows.starts if selection is None else selection.starts
-    num_buckets, ends = len(policy.buckets), offsets_of(starts[shards + 1] - starts[shards])
-    counts = np.zeros((len(shards), num_buckets), np.int64)
-    for first, last in shard_runs(ends, CHUNK_ROWS):
-        of_shards = (
-            np.arange(*rows.starts[shard : shard + 2].tolist()) if selection is None else selection.of_shard(shard)
-            for shard in shards[first:last].tolist()
+def npy_of_rows(name: str, index: Index, *, of: str, kinds: str, what: str) -> NpyFile:
+    """A .npy file with a number for each row of an index.
+
+    Args:
+        name: of the file.
+        index: of the rows.
+        of: name of the setting, for messages.
+        kinds: of numbers, as numpy calls them.
+        what: a number is, in words.
+
+    Raises:
+        ConfigError: no such file, or an array of other values or of another length.
+        DataError: the file is damaged.
+    """
+    file = NpyFile(name, of=of)
+    if file.dtype.kind not in kinds:
+        raise ConfigError(f"{of}: '{name}' is an array of {file.dtype}; {what}")
+    if len(file) != len(index):
+        raise ConfigError(
+            f"{of}: '{name}' has {len(file):,} values, and the index has {len(index):,} rows: it was made for other "
+            "shards"
         )
-        numbers = np.concatenate([np.empty(0, np.int64), *of_shards])
-        bucket_of = assign_buckets(policy, rows.shapes(numbers, epoch), numbers)
-        number = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1]))
-        pairs = np.bincount(number * num_buckets + bucket_of, minlength=(last - first) * num_buckets)
-        counts[first:last] = pairs.reshape(-1, num_buckets)
-    return counts
+    return file

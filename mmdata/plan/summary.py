@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +9,9 @@ from numpy.typing import NDArray
 
 from mmdata.config.train import MASK_REMEDY
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.plan import Plan, rank_slice
+from mmdata.plan.plan import Plan
 from mmdata.plan.ranges import occurrences_of
 from mmdata.plan.rows import Hashes, HashesOf
-from mmdata.plan.windows import shapes_of
 
 
 @dataclass
@@ -41,7 +39,8 @@ class PlanSummary:
         masked: rows of padding.
         merged: rows in another bucket than their own: to fill batches at the end of the epoch, to stay with their
             group, or because the shares of a mixture do not agree on a bucket.
-        lift: `same_shard_lift` of the epoch.
+        lift: how much more often two rows of a batch come from one shard than in a uniform shuffle: 1.0 for such a
+            shuffle; number of shards / n where batches are drawn from n shards at a time.
         touched: bool (world_size, num_shards), which shards each rank reads.
         duplicates: rows with the image or caption of an earlier row of their batch; None if `hashes` was not given.
         cut: rows whose caption is longer than the text length of their batch.
@@ -98,18 +97,18 @@ def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, hashes: Hashes
     buckets = {bucket: BucketCount() for bucket in policy.buckets}
     touched = np.zeros((world_size, len(starts) - 1), np.bool_)
     rows_by_shard = np.zeros(len(starts) - 1, np.int64)
-    lift = _Lift(starts)
-    merged = masked = duplicates = cut = 0
+    merged = masked = duplicates = cut = pairs = same_shard = 0
     for step in plan.steps(epoch):
-        shards = np.searchsorted(starts, step.rows, side="right") - 1
-        for rank in range(world_size):
-            mine = rank_slice(len(step.rows), rank, world_size)
-            touched[rank, shards[mine][step.rows[mine] >= 0]] = True
         is_row = step.rows >= 0
         rows, passes = step.rows[is_row], step.passes[is_row]
-        lift.add(shards[is_row])
-        rows_by_shard += np.bincount(shards[is_row], minlength=len(rows_by_shard))
-        shapes = shapes_of(plan.rows, occurrences_of(rows, passes))
+        shards = np.searchsorted(starts, rows, side="right") - 1
+        ranks = np.arange(len(is_row)) * world_size // len(is_row)
+        touched[ranks[is_row], shards] = True
+        in_shards = np.bincount(shards, minlength=len(rows_by_shard))
+        rows_by_shard += in_shards
+        pairs += len(rows) * (len(rows) - 1)
+        same_shard += int((in_shards * (in_shards - 1)).sum())
+        shapes = plan.rows.shapes_of(occurrences_of(rows, passes))
         merged += sum(policy.buckets[bucket] != step.bucket for bucket in policy.assign(shapes).tolist())
         masked += len(is_row) - len(rows)
         duplicates += count_duplicates(hashes(rows, passes)) if hashes else 0
@@ -118,47 +117,12 @@ def summarize(plan: Plan, epoch: int = 0, *, world_size: int = 1, hashes: Hashes
         count.rows += len(rows)
         cut += int((shapes.length > step.bucket.length).sum())
         count.tokens += int(np.minimum(shapes.length, step.bucket.length).sum())
-    rows_by_span = [int(rows_by_shard[first:last].sum()) for first, last, _ in plan.mixture.spans]
+    sizes = np.diff(starts).astype(np.float64)
+    expected = pairs * (sizes * (sizes - 1)).sum() / max(sizes.sum() * (sizes.sum() - 1), 1)  # of a uniform shuffle
+    lift = float(same_shard / expected) if expected else 1.0
+    rows_by_span = [int(rows_by_shard[first:last].sum()) for first, last, *_ in plan.mixture.spans]
     counted = duplicates if hashes else None
-    return PlanSummary(buckets, rows_by_span, masked, merged, lift.value, touched, counted, cut)
-
-
-def same_shard_lift(batches: Iterable[NDArray[np.int64]], starts: NDArray[np.int64]) -> float:
-    """How much more often two rows of a batch come from one shard than in a uniform shuffle.
-
-    Args:
-        batches: rows of each batch, int64.
-        starts: first row of each shard, then the number of rows.
-
-    Returns:
-        1.0 for a uniform shuffle; number of shards / n where batches are drawn from n shards at a time.
-    """
-    lift = _Lift(starts)
-    for batch in batches:
-        lift.add(np.searchsorted(starts, batch, side="right") - 1)
-    return lift.value
-
-
-class _Lift:
-    """Counts the pairs of rows of each batch, and the pairs from one shard."""
-
-    def __init__(self, starts: NDArray[np.int64]) -> None:
-        sizes = np.diff(starts).astype(np.float64)
-        rows = sizes.sum()
-        # share of pairs from one shard in a uniform shuffle
-        self._expected = (sizes * (sizes - 1)).sum() / max(rows * (rows - 1), 1)
-        self._same = self._pairs = 0
-
-    def add(self, shards: NDArray[np.int64]) -> None:
-        counts = np.unique(shards, return_counts=True)[1]
-        self._same += int((counts * (counts - 1)).sum())
-        self._pairs += len(shards) * (len(shards) - 1)
-
-    @property
-    def value(self) -> float:
-        if not self._pairs or not self._expected:
-            return 1.0
-        return float(self._same / self._pairs / self._expected)
+    return PlanSummary(buckets, rows_by_span, masked, merged, lift, touched, counted, cut)
 
 
 def count_duplicates(hashes: Hashes) -> int:

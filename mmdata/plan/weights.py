@@ -11,26 +11,38 @@ others in each epoch, and no batch has a row twice.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError
 from mmdata.hashing import fast_hash
+from mmdata.index import Index
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.mixture import Mixture
 from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first
-from mmdata.plan.position import MAX_EPOCH
-from mmdata.plan.ranges import MAX_PASS, occurrences_of
-from mmdata.plan.rows import Rows, count_buckets
-from mmdata.plan.windows import shapes_of
+from mmdata.plan.ranges import MAX_EPOCH, MAX_PASS, occurrences_of
+from mmdata.plan.rows import Rows, npy_of_rows
 from mmdata.seeding import mix
+from mmdata.tables.joined import Joined
 from mmdata.tables.selection import Selection
+from mmdata.tables.values import in_condition
+
+logger = logging.getLogger("mmdata")
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+OF = "data.row_weights"
+LABEL_BALANCED = "label_balanced"
 
 COUNT_ROWS = 2**20
 """Rows that are counted at a time."""
@@ -58,28 +70,18 @@ class RowWeights:
         self.name = f"{name} ({fast_hash(self.values.tobytes()) % 2**64:016x})"
         self._seed = mix(np.array([seed]))
 
-    def rows_of_epoch(self, most: float = math.inf) -> float:
-        """Rows of an epoch on average, each as often as it comes; `most`: weights above it count as that."""
-        return float(np.minimum(self.values, most).sum(dtype=np.float64))
-
     def passes(self, rows: Ints, part: int) -> Ints:
         """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
         return self._passes(rows, part)[0]
 
     def next_epoch(self, row: int, epoch: int) -> int | None:
-        """The first epoch from this one on in which a row comes; None if its weight is 0, or there is no such epoch."""
-        weight = float(self.values[row])
-        if not weight > 0:
-            return None
-        rows = np.array([row])
-        phase = float(self._fraction(rows, 0)[0])
-        # floor(weight · epochs + phase) passes come in so many epochs: the next one begins where that grows.
-        wanted = max(epoch, math.ceil((math.floor(weight * epoch + phase) + 1 - phase) / weight) - 2)
-        while wanted <= MAX_EPOCH:
-            if (self.passes(rows, (wanted + 1) * self.num_parts) > self.passes(rows, wanted * self.num_parts)).all():
-                return wanted
-            wanted += 1
-        return None
+        """The first epoch from this one on in which a row comes; None if there is none."""
+        # As in `_passes`: so many passes come before each epoch.
+        before = np.floor(
+            float(self.values[row]) * np.arange(epoch, MAX_EPOCH + 2) + self._fraction(np.array([row]), 0)
+        )
+        comes = np.flatnonzero(np.diff(before))
+        return epoch + int(comes[0]) if len(comes) else None
 
     def _passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
         """Passes over n rows before a part, and by its end."""
@@ -127,7 +129,7 @@ NEVER_EMPTY = 40.0
 """An epoch is without a row with a probability of e to the minus this."""
 
 
-class PartRows:
+class PartRows(Rows):
     """The rows of one part, as its plan sees them.
 
     Args:
@@ -143,11 +145,7 @@ class PartRows:
 
     def shapes(self, rows: Ints, epoch: int) -> Shapes:
         """Shapes of n rows in this part, whatever the epoch: the rows' passes decide their captions."""
-        return shapes_of(self._rows, occurrences_of(rows, self._weights.passes(rows, self._part)))
-
-    def bucket_counts(self, policy: BucketPolicy, epoch: int, shards: Ints) -> Ints:
-        """Rows of each of n shards by bucket, int64 (n, K)."""
-        return count_buckets(self, policy, epoch, shards)
+        return self._rows.shapes_of(occurrences_of(rows, self._weights.passes(rows, self._part)))
 
 
 class WeightedPlan(Plan):
@@ -188,6 +186,11 @@ class WeightedPlan(Plan):
         self._settings = settings
         self._plans: dict[int, Plan | None] = {}
         self._steps_of_part: dict[int, int] = {}
+
+    @property
+    def most_rows(self) -> int:
+        """As `Plan.most_rows`: the rows of a part, on average."""
+        return int(self.weights.values.sum(dtype=np.float64) / self.weights.num_parts)
 
     @property
     def epochs_differ(self) -> bool:
@@ -256,3 +259,84 @@ class WeightedPlan(Plan):
             # Replaced, not changed: threads ask for parts at once.
             plans = self._plans = {**dict(list(plans.items())[1 - HELD_PARTS :]), part: made}
         return plans[part]
+
+
+def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined) -> RowWeights | None:
+    """The weights that a section `data` gives its rows, 0 to those that are not planned; None: every row comes once.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        rows: of the index.
+        joined: what `data.join` names.
+
+    Raises:
+        ConfigError: no such column or file, a weight that is negative or no number, or no weight above 0.
+        DataError: the file is damaged.
+    """
+    if data.captions == "every":
+        values = _of_rows(index, rows, lambda shard: np.diff(index.shard(shard).lists("caption_hash")[0]))
+        if not values.any():
+            raise ConfigError("data.captions every: the shards hold labels and no captions; leave it out")
+        return RowWeights(values, name="data.captions every", seed=data.seed)
+    if (given := data.row_weights) is None:
+        return None
+    name, without = given, ""
+    if given == LABEL_BALANCED:
+        values = _balanced(index, rows)
+    elif given.lower().endswith(".npy"):
+        name = Path(given).name
+        file = npy_of_rows(given, index, of=OF, kinds="iuf", what="a weight is a number")
+        values = _of_rows(index, rows, lambda shard: file.read(*index.starts[shard : shard + 2].tolist()))
+    else:
+        of_shard = joined.pick(given, "number", "bool", of=OF, what="numbers", also=LABEL_BALANCED)
+        values = _of_rows(index, rows, lambda shard: _as_floats(of_shard(shard)))
+        without = f": leave out the rows without one (data.select='{in_condition(given)} is not None')"
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ConfigError(
+            f"{OF} {name}: row {row:,} (key '{index.keys(np.array([row]))[0]}') has the weight {values[row]:g}; a "
+            f"weight is a number from 0 on{without if np.isnan(values[row]) else ''}"
+        )
+    if not values.any():
+        raise ConfigError(f"{OF} {name}: every row has the weight 0")
+    if above := int((values > data.max_repeats).sum()):
+        logger.warning(
+            f"{OF}: {above:,} of {np.count_nonzero(values):,} rows have a weight above data.max_repeats "
+            f"({data.max_repeats}), up to {values.max():.4g}: they come {data.max_repeats} times an epoch"
+        )
+    return RowWeights(np.minimum(values, data.max_repeats), name=f"{OF} {name}", seed=data.seed)
+
+
+def _of_rows(index: Index, rows: Rows, of_shard: Callable[[int], NDArray[np.generic]]) -> Floats:
+    """A number for each row, 0 for those that are not planned; `of_shard` gives those of all rows of a shard."""
+    values = np.zeros(int(rows.starts[-1]))
+    used = np.flatnonzero(np.diff(rows.places))
+    index.fetch_columns(used)
+    for shard in used.tolist():
+        planned = rows.of_shard(shard)
+        values[planned] = of_shard(shard)[planned - rows.starts[shard]]
+    return values
+
+
+def _as_floats(values: Any) -> Floats:
+    return values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+
+
+def _balanced(index: Index, rows: Rows) -> Floats:
+    """Weights that give each class as many passes as another, and the rows one on average."""
+    if not index.has_labels:
+        raise ConfigError(f"{OF} {LABEL_BALANCED}: no row of the corpus has a label")
+    labels = _of_rows(index, rows, lambda shard: index.shard(shard).fixed("label")).astype(np.int64)
+    used = np.zeros(len(labels), np.bool_)
+    for some in rows.planned():
+        used[some] = True
+    if (without := int((labels[used] < 0).sum())) > 0:
+        raise ConfigError(
+            f"{OF} {LABEL_BALANCED}: {without:,} rows have no label; leave them out: data.select='label is not None'"
+        )
+    counts = np.bincount(labels[used])
+    weights = np.zeros(len(labels))
+    weights[used] = used.sum() / (np.count_nonzero(counts) * counts[labels[used]])
+    return weights

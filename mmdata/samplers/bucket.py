@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
-from mmdata.length_bounds import choose_lengths
-from mmdata.plan.schedule import LEFTOVERS, Leftover
+from mmdata.plan.choose import choose_lengths
+from mmdata.plan.schedule import Leftover, check_leftover
 from mmdata.samplers.planned import Ints, PlannedBatchSampler, digest, whole_numbers
 from mmdata.seeding import Purpose
 
@@ -87,13 +87,11 @@ class BucketBatchSampler(PlannedBatchSampler):
                 f"{row} has {longest}: add a bound of {longest}, or truncate these rows and give "
                 f"np.minimum(lengths, {self.bounds[-1]})"
             )
-        if leftover not in LEFTOVERS:
-            raise ValueError(f"leftover must be one of {', '.join(LEFTOVERS)}: got '{leftover}'")
+        self.leftover = check_leftover(leftover)
         if leftover != "merge" and drop_last:
             raise ValueError(
                 f"drop_last is about leftover 'merge', and leftover is '{leftover}': leave one of them out"
             )
-        self.leftover: Leftover = leftover
         super().__init__(
             len(self._lengths),
             batch_size,
@@ -105,6 +103,8 @@ class BucketBatchSampler(PlannedBatchSampler):
             world_size=world_size,
             sampler=sampler,
         )
+        bounds_digest = digest(np.asarray(self.bounds, np.int64))
+        self._identity |= {"lengths": digest(self._lengths), "bounds": bounds_digest, "leftover": leftover}
 
     def __len__(self) -> int:
         """Batches of an epoch, exact, the same on every rank."""
@@ -157,10 +157,6 @@ class BucketBatchSampler(PlannedBatchSampler):
     def _buckets(self, rows: Ints) -> Ints:
         """The smallest bound that holds each row: positions in `bounds`, (n,)."""
         return np.searchsorted(self.bounds, self._lengths[rows])
-
-    def _own_identity(self) -> dict[str, str | int | bool]:
-        bounds = digest(np.asarray(self.bounds, np.int64))
-        return {"lengths": digest(self._lengths), "bounds": bounds, "leftover": self.leftover}
 
 
 def _choose_bounds(lengths: Ints, count: int) -> list[int]:

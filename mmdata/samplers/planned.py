@@ -20,8 +20,8 @@ from typing_extensions import Self
 
 from mmdata.errors import ConfigError
 from mmdata.launcher import Ranks, resolve_ranks
+from mmdata.loader.position import Position, check_count, check_epoch, check_state
 from mmdata.plan.plan import rank_slice
-from mmdata.plan.position import Position, check_count, check_epoch, check_state
 from mmdata.plan.windows import KeyedPermutation
 
 Ints = NDArray[np.int64]
@@ -92,6 +92,13 @@ class PlannedBatchSampler(BatchSampler):
         self._permutation = KeyedPermutation(seed, shuffle)
         self._num_rows = num_rows  # rows of an epoch, over all ranks
         self._global_rows = rows_per_batch * self.world_size  # how many of them are in a global batch
+        # What the global batches depend on; a class adds its own.
+        self._identity: dict[str, str | int | bool] = {
+            "global_batch_size": batch_size * self.world_size,
+            "drop_last": drop_last,
+            "shuffle": shuffle,
+            "seed": seed,
+        }
         if len(self) == 0:
             raise ValueError(
                 f"{'drop_last=True' if drop_last else 'leftover=drop'} leaves no batch: no {self._global_rows} of the "
@@ -105,19 +112,6 @@ class PlannedBatchSampler(BatchSampler):
     @abstractmethod
     def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
         """This rank's batches of an epoch, from step `start` on."""
-
-    @abstractmethod
-    def _own_identity(self) -> dict[str, str | int | bool]:
-        """What the global batches of this class depend on, besides the arguments of all samplers."""
-
-    def _identity(self) -> dict[str, str | int | bool]:
-        return {
-            **self._own_identity(),
-            "global_batch_size": self.batch_size * self.world_size,
-            "drop_last": self.drop_last,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-        }
 
     def __len__(self) -> int:
         """Batches of an epoch, exact, the same on every rank."""
@@ -153,7 +147,7 @@ class PlannedBatchSampler(BatchSampler):
 
     def state_at(self, epoch: int, step: int) -> dict[str, Any]:
         """The state of a loop that has done `step` batches of an epoch."""
-        return {"epoch": epoch, "step": step, "plan": self._identity()}
+        return {"epoch": epoch, "step": step, "plan": dict(self._identity)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the last batch that was yielded when the state was taken.
@@ -164,7 +158,7 @@ class PlannedBatchSampler(BatchSampler):
             ConfigError: the state belongs to other batches (the message names what differs), or a number in it is
                 wrong.
         """
-        identity = self._identity()
+        identity = self._identity
         saved = check_state(state, of="sampler").get("plan")
         saved = saved if isinstance(saved, Mapping) else {}
         if changed := [name for name in identity if saved.get(name) != identity[name]]:

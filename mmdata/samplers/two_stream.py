@@ -81,6 +81,11 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
             world_size=world_size,
             sampler=sampler,
         )
+        self._identity |= {
+            "primary_indices": digest(self._primary),
+            "secondary_indices": digest(self._secondary),
+            "global_secondary_batch_size": secondary_batch_size * self.world_size,
+        }
 
     def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
         primary = self._primary[self._permutation(len(self._primary), epoch, Purpose.ROW_ORDER, 0)]
@@ -96,10 +101,3 @@ class TwoStreamBatchSampler(PlannedBatchSampler):
                     secondary = self._secondary[self._permutation(count, number, Purpose.ROW_ORDER, 1)]
                 rows.append(int(secondary[position % count]))
             yield rows
-
-    def _own_identity(self) -> dict[str, str | int | bool]:
-        return {
-            "primary_indices": digest(self._primary),
-            "secondary_indices": digest(self._secondary),
-            "global_secondary_batch_size": self.secondary_batch_size * self.world_size,
-        }

@@ -12,7 +12,7 @@ from mmdata.errors import ConfigError
 from mmdata.safe_read import path_of_url
 from mmdata.storage.fetch import display_name, is_http
 from mmdata.storage.listed import check_plain_name
-from mmdata.tars.braces import expand_braces
+from mmdata.tars.foreign import expand_braces
 
 PROTOCOLS = ("http", "https", "s3", "gs", "hf")
 """What the manifest of a folder on this machine may name as the place of its tars."""

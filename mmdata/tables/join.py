@@ -31,10 +31,8 @@ from mmdata.tables.selection import shard_runs
 from mmdata.tables.table import KeyedTable, find_files, in_words, take_rows
 from mmdata.tables.values import compute
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_captions
-from mmdata.tars.member_values import absent, open_member, pick
-from mmdata.tars.member_values import kind_of as kind_of_member
-from mmdata.tars.members import Selector
-from mmdata.tars.row import IndexedMember
+from mmdata.tars.members import Selector, absent, kind_of, open_member, pick
+from mmdata.tars.scan import IndexedMember
 
 logger = logging.getLogger("mmdata")
 
@@ -356,7 +354,7 @@ class JoinedShards(JoinedPart):
 
     def _texts(self, column: str, of: str) -> Any:
         selector = Selector.parse(column)
-        kind = kind_of_member(selector, of=of)
+        kind = kind_of(selector, of=of)
         if kind not in ("json", "txt") or (kind == "json" and not selector.key):
             raise ConfigError(f"{of}: '{selector}': captions are in json:KEY or txt")
         texts: list[list[str] | None] = [None] * len(self._known)

@@ -19,7 +19,7 @@ from mmdata.nearest import meant
 from mmdata.recognize import wide_encoding
 from mmdata.safe_read import check_exists, check_regular, open_regular, read_regular
 from mmdata.tables.values import DATES, iso_texts, kind_of
-from mmdata.tars.braces import expand_braces
+from mmdata.tars.foreign import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 KEY_COLUMNS = ("key", "uid")

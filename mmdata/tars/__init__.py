@@ -1,9 +1,9 @@
 """What a WebDataset tar says: its members, its samples, and what each is to an index. No index, no network.
 
-- `tar` reads members strictly; `block_reader` reads a tar once, in large blocks, and hashes it in passing.
-- `samples` groups members to samples; `scan` makes each sample a `row`, or a line of the list of left-out rows.
-- `members` chooses image, caption and label; `texts` and `captions` read them; `member_values` reads other values.
-- `foreign` and `braces` find the tars that a user names.
+- `tar` reads members strictly, and writes their headers.
+- `samples` groups members to samples; `scan` makes each a row of the index, or a line of the list of left-out rows.
+- `members` chooses image, caption and label, and reads other values; `texts` and `captions` read texts.
+- `foreign` finds the tars that a user names.
 """
 
 from mmdata.tars.captions import captions_of, clean_caption

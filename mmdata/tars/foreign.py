@@ -1,28 +1,83 @@
-"""Finds the tars that a user names, and guesses where their captions are."""
+"""Finds the tars that a user names, also by brace patterns, and guesses where their captions are."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from mmdata.errors import BadSample, ConfigError, DataError, Reason
+from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason
 from mmdata.recognize import Kind, recognize, refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
-from mmdata.tars.braces import expand_braces
 from mmdata.tars.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.tars.members import USUAL, Members, guess_captions
-from mmdata.tars.samples import ReadMember, SampleReader, texts_of
+from mmdata.tars.samples import SampleReader, texts_of
 from mmdata.tars.tar import Member, read_members
 
 GUESSED_SAMPLES = 20
 """First samples that are looked at to find out where captions are."""
 
 
+MAX_SHARDS = 1_000_000
+"""Largest number of shards of a brace pattern. A corpus with ten thousand samples a shard has ten billion then."""
+_RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}")
+
+
 TAR_ENDS = (".tar", ".tar.gz", ".tgz")
 """Ends of the names that are taken for tars in a folder."""
+
+
+def expand_braces(name: str) -> list[str]:
+    """The names that a pattern such as "x-{0000..0331}.tar" stands for, in its order; without braces the name itself.
+
+    Raises:
+        ConfigError: braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
+    """
+    if "{" not in name:
+        return [name]
+    if name.count("{") != name.count("}"):
+        raise ConfigError(f"shards '{name}': braces that do not close")
+    from braceexpand import braceexpand  # not needed for local folders
+
+    try:
+        # Counted before, because braceexpand keeps all names of each pair of braces in memory.
+        is_small = most_names(name) <= MAX_SHARDS
+        names = list(islice(braceexpand(name, escape=False), MAX_SHARDS + 1)) if is_small else []
+    except (RecursionError, ValueError):
+        raise ConfigError(f"shards '{name[:100]}…': hundreds of nested braces; write the names out") from None
+    if not 0 < len(names) <= MAX_SHARDS:
+        raise ConfigError(
+            f"shards '{name}': the pattern stands for more than {MAX_SHARDS:,} shards; correct the numbers in "
+            "braces, or pack larger shards (`mmdata convert --shard-rows`)"
+        )
+    return names
+
+
+def most_names(pattern: str) -> int:
+    """At least as many as the names that a pattern stands for: exact without nested braces.
+
+    Example:
+        most_names("{a,b{0..9}}-{000..999}.tar") == 20_000
+    """
+    counts: list[int] = []
+    for first, last, one, other, step in _RANGE.findall(pattern):
+        length = abs(int(last) - int(first)) if first else abs(ord(other) - ord(one))
+        counts.append(length // (int(step or 1) or 1) + 1)
+    choices: list[int] = []  # of each pair of braces that is open
+    for character in pattern:
+        if character == "{":
+            choices.append(1)
+        elif character == "," and choices:
+            choices[-1] += 1
+        elif character == "}" and choices:
+            counts.append(choices.pop())
+    return prod(counts)
 
 
 def find_shards(source: Path) -> list[Path]:
@@ -117,29 +172,23 @@ def guess_members(shards: Iterable[Path]) -> Members:
 
 def _guess(path: Path) -> Members | None:
     """The members by the first samples of a tar; None if no sample of it can be read."""
+    samples: list[tuple[list[str], dict[str, Any]]] = []
     with path.open("rb") as file:
 
         def read(member: Member) -> bytes:
             file.seek(member.offset)
             return file.read(min(member.size, MAX_CAPTION_BYTES + 1))
 
-        return _guess_by_samples(SampleReader(read_members(file, name=path.name), name=path.name), read)
-
-
-def _guess_by_samples(reader: SampleReader, read: ReadMember) -> Members | None:
-    samples: list[tuple[list[str], dict[str, Any]]] = []
-    for count in range(1, GUESSED_SAMPLES + 1):
-        if len(groups := reader.peek(count)) < count:
-            break
-        group = groups[-1]
-        try:
-            texts_of(group, read, needs_caption=False)
-            return USUAL
-        except BadSample as bad:
-            if bad.reason is not Reason.MISSING_CAPTION:
-                return USUAL
-        found = group.members.get("json")
-        samples.append((list(group.members), parse_json(decode_text(read(found))) if found else {}))
+        with suppress(DamagedShard):
+            for group in islice(SampleReader(read_members(file, name=path.name), name=path.name), GUESSED_SAMPLES):
+                try:
+                    texts_of(group, read, needs_caption=False)
+                    return USUAL
+                except BadSample as bad:
+                    if bad.reason is not Reason.MISSING_CAPTION:
+                        return USUAL
+                found = group.members.get("json")
+                samples.append((list(group.members), parse_json(decode_text(read(found))) if found else {}))
     return guess_captions(samples) or USUAL if samples else None
 
 

@@ -1,20 +1,19 @@
-"""Groups members of a WebDataset tar to samples, and samples to rows of the index. Every member is accounted for."""
+"""Groups the members of a WebDataset tar to samples, and makes of each a row of the index or the reason why not.
+
+Every member and every sample is accounted for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
-from mmdata.hashing import fast_hash, hash64
-from mmdata.images.probe import FORMATS, Limits, probe, sniff
-from mmdata.tars.captions import JSON, JSON_KEY, MAX_CAPTION_BYTES, NO_CAPTION, TXT
+from mmdata.images.probe import sniff
+from mmdata.tars.captions import MAX_CAPTION_BYTES
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.row import NO_IMAGE, IndexedMember, IndexRow
-from mmdata.tars.tar import Member, split_name
-from mmdata.tars.texts import Loss, SampleTexts, TextKind, read_texts
+from mmdata.tars.tar import Member
+from mmdata.tars.texts import SampleTexts, TextKind, read_texts
 
 IMAGE_EXTENSIONS = frozenset(
     ("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "hif", "jxl")
@@ -23,10 +22,7 @@ TEXT_MEMBERS: tuple[TextKind, ...] = ("json", "txt", "cls")
 """Extensions of the text members."""
 MAX_IMAGE_BYTES = 2**28
 """Largest image file, 256 MiB: larger than any photo, small enough to be read whole."""
-
 ReadMember = Callable[[Member], bytes]
-HashMember = Callable[[Member], int]
-"""Gives the `fast_hash` of a member."""
 
 
 @dataclass(frozen=True)
@@ -55,176 +51,51 @@ class SampleReader:
         ignored: members so far that belong to no sample (no extension, `__meta__`).
 
     Raises (while iterating):
-        DamagedShard: what `members` raises, a key that returns after another key, an extension twice in a sample.
+        DamagedShard: what `members` raises, a key that returns after another key, an extension twice in a sample. Its
+            `sample` is the one of which nobody knows whether it is complete; all before it were yielded.
     """
 
     def __init__(self, members: Iterable[Member], *, name: str) -> None:
         self._members = members
         self._name = name
-        self._unfinished: Group | None = None  # the sample whose members are being read
-        self._last: Group | None = None  # the sample yielded last
-        self._groups = self._read()
-        self._peeked: list[Group] = []
-        self._peeked_damage: DamagedShard | None = None
         self.ignored = 0
 
-    def peek(self, count: int) -> list[Group]:
-        """The first `count` samples, or those before the damage of the tar; iterating yields them again."""
-        try:
-            self._peeked += islice(self._groups, count - len(self._peeked))
-        except DamagedShard as error:
-            self._peeked_damage = error
-        return self._peeked
-
     def __iter__(self) -> Iterator[Group]:
-        yield from self._peeked
-        if self._peeked_damage is not None:
-            raise self._peeked_damage
-        yield from self._groups
-
-    def _read(self) -> Iterator[Group]:
         starts: dict[str, int] = {}
-        for member in self._members:
-            split = split_name(member.name)
-            if split is None:
-                self.ignored += 1
-                continue
-            key, extension = split
-            group = self._unfinished
-            if group is None or key != group.key:
-                if group is not None:
-                    self._last = group
-                    yield group
-                if key in starts:
+        group: Group | None = None
+        try:
+            for member in self._members:
+                if member.split is None:
+                    self.ignored += 1
+                    continue
+                key, extension = member.split
+                if group is None or key != group.key:
+                    if group is not None:
+                        yield group
+                        group = None
+                    if key in starts:
+                        raise DamagedShard(
+                            f"shard '{self._name}': sample '{key}' starts at byte {starts[key]} and comes back at byte "
+                            f"{member.start}",
+                            "other readers make two samples of it: pack the tar again, sorted by name",
+                        )
+                    starts[key] = member.start
+                    group = Group(key, member.start, {})
+                if extension in group.members:
                     raise DamagedShard(
-                        f"shard '{self._name}': sample '{key}' starts at byte {starts[key]} and comes back at byte "
-                        f"{member.start}",
-                        "other readers make two samples of it: pack the tar again, sorted by name",
+                        f"shard '{self._name}': sample '{key}' has .{extension} at byte "
+                        f"{group.members[extension].start} and again at byte {member.start}",
+                        "remove one",
                     )
-                starts[key] = member.start
-                group = self._unfinished = Group(key, member.start, {})
-            if extension in group.members:
-                raise DamagedShard(
-                    f"shard '{self._name}': sample '{key}' has .{extension} at byte "
-                    f"{group.members[extension].start} and again at byte {member.start}",
-                    "remove one",
-                )
-            group.members[extension] = member
-        if self._unfinished is not None:
-            yield self._unfinished
-
-    def at_damage(self, error: DamagedShard) -> tuple[Group | None, tuple[str, int] | None]:
-        """What iterating did not yield because of its error.
-
-        Returns:
-            The sample before the damage, if all its members were read. Key and offset of the sample in which the damage
-            lies, if it is known: nobody knows whether that sample is complete.
-        """
-        before, last, damaged = self._unfinished, self._last, error.sample
-        if before is None or before is last:
-            before = None
-        elif damaged[0] in ("", before.key):
-            before, damaged = None, (before.key, before.start)
-        if not damaged[0] or (last is not None and damaged[0] == last.key):
-            return before, None
-        return before, damaged
-
-
-def split_sample(key: str, shard: str, following: str) -> DataError:
-    """The error for a sample whose members are in two tars."""
-    return DataError(
-        f"sample '{key}' ends shard '{shard}' and starts shard '{following}': split over two shards; "
-        "pack the tars again with whole samples"
-    )
-
-
-class Described(NamedTuple):
-    """A sample that can be used.
-
-    Attributes:
-        row: for the index; its label is -1 if `label` is a name.
-        label: class number, class name, or None.
-        losses: parts of its text files that could not be used.
-    """
-
-    row: IndexRow
-    label: int | str | None
-    losses: dict[Loss, str]
-
-
-def describe(
-    group: Group,
-    read: ReadMember,
-    *,
-    limits: Limits,
-    needs_caption: bool = True,
-    members: Members = USUAL,
-    hash_of: HashMember | None = None,
-) -> Described:
-    """The row of a sample: captions and label as `read_texts` reads them, the image as `image_member` chooses it.
-
-    Args:
-        group: the members.
-        read: gives the bytes of one.
-        limits: images outside them are not used.
-        needs_caption: see `read_texts`.
-        members: which members are image, caption and label.
-        hash_of: hashes a member; None: the row does not say which other members there are.
-
-    Raises:
-        BadSample: the sample cannot be used; the reason says why.
-    """
-    if group.key.startswith("/") or ".." in group.key.split("/"):
-        raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
-    texts = texts_of(group, read, needs_caption=needs_caption, members=members)
-    image = image_member(group, read, members)
-    data = read(image)
-    info = probe(data, limits=limits)
-    caption = None if texts.source is None else group.members[texts.source]
-    row = IndexRow(
-        key=group.key,
-        image_offset=image.offset,
-        image_bytes=image.size,
-        image_format=FORMATS.index(info.format),
-        caption_offset=0 if caption is None else caption.offset,
-        caption_bytes=0 if caption is None else caption.size,
-        caption_format=_caption_format(texts, members),
-        height=info.height,
-        width=info.width,
-        orientation=info.orientation,
-        label=texts.label if isinstance(texts.label, int) else -1,
-        image_hash=hash64(data),
-        image_xxh3=fast_hash(data),
-        captions=texts.captions,
-        members=[] if hash_of is None else _indexed(group, hash_of, but=image),
-    )
-    losses = texts.losses
-    further = [f".{e}" for e, member in group.members.items() if e in IMAGE_EXTENSIONS and member is not image]
-    if further and not members.image:
-        losses = {**losses, Loss.SECOND_IMAGE: f"{', '.join(further)} beside '{image.name}', which is used"}
-    return Described(row, texts.label, losses)
-
-
-def without_image(group: Group, hash_of: HashMember) -> IndexRow:
-    """The row of a sample in a corpus without images: its key and its members."""
-    image, caption, size = (0, 0, NO_IMAGE), (0, 0, NO_CAPTION), (0, 0, 1)
-    return IndexRow(group.key, *image, *caption, *size, -1, 0, 0, [], _indexed(group, hash_of))
-
-
-def _indexed(group: Group, hash_of: HashMember, *, but: Member | None = None) -> list[IndexedMember]:
-    return [
-        IndexedMember(extension, member.offset, member.size, hash_of(member))
-        for extension, member in group.members.items()
-        if member is not but
-    ]
-
-
-def _caption_format(texts: SampleTexts, members: Members) -> int:
-    if texts.source is None:
-        return NO_CAPTION
-    # A selector's JSON may have any extension; without selectors JSON is .json.
-    in_json = {s.extension for s in members.caption if s.key} if members.caption else {"json"}
-    return TXT if texts.source not in in_json else JSON_KEY if members.caption else JSON
+                group.members[extension] = member
+        except DamagedShard as error:
+            if group is not None and error.sample[0] not in ("", group.key):
+                yield group  # the damage lies in the sample behind it
+            elif group is not None:
+                error.sample = (group.key, group.start)
+            raise
+        if group is not None:
+            yield group
 
 
 def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, members: Members = USUAL) -> SampleTexts:
@@ -269,3 +140,11 @@ def image_member(group: Group, read: ReadMember, members: Members = USUAL) -> Me
         if named or sniff(read(member)):
             return member
     raise BadSample(Reason.MISSING_IMAGE, f"no image among {', '.join('.' + e for e in group.members)}")
+
+
+def split_sample(key: str, shard: str, following: str) -> DataError:
+    """The error for a sample whose members are in two tars."""
+    return DataError(
+        f"sample '{key}' ends shard '{shard}' and starts shard '{following}': split over two shards; "
+        "pack the tars again with whole samples"
+    )

@@ -1,56 +1,111 @@
-"""Reads a tar strictly: each sample becomes a row, or a line of the quarantine list with a reason."""
+"""Reads a tar strictly: each sample becomes a row of the index, or a line of the list of left-out rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
-from mmdata.hashing import fast_hash, fast_hash_of
-from mmdata.images.decoder_warnings import name_warnings, sample_name
-from mmdata.images.probe import Limits
-from mmdata.tars.block_reader import BlockReader, Digest
-from mmdata.tars.captions import NO_CAPTION
+from mmdata.hashing import fast_hash, fast_hash_of, hash64
+from mmdata.images.pillow import name_warnings, sample_name
+from mmdata.images.probe import FORMATS, Limits, probe
+from mmdata.tars.captions import JSON, JSON_KEY, NO_CAPTION, TXT
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.row import IndexRow
 from mmdata.tars.samples import (
+    IMAGE_EXTENSIONS,
     Group,
-    HashMember,
     ReadMember,
     SampleReader,
-    describe,
     image_member,
     split_sample,
-    without_image,
+    texts_of,
 )
 from mmdata.tars.tar import Member, read_members
-from mmdata.tars.texts import Loss, missing_caption
+from mmdata.tars.texts import Loss, SampleTexts, missing_caption
 
-HASHED_BYTES = 2**24
-"""Bytes of a member that are hashed at once: it may be larger than memory."""
-TEXT_BYTES, MOST_TEXTS = 2**14, 16
-"""Size and number of the members that are held until they are hashed."""
+NO_IMAGE = 255
+"""The `image_format` of a row without an image."""
+READ_BYTES = 2**18
+"""Bytes that are read of a tar at once."""
+HELD_BYTES = 2**26
+"""Payloads of the last members that are held until their sample is complete; an image before them is read again."""
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
+NO_MEMBER = Member("", 0, 0, 0)
 
 
-class Edge(NamedTuple):
-    """The first or the last sample of a tar, whose other members may be in the tar before or after it.
+class IndexedMember(NamedTuple):
+    """A member of a sample that is not its image.
 
     Attributes:
-        key: of the sample.
-        complete: whether it has an image, and a caption or a label.
-        has_caption: whether it has a caption.
+        extension: as in `Group.members`.
+        offset, size: of the payload, in bytes.
+        xxh3: `fast_hash` of the payload.
+    """
+
+    extension: str
+    offset: int
+    size: int
+    xxh3: int
+
+
+class IndexRow(NamedTuple):
+    """What the index says of one sample: its columns, by name (see `mmdata.index.columns`).
+
+    Of the captions, the index holds only hashes and lengths. `members` are all but the image.
     """
 
     key: str
-    complete: bool
+    image_offset: int = 0
+    image_bytes: int = 0
+    image_format: int = NO_IMAGE
+    caption_offset: int = 0
+    caption_bytes: int = 0
+    caption_format: int = NO_CAPTION
+    height: int = 0
+    width: int = 0
+    orientation: int = 1
+    label: int = -1
+    image_hash: int = 0
+    image_xxh3: int = 0
+    captions: Sequence[str] = ()
+    members: Sequence[IndexedMember] = ()
+
+
+class ScannedSample(NamedTuple):
+    """A sample of a tar, as a corpus of images with captions or labels has it.
+
+    Attributes:
+        row: for the index; only key and members of a sample that cannot be used. Its label is -1 if `label` is a name.
+        start: offset of the first member.
+        label: class number, class name, or None.
+        losses: parts of its text members that could not be used.
+        fault: reason and detail; None for a sample that can be used.
+        has_image: whether a member is its image, usable or not.
+        has_caption: whether its texts hold a caption, usable or not.
+    """
+
+    row: IndexRow
+    start: int
+    label: int | str | None
+    losses: dict[Loss, str]
+    fault: tuple[Reason, str] | None
+    has_image: bool
     has_caption: bool
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the tar is damaged in it."""
+        return self.fault is not None and self.fault[0] is Reason.DAMAGED_SHARD
+
+    @property
+    def may_be_a_part(self) -> bool:
+        """Whether it lacks what another tar may hold."""
+        return not self.has_image or (self.fault is not None and self.fault[0] is Reason.MISSING_CAPTION)
 
 
 @dataclass(frozen=True)
@@ -58,283 +113,303 @@ class Scan:
     """The samples of a tar.
 
     Attributes:
-        rows: of the usable samples; the label is -1 if it is a name. Rows of NO_CAPTION have a label and no caption:
-            they are used only in a corpus of labels only (see `in_captioned_corpus`).
-        starts: offset of each row's first member.
-        labels: of the usable samples: class number, class name, or None.
-        losses: (key, what was lost) of usable samples with losses.
-        quarantined: entries of the other samples, as in `IndexReport`.
-        imageless: rows of those of the other samples that have no image (see `in_corpus_without_images`).
-        mute: offsets of those of the other samples that have a label and no caption: the missing caption is the reason
-            in a corpus with captions, whatever their image is.
-        samples: number of samples, counted independently of the two lists.
+        shard: name of the tar.
+        samples: all of them, in order.
         ignored: members that belong to no sample.
-        edges: the first and the last sample; empty if there is none.
         damage: the place from which the tar could not be read, and why; None for a whole tar.
     """
 
-    rows: list[IndexRow] = field(default_factory=list[IndexRow])
-    starts: list[int] = field(default_factory=list[int])
-    labels: list[int | str | None] = field(default_factory=list["int | str | None"])
-    losses: list[tuple[str, dict[Loss, str]]] = field(default_factory=list[tuple[str, dict[Loss, str]]])
-    quarantined: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    imageless: list[IndexRow] = field(default_factory=list[IndexRow])
-    mute: list[int] = field(default_factory=list[int])
-    samples: int = 0
+    shard: str
+    samples: list[ScannedSample] = field(default_factory=list[ScannedSample])
     ignored: int = 0
-    edges: list[Edge] = field(default_factory=list[Edge])
     damage: DamagedShard | None = None
+
+    @property
+    def usable(self) -> list[ScannedSample]:
+        """The samples that become rows. Those of NO_CAPTION do in a corpus of labels only; see `of_corpus`."""
+        return [sample for sample in self.samples if sample.fault is None]
+
+    @property
+    def quarantined(self) -> list[dict[str, Any]]:
+        """The other samples, as lines of the list of left-out rows."""
+        return [
+            {
+                "shard": self.shard,
+                "key": sample.row.key,
+                "offset": sample.start,
+                "reason": sample.fault[0].value,
+                "detail": sample.fault[1],
+            }
+            for sample in self.samples
+            if sample.fault is not None
+        ]
+
+    @property
+    def rows(self) -> list[IndexRow]:
+        """Those of the usable samples."""
+        return [sample.row for sample in self.usable]
+
+    @property
+    def labels(self) -> list[int | str | None]:
+        """Those of the usable samples."""
+        return [sample.label for sample in self.usable]
+
+    @property
+    def losses(self) -> list[tuple[str, dict[Loss, str]]]:
+        """(key, what was lost) of the usable samples with losses."""
+        return [(sample.row.key, sample.losses) for sample in self.usable if sample.losses]
+
+    @property
+    def edges(self) -> list[ScannedSample]:
+        """The first and the last sample, whose other members may be in the tar before or after; empty without any."""
+        whole = [sample for sample in self.samples if not sample.is_damaged]
+        return [whole[0], whole[-1]] if whole else []
 
     @property
     def has_captions(self) -> bool:
         """Whether any usable sample has a caption."""
-        return any(row.captions for row in self.rows)
+        return any(sample.row.captions for sample in self.usable)
 
     @property
     def has_mute(self) -> bool:
-        """Whether any sample has a label and no caption."""
-        return bool(self.mute) or any(row.caption_format == NO_CAPTION for row in self.rows)
+        """Whether any sample has no caption."""
+        return any(not sample.has_caption for sample in self.samples)
 
     @property
     def may_lack_images(self) -> bool:
         """Whether no sample has an image, but maybe one in which the tar is damaged."""
-        whole = [line for line in self.quarantined if line["reason"] != Reason.DAMAGED_SHARD]
-        return not self.rows and len(whole) == len(self.imageless)
+        return all(not sample.has_image for sample in self.samples if not sample.is_damaged)
 
-    def in_corpus_without_images(self) -> Scan:
-        """The same samples as those of a corpus without images: each is a row."""
-        starts = [line["offset"] for line in self.quarantined if line["reason"] != Reason.DAMAGED_SHARD]
-        left_out = [line for line in self.quarantined if line["reason"] == Reason.DAMAGED_SHARD]
-        rows = self.imageless
-        return replace(
-            self, rows=rows, starts=starts, labels=[None] * len(rows), quarantined=left_out, imageless=[], mute=[]
-        )
+    def of_corpus(self, *, captions: bool = False, images: bool = True, members: Members = USUAL) -> Scan:
+        """The same samples as those of a corpus with captions, where one without is left out; or without images."""
+
+        def judged(sample: ScannedSample) -> ScannedSample:
+            if sample.is_damaged:
+                return sample
+            if not images:
+                row = IndexRow(sample.row.key, members=sample.row.members)
+                return sample._replace(row=row, label=None, losses={}, fault=None)
+            if captions and not sample.has_caption:
+                bad = missing_caption(members)
+                return sample._replace(losses={}, fault=(bad.reason, bad.detail))
+            return sample
+
+        return replace(self, samples=[judged(sample) for sample in self.samples])
 
     def without_sound_rows(self) -> Scan:
-        """Without the rows that need no second look, so that memory holds those of one tar."""
-        mute = [i for i, row in enumerate(self.rows) if not row.captions]
-        rows, starts, labels = ([values[i] for i in mute] for values in (self.rows, self.starts, self.labels))
-        return replace(self, rows=rows, starts=starts, labels=labels, losses=[], imageless=[])
+        """The edges, and the samples that some corpus leaves out."""
+        ends = (0, len(self.samples) - 1)
+        kept = [s for i, s in enumerate(self.samples) if i in ends or s.fault is not None or not s.has_caption]
+        return replace(self, samples=kept)
 
-    def in_captioned_corpus(self, shard: str, members: Members = USUAL) -> Scan:
-        """The same samples as those of a corpus with captions: those without a caption are quarantined for that."""
-        if not self.has_mute:
-            return self
-        bad = missing_caption(members)
-        dropped = {i for i, row in enumerate(self.rows) if row.caption_format == NO_CAPTION}
-        lines = [_quarantine_line(shard, self.rows[i].key, self.starts[i], bad) for i in sorted(dropped)]
-        for line in self.quarantined:
-            mute = line["offset"] in self.mute
-            lines.append(_quarantine_line(shard, line["key"], line["offset"], bad) if mute else line)
-        keys = {self.rows[i].key for i in dropped}
-        kept = [i for i in range(len(self.rows)) if i not in dropped]
-        return replace(
-            self,
-            rows=[self.rows[i] for i in kept],
-            starts=[self.starts[i] for i in kept],
-            labels=[self.labels[i] for i in kept],
-            losses=[(key, lost) for key, lost in self.losses if key not in keys],
-            quarantined=sorted(lines, key=lambda line: line["offset"]),
-            imageless=[],
-            mute=[],
-            edges=[edge._replace(complete=edge.complete and edge.has_caption) for edge in self.edges],
-        )
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as JSON."""
+        return {**vars(self), "damage": self.damage and [self.damage.what, self.damage.remedy]}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Scan:
+        """The inverse of `to_json`."""
+        samples: list[ScannedSample] = []
+        for row, start, label, losses, fault, *has in content["samples"]:
+            row = IndexRow._make([*row[:-1], [*map(IndexedMember._make, row[-1])]])
+            losses = {Loss(loss): detail for loss, detail in losses.items()}
+            fault = fault and (Reason(fault[0]), fault[1])
+            samples.append(ScannedSample(row, start, label, losses, fault, *has))
+        damage = content["damage"] and DamagedShard(*content["damage"])
+        return cls(content["shard"], samples, content["ignored"], damage)
 
 
 def scan_shard(
-    path: Path,
+    shard: Path | int,
     *,
     limits: Limits,
+    name: str,
     members: Members = USUAL,
-    step: Callable[[int], None] = lambda offset: None,
-    name: str | None = None,
-    digest: Digest | None = None,
+    step: Callable[[int], object] = lambda offset: None,
+    on_bytes: Callable[[memoryview], object] = lambda data: None,
 ) -> Scan:
-    """Read a tar strictly.
+    """Read a tar strictly, once, from front to back.
 
     Args:
-        path: of the tar.
-        name: of the tar, for messages and the quarantine list; default: the file's name.
-        limits: images outside them are quarantined.
+        shard: path of the tar, or a descriptor, which is closed.
+        limits: images outside them are not used.
+        name: of the tar, for messages and the list of left-out rows.
         members: which members are image, caption and label.
         step: called with the offset of each sample.
-        digest: gets all bytes of the file, also those behind damage; None: the file is not hashed.
+        on_bytes: called with all bytes of the file, in order, also with those behind damage.
 
     Returns:
         The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
-        quarantined: nobody knows whether it is complete.
+        left out: nobody knows whether it is complete.
     """
-    name = path.name if name is None else name
-    with path.open("rb", buffering=0) as file:
-        return scan_file(file, limits=limits, members=members, step=step, name=name, digest=digest)
+    samples: list[ScannedSample] = []
+    damage: DamagedShard | None = None
+    with _File(shard, on_bytes) as file:
+        tar = _TarInPassing(file)
+        reader = SampleReader(tar.hashed(read_members(tar, name=name)), name=name)
+        try:
+            for group in reader:
+                with name_warnings(partial(sample_name, name, group.key)):
+                    samples.append(scan_sample(group, tar.payload, limits=limits, members=members))
+                step(group.start)
+        except DamagedShard as error:
+            damage = error
+            key, start = error.sample
+            if key:
+                fault = (Reason.DAMAGED_SHARD, error.what)
+                samples.append(ScannedSample(IndexRow(key), start, None, {}, fault, has_image=True, has_caption=True))
+        tar.seek(tar.size)
+    return Scan(name, samples, reader.ignored, damage)
 
 
-def scan_file(
-    file: BinaryIO,
-    *,
-    limits: Limits,
-    members: Members,
-    step: Callable[[int], None],
-    name: str,
-    digest: Digest | None = None,
-) -> Scan:
-    """Read a tar that is open; see `scan_shard`."""
-    blocks = BlockReader(file, digest)
-    texts: dict[int, bytes] = {}  # small members that were read, by offset: they are hashed next
+class _File(io.FileIO):
+    """A file from its first byte on; it shows all that is read of it."""
 
-    def read(member: Member) -> bytes:
-        blocks.seek(member.offset)
-        data = blocks.read(member.size)
-        if len(data) <= TEXT_BYTES:
-            if len(texts) == MOST_TEXTS:
-                texts.clear()
-            texts[member.offset] = data
+    def __init__(self, file: Path | int, on_bytes: Callable[[memoryview], object]) -> None:
+        super().__init__(file)
+        self._on_bytes = on_bytes
+        self._at = 0
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer. Others may read by the same descriptor, whose own position is of no use."""
+        count = os.preadv(self.fileno(), [buffer], self._at)
+        self._at += count
+        self._on_bytes(memoryview(buffer)[:count])
+        return count
+
+
+class _TarInPassing:
+    """A tar that is read once, from front to back; see `mmdata.tars.tar.Seekable`."""
+
+    def __init__(self, file: _File) -> None:
+        self._file = io.BufferedReader(file, READ_BYTES)
+        self._at = 0
+        self._held: dict[int, bytes] = {}
+        self._held_bytes = 0
+        self.size = os.fstat(file.fileno()).st_size
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Read up to an offset that lies ahead; or tell the size of the file, with SEEK_END."""
+        if whence == os.SEEK_END:
+            return self.size
+        assert offset >= self._at
+        while self._at < offset and self.read(min(READ_BYTES, offset - self._at)):
+            pass
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, fewer at the end."""
+        data = self._file.read(size)
+        self._at += len(data)
         return data
 
-    def hash_of(member: Member) -> int:
-        if member.size <= HASHED_BYTES:
-            data = texts.get(member.offset)
-            return fast_hash(read(member) if data is None else data)
-        blocks.seek(member.offset)
-        sizes = (min(HASHED_BYTES, member.size - start) for start in range(0, member.size, HASHED_BYTES))
-        return fast_hash_of(map(blocks.read, sizes))
+    def hashed(self, members: Iterable[Member]) -> Iterator[Member]:
+        """The members with the hashes of their payloads, which are held while there is room."""
+        for name, offset, size, start, split, _ in members:
+            if size > HELD_BYTES // 4:
+                sizes = (min(READ_BYTES, size - done) for done in range(0, size, READ_BYTES))
+                yield Member(name, offset, size, start, split, fast_hash_of(map(self.read, sizes)))
+                continue
+            data = self.read(size)
+            while self._held and self._held_bytes + size > HELD_BYTES:
+                self._held_bytes -= len(self._held.pop(next(iter(self._held))))
+            self._held[offset] = data
+            self._held_bytes += size
+            yield Member(name, offset, size, start, split, fast_hash(data))
 
-    reader = SampleReader(read_members(blocks, name=name), name=name)
-    scan = _Scanner(name, limits, members, hash_of)
-    damage: DamagedShard | None = None
+    def payload(self, member: Member) -> bytes:
+        """The bytes of a member that was read."""
+        held = self._held.get(member.offset)
+        return os.pread(self._file.fileno(), member.size, member.offset) if held is None else held
+
+
+def scan_sample(group: Group, read: ReadMember, *, limits: Limits, members: Members = USUAL) -> ScannedSample:
+    """What an index says of a sample: texts as `read_texts` reads them, the image that `image_member` chooses.
+
+    Args:
+        group: the members.
+        read: gives the bytes of one.
+        limits: images outside them are not used.
+        members: which members are image, caption and label.
+    """
+    fault: BadSample | None = None
+    has_caption = has_image = True
+    texts, row = SampleTexts([], None, None), IndexRow(group.key)
     try:
-        for group in reader:
-            scan.add(group, read)
-            step(group.start)
-    except DamagedShard as error:
-        damage = error
-        before, damaged = reader.at_damage(error)
-        if before is not None:
-            scan.add(before, read)
-        if damaged is not None:
-            scan.add_damaged(*damaged, error)
-    blocks.drain()
-    return scan.finish(reader.ignored, damage)
+        if group.key.startswith("/") or ".." in group.key.split("/"):
+            raise BadSample(Reason.OUTSIDE_ROOT, "the key is absolute or climbs out of its folder")
+        texts = texts_of(group, read, needs_caption=False, members=members)
+        has_caption = bool(texts.captions)
+    except BadSample as bad:
+        fault, has_caption = bad, bad.reason is not Reason.MISSING_CAPTION
+    image = None
+    try:
+        image = image_member(group, read, members)
+        if fault is None:
+            row = _row(group, image, read(image), texts, limits=limits, members=members)
+    except BadSample as bad:
+        fault, has_image = fault or bad, bad.reason is not Reason.MISSING_IMAGE
+    if fault is not None:
+        bare = IndexRow(group.key, members=_indexed(group))
+        return ScannedSample(bare, group.start, None, {}, (fault.reason, fault.detail), has_image, has_caption)
+    losses = texts.losses
+    further = [f".{e}" for e, member in group.members.items() if e in IMAGE_EXTENSIONS and member is not image]
+    if image is not None and further and not members.image:
+        losses = {**losses, Loss.SECOND_IMAGE: f"{', '.join(further)} beside '{image.name}', which is used"}
+    return ScannedSample(row, group.start, texts.label, losses, None, has_image, has_caption)
 
 
-class _Scanner:
-    """The samples of a tar so far."""
+def _row(group: Group, image: Member, data: bytes, texts: SampleTexts, *, limits: Limits, members: Members) -> IndexRow:
+    info = probe(data, limits=limits)
+    caption = NO_MEMBER if texts.source is None else group.members[texts.source]
+    return IndexRow(
+        key=group.key,
+        image_offset=image.offset,
+        image_bytes=image.size,
+        image_format=FORMATS.index(info.format),
+        caption_offset=caption.offset,
+        caption_bytes=caption.size,
+        caption_format=_caption_format(texts, members),
+        height=info.height,
+        width=info.width,
+        orientation=info.orientation,
+        label=texts.label if isinstance(texts.label, int) else -1,
+        image_hash=hash64(data),
+        image_xxh3=image.xxh3,
+        captions=texts.captions,
+        members=_indexed(group, but=image),
+    )
 
-    def __init__(self, name: str, limits: Limits, members: Members, hash_of: HashMember) -> None:
-        self._name, self._limits, self._members, self._hash_of = name, limits, members, hash_of
-        self._scan = Scan()
-        self._samples = 0
 
-    def add(self, group: Group, read: ReadMember) -> None:
-        """Examine a sample."""
-        scan = self._scan
-        self._samples += 1
-        try:
-            with name_warnings(partial(sample_name, self._name, group.key)):
-                row, label, lost = describe(
-                    group,
-                    read,
-                    limits=self._limits,
-                    needs_caption=False,
-                    members=self._members,
-                    hash_of=self._hash_of,
-                )
-            scan.rows.append(row)
-            scan.starts.append(group.start)
-            scan.labels.append(label)
-            edge = Edge(group.key, True, bool(row.captions))
-            if lost:
-                scan.losses.append((group.key, lost))
-        except BadSample as bad:
-            scan.quarantined.append(_quarantine_line(self._name, group.key, group.start, bad))
-            if mute := self._lacks_caption(group, read):
-                scan.mute.append(group.start)
-            if self._lacks_image(group, read):
-                scan.imageless.append(without_image(group, self._hash_of))
-            complete = bad.reason not in (Reason.MISSING_IMAGE, Reason.MISSING_CAPTION)
-            edge = Edge(group.key, complete, complete and not mute)
-        scan.edges[:] = [edge, edge] if not scan.edges else [scan.edges[0], edge]
+def _indexed(group: Group, *, but: Member | None = None) -> list[IndexedMember]:
+    return [
+        IndexedMember(extension, member.offset, member.size, member.xxh3)
+        for extension, member in group.members.items()
+        if member is not but
+    ]
 
-    def _lacks_image(self, group: Group, read: ReadMember) -> bool:
-        try:
-            image_member(group, read, self._members)
-        except BadSample as bad:
-            return bad.reason is Reason.MISSING_IMAGE
-        return False
 
-    def _lacks_caption(self, group: Group, read: ReadMember) -> bool:
-        """Whether a bad sample would be quarantined for its missing caption in a corpus with captions."""
-        try:
-            describe(group, read, limits=self._limits, members=self._members)
-        except BadSample as bad:
-            return bad.reason is Reason.MISSING_CAPTION
-        return False
-
-    def add_damaged(self, key: str, start: int, error: DamagedShard) -> None:
-        """Quarantine the sample in which the tar is damaged."""
-        self._samples += 1
-        bad = BadSample(Reason.DAMAGED_SHARD, error.what)
-        self._scan.quarantined.append(_quarantine_line(self._name, key, start, bad))
-
-    def finish(self, ignored: int, damage: DamagedShard | None) -> Scan:
-        """The samples, when the tar has ended."""
-        scan = self._scan
-        return replace(scan, samples=self._samples, ignored=ignored, damage=damage)
+def _caption_format(texts: SampleTexts, members: Members) -> int:
+    if texts.source is None:
+        return NO_CAPTION
+    # A selector's JSON may have any extension; without selectors JSON is .json.
+    in_json = {s.extension for s in members.caption if s.key} if members.caption else {"json"}
+    return TXT if texts.source not in in_json else JSON_KEY if members.caption else JSON
 
 
 class Edges:
     """Finds samples whose members stand in two tars, of tars in their order."""
 
     def __init__(self) -> None:
-        self._last: tuple[Edge, str] | None = None  # the last sample, and its tar
+        self._last: tuple[ScannedSample, str] | None = None  # the last sample, and its tar
 
-    def add(self, shard: str, edges: Sequence[Edge]) -> DataError | None:
-        """Look at the next tar; the error if the tar before ends with the first sample of this one, in parts."""
+    def add(self, shard: str, edges: Sequence[ScannedSample]) -> DataError | None:
+        """Look at the next tar, by `Scan.edges`; the error if its first sample begins in the tar before."""
         if not edges:
             return None
         before, (first, last) = self._last, edges
         self._last = last, shard
-        if before is not None and before[0].key == first.key and not (before[0].complete and first.complete):
-            return split_sample(first.key, before[1], shard)
-        return None
-
-
-class Bar:
-    """Reports progress over tars that are read in any order.
-
-    Args:
-        progress: called with (bytes done, bytes in all); may be None.
-        sizes: of the tars, in bytes; those not known yet are taken to be as large as the others on average.
-    """
-
-    def __init__(self, progress: Progress | None, sizes: Sequence[int | None]) -> None:
-        self._progress, self._sizes = progress, [*sizes]
-        self._offsets = [0] * len(sizes)
-        self._done = 0
-        self._total = sum(size or 0 for size in sizes)
-        self._unknown = {number for number, size in enumerate(sizes) if size is None}
-        self._lock = Lock()
-
-    def steps(self, number: int) -> Callable[[int], None]:
-        """A callback for the offsets that are reached in a tar."""
-        return partial(self._reach, number)
-
-    def finish(self, number: int, size: int) -> None:
-        """Count a whole tar of `size` bytes."""
-        self._sizes[number] = size
-        self._reach(number, size)
-
-    def _reach(self, number: int, offset: int) -> None:
-        with self._lock:
-            if number in self._unknown and (size := self._sizes[number]) is not None:
-                self._unknown.remove(number)
-                self._total += size
-            self._done += offset - self._offsets[number]
-            self._offsets[number] = offset
-            if self._progress:
-                total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
-                self._progress(self._done, max(total, self._done))
-
-
-def _quarantine_line(shard: str, key: str, start: int, bad: BadSample) -> dict[str, Any]:
-    return {"shard": shard, "key": key, "offset": start, "reason": bad.reason.value, "detail": bad.detail}
+        if before is None or before[0].row.key != first.row.key:
+            return None
+        is_split = before[0].may_be_a_part or first.may_be_a_part
+        return split_sample(first.row.key, before[1], shard) if is_split else None

@@ -10,8 +10,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from mmdata.errors import DamagedShard
 
@@ -26,8 +25,10 @@ _ASCII = bytes(range(128))
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
 _PAX_RECORD = re.compile(rb"([0-9]{1,7}) ")
 _META = re.compile(r"__[^/]*__($|/)")
-_EXTENDED = (b"L", b"K", b"x", b"g")  # GNU long name, GNU long link, pax, global pax
+_REGULAR = (b"0", b"\0", b"7")
+_EXTENDED = (b"L", b"x", b"g")  # GNU long name, pax, global pax
 _REFUSED = {
+    b"K": "the long target of a link",
     b"1": "a hard link",
     b"2": "a symbolic link",
     b"3": "a character device",
@@ -50,20 +51,23 @@ class Seekable(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A regular file of a tar.
 
     Attributes:
         name: as it stands in the tar; bytes that are not UTF-8 become "\\xNN".
         offset, size: of the payload, in bytes.
         start: offset of the first header block that belongs to it.
+        split: key and extension, see `split_name`.
+        xxh3: `fast_hash` of the payload; 0 where only headers are read.
     """
 
     name: str
     offset: int
     size: int
     start: int
+    split: tuple[str, str] | None = None
+    xxh3: int = 0
 
 
 def header(name: str, size: int) -> bytes:
@@ -139,10 +143,6 @@ class _TarReader:
         self._sample: tuple[str, int] = ("", 0)  # key and start of the current sample
 
     def members(self) -> Iterator[Member]:
-        if self._read(0, 2) == b"\x1f\x8b":
-            raise DamagedShard(
-                f"shard '{self._shard}': gzip-compressed, which has no random access", "`gunzip` it first"
-            )
         seen: dict[str, int] = {}
         position = 0
         while True:
@@ -158,27 +158,31 @@ class _TarReader:
     def _member(self, start: int) -> tuple[Member | None, int]:
         """The next regular file and the offset behind its padding; at the end blocks None and their offset."""
         position = start
-        names: dict[bytes, str] = {}  # kind of extended header -> the name it gave
+        given: dict[bytes, str] = {}  # kind of extended header -> the name in it
         while (block := self._block(position)).strip(b"\0"):
             kind, size = self._checked(block, position)
             payload = position + BLOCK
             following = payload + size + -size % BLOCK
             if kind in _EXTENDED:
-                self._extend(names, kind, (position, payload, size))
+                if kind in given:
+                    self._fail(position, "two extended headers of one kind for one member")
+                given[kind] = self._extended_name(kind, position, size)
                 position = following
                 continue
-            name = self._name(block, names, position)
+            name = self._name(block, given, position)
             split = split_name(name)
             if split and split[0] != self._sample[0]:
                 self._sample = (split[0], start)
             self._check_whole(payload, size, position)
-            if kind != b"5" and not (kind == b"\0" and name.endswith("/")):
-                self._check_regular(kind, name, position)
-                return Member(name, payload, size, start), following
+            if kind in _REGULAR and not (kind == b"\0" and name.endswith("/")):
+                return Member(name, payload, size, start, split), following
+            if kind not in (b"5", b"\0"):
+                what = _REFUSED.get(kind, f"of unknown type {kind!r}")
+                self._fail(position, f"member '{name}' is {what}; shards hold regular files only")
             if size:
                 self._fail(position, f"directory '{name}' with a payload of {size} bytes")
-            start, position, names = following, following, {}
-        if names:
+            start, position, given = following, following, {}
+        if given:
             self._fail(start, "an extended header with no member behind it")
         return None, position
 
@@ -186,38 +190,24 @@ class _TarReader:
         if payload + size + -size % BLOCK > self._size:
             self._fail(position, f"a member of {size} bytes, and the file ends after {self._size - payload}: cut")
 
-    def _check_regular(self, kind: bytes, name: str, position: int) -> None:
-        if kind not in (b"0", b"\0", b"7"):
-            what = _REFUSED.get(kind, f"of unknown type {kind!r}")
-            self._fail(position, f"member '{name}' is {what}; shards hold regular files only")
-
-    def _extend(self, names: dict[bytes, str], kind: bytes, place: tuple[int, int, int]) -> None:
-        """Read an extended header, of the next member (long name, pax) or of all following members (global pax)."""
-        position, payload, size = place
-        self._check_whole(payload, size, position)
+    def _extended_name(self, kind: bytes, position: int, size: int) -> str:
+        """The name in an extended header, of the next member (long name, pax) or of all (global pax); "" for none."""
+        self._check_whole(position + BLOCK, size, position)
         if size > _MAX_EXTENDED:
             self._fail(position, f"an extended header of {size} bytes")
-        if kind in names:
-            self._fail(position, "two extended headers of one kind for one member")
-        data = self._read(payload, size)
+        data = self._read(position + BLOCK, size)
         if kind == b"L":
-            names[kind] = self._text(data.removesuffix(b"\0"), position)
-        elif kind == b"K":
-            names[kind] = ""  # a long link target: only a link has one, and links are refused
-        else:
-            path = self._pax_path(data, position)
-            if kind == b"x":
-                names[kind] = path
-            elif path:
-                self._fail(position, "a global pax header that names a member")
+            return self._text(data.removesuffix(b"\0"), position)
+        path = self._pax_path(data, position)
+        if kind == b"g" and path:
+            self._fail(position, "a global pax header that names a member")
+        return path
 
-    def _name(self, block: bytes, names: dict[bytes, str], position: int) -> str:
-        if names:
-            given = {name for kind, name in names.items() if kind in (b"L", b"x") and name}
-            if len(given) > 1:
-                self._fail(position, f"two names for one member: {sorted(given)}")
-            if given:
-                return given.pop()
+    def _name(self, block: bytes, given: dict[bytes, str], position: int) -> str:
+        if names := {name for name in given.values() if name} if given else None:
+            if len(names) > 1:
+                self._fail(position, f"two names for one member: {sorted(names)}")
+            return names.pop()
         name = self._text(block[:100].split(b"\0")[0], position)
         # The prefix exists only in POSIX headers; GNU headers keep times in these bytes.
         prefix = block[345:500].split(b"\0")[0] if block[257:263] == b"ustar\0" else b""
@@ -225,8 +215,10 @@ class _TarReader:
 
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
         """Type and payload size of a header block, whose checksum and magic are checked."""
-        if position == 0 and (other := _other_file(block)):
-            raise DamagedShard(f"shard '{self._shard}': {other[0]}", other[1])
+        if position == 0:
+            for start, what, remedy in _OTHER_FILES:
+                if start.match(block):
+                    raise DamagedShard(f"shard '{self._shard}': {what}", remedy)
         try:
             return _checked(block)
         except ValueError as error:
@@ -256,10 +248,10 @@ class _TarReader:
         return data.decode("utf-8", "backslashreplace")
 
     def _check_end(self, position: int) -> None:
-        """Check for two zero blocks and only zeros behind them: writers fill a tar up to a record size."""
-        if self._read(position, len(END)) != END:
+        """Check that a second zero block follows, and only zeros: writers fill a tar up to a record size."""
+        if self._read(position + BLOCK, BLOCK) != bytes(BLOCK):
             self._fail(position, "a lone zero block where two must end the tar: cut or damaged")
-        at = position
+        at = position + 2 * BLOCK
         while chunk := self._read(at, 1 << 20):
             if tail := chunk.lstrip(b"\0"):
                 at += len(chunk) - len(tail)
@@ -291,22 +283,6 @@ class _TarReader:
         )
 
 
-def _other_file(block: bytes) -> tuple[str, str] | None:
-    """What a file is that is often found in a tar's place, and the remedy; None if it may be a tar."""
-    start = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
-    if start.startswith((b"<!doctype html", b"<html", b"<head", b"<script")):
-        return (
-            "is an HTML page, not a tar: a page of login or of an error was saved in its place",
-            "open its URL in a browser, and fetch it again with credentials",
-        )
-    if start.startswith((b"<?xml", b'{"')):
-        return "is text, not a tar: a server's error was saved in its place", "read it, and fetch the shard again"
-    for magic, name, remedy in _OTHERS:
-        if block.startswith(magic):
-            return f"is {name}, not a tar", remedy
-    return None
-
-
 def _checked(block: bytes) -> tuple[bytes, int]:
     """Type and payload size of a header block; raises ValueError, which says what is wrong with it."""
     field = _OCTAL.fullmatch(block[148:156])
@@ -326,11 +302,30 @@ def _checked(block: bytes) -> tuple[bytes, int]:
     return block[156:157], int.from_bytes(size[1:], "big")  # `_check_whole` refuses a size larger than the file
 
 
-_OTHERS = (
-    (b"PK\x03\x04", "a ZIP archive", "use `mmdata convert`, which reads it in place"),
-    (b"PAR1", "a Parquet table", "use `mmdata convert`"),
-    (b"BZh", "compressed (bzip2), which has no random access", "`bunzip2` it first"),
-    (b"\xfd7zXZ\0", "compressed (xz), which has no random access", "`unxz` it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed (zstd), which has no random access", "`unzstd` it first"),
-    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+_OTHER_FILES = tuple(
+    (re.compile(start, re.IGNORECASE), what, remedy)
+    for start, what, remedy in (
+        (
+            rb"\s*(\xef\xbb\xbf)?\s*<(!doctype html|html|head|script)",
+            "is an HTML page, not a tar: a page of login or of an error was saved in its place",
+            "open its URL in a browser, and fetch it again with credentials",
+        ),
+        (
+            rb'\s*(\xef\xbb\xbf)?\s*(<\?xml|\{")',
+            "is text, not a tar: a server's error was saved in its place",
+            "read it, and fetch the shard again",
+        ),
+        (rb"\x1f\x8b", "gzip-compressed, which has no random access", "`gunzip` it first"),
+        (rb"BZh", "is compressed (bzip2), which has no random access, not a tar", "`bunzip2` it first"),
+        (rb"\xfd7zXZ\0", "is compressed (xz), which has no random access, not a tar", "`unxz` it first"),
+        (rb"\x28\xb5\x2f\xfd", "is compressed (zstd), which has no random access, not a tar", "`unzstd` it first"),
+        (rb"PK\x03\x04", "is a ZIP archive, not a tar", "use `mmdata convert`, which reads it in place"),
+        (rb"PAR1", "is a Parquet table, not a tar", "use `mmdata convert`"),
+        (
+            rb"version https://git-lfs",
+            "is a pointer of Git LFS, not a tar",
+            "fetch the file itself with `git lfs pull`",
+        ),
+    )
 )
+"""Files that are often found in a tar's place, by their first bytes; what they are, and the remedy."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from mmdata.errors import BadSample, Reason, excerpt
-from mmdata.tars.captions import TXT, captions_of, clean_captions, decode_text, parse_json
+from mmdata.tars.captions import clean_captions, decode_text, parse_json
 from mmdata.tars.members import USUAL, Members, Selector
 
 TextKind = str
@@ -86,26 +86,16 @@ def read_texts(
         .txt "a dog" and .json `{"captions": null, "label": "x", "label": 1}` give ["a dog"], no label, and the loss
         json_unreadable, for the duplicate key.
     """
-    losses: dict[Loss, str] = {}
-    faults: list[BadSample] = []
-    metadata: dict[str, Any] = {}
-    if "json" in kinds:
-        try:
-            metadata = parse_json(decode_text(read("json")), strict=True)
-        except BadSample as bad:
-            faults.append(bad)
-            losses[Loss.JSON_TOO_LARGE if _is_too_large(bad) else Loss.JSON_UNREADABLE] = bad.detail
-    contents: dict[str, dict[str, Any]] = {"json": metadata}  # JSON by extension
-    sources = members.caption or USUAL_CAPTIONS
-    found = _first_usable(sources, kinds, read, contents, losses, faults)
-    label = _label(members.label or USUAL_LABELS, kinds, read, contents, losses)
-    if found is not None:
-        return SampleTexts(*found, label, metadata, losses)
-    if faults:
-        raise faults[0]
-    if label is None or needs_caption:
+    files = _TextFiles(kinds, read)
+    metadata = files.metadata()
+    found = files.captions(members.caption or USUAL_CAPTIONS)
+    label = files.label(members.label or USUAL_LABELS)
+    if found is None and files.faults:
+        raise files.faults[0]
+    if found is None and (label is None or needs_caption):
         raise missing_caption(members)
-    return SampleTexts([], None, label, metadata, losses)
+    captions, source = found or ([], None)
+    return SampleTexts(captions, source, label, metadata, files.losses)
 
 
 def missing_caption(members: Members = USUAL) -> BadSample:
@@ -125,73 +115,74 @@ USUAL_CAPTIONS = (
 USUAL_LABELS = (Selector("cls"), Selector("json", "label"))
 
 
-def _first_usable(
-    sources: Sequence[Selector],
-    kinds: Collection[TextKind],
-    read: ReadText,
-    contents: dict[str, dict[str, Any]],
-    losses: dict[Loss, str],
-    faults: list[BadSample],
-) -> tuple[list[str], TextKind] | None:
-    """Captions and their source; None if no source is usable."""
-    for source in sources:
+class _TextFiles:
+    """The text files of one sample while they are read."""
+
+    def __init__(self, kinds: Collection[TextKind], read: ReadText) -> None:
+        self._kinds, self._read = kinds, read
+        self._json: dict[str, dict[str, Any]] = {}  # by extension
+        self.losses: dict[Loss, str] = {}
+        self.faults: list[BadSample] = []
+
+    def metadata(self) -> dict[str, Any]:
+        """The whole .json; empty if there is none, or none that can be read."""
         try:
-            if not source.key:
-                if source.extension in kinds:
-                    return captions_of(read(source.extension), TXT), source.extension
-                continue
-            value = _json(source.extension, kinds, read, contents).get(source.key)
-            if value in (None, []):  # as if the key were missing
-                continue
-            captions, left_out = clean_captions(value)
-            if left_out:
-                losses.setdefault(Loss.EMPTY_CAPTION, f"{left_out} empty or null in {_words(source)}")
-            return captions, source.extension
+            return self._content("json")
         except BadSample as bad:
-            faults.append(bad)
-            empty = bad.reason is Reason.EMPTY_CAPTION
-            losses.setdefault(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{_words(source)}: {bad.detail}")
-    return None
+            too_large = bad.reason is Reason.CAPTION_TOO_LONG
+            self.faults.append(bad)
+            self.losses[Loss.JSON_TOO_LARGE if too_large else Loss.JSON_UNREADABLE] = bad.detail
+            return {}
 
+    def captions(self, sources: Sequence[Selector]) -> tuple[list[str], TextKind] | None:
+        """Captions and their source; None if no source is usable."""
+        for source in sources:
+            try:
+                value = self._value(source)
+                if value in (None, []):  # as if the key were missing
+                    continue
+                captions, left_out = clean_captions(value)
+            except BadSample as bad:
+                self.faults.append(bad)
+                empty = bad.reason is Reason.EMPTY_CAPTION
+                self._lose(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{_words(source)}: {bad.detail}")
+            else:
+                if left_out:
+                    self._lose(Loss.EMPTY_CAPTION, f"{left_out} empty or null in {_words(source)}")
+                return captions, source.extension
+        return None
 
-def _label(
-    sources: Sequence[Selector],
-    kinds: Collection[TextKind],
-    read: ReadText,
-    contents: dict[str, dict[str, Any]],
-    losses: dict[Loss, str],
-) -> int | str | None:
-    """The label of the first source that exists and is usable; a .cls of "-1" says that there is none."""
-    for source in sources:
-        try:
-            if not source.key:
-                if source.extension in kinds:
-                    return parse_label(decode_text(read(source.extension)))
-                continue
-            value = _json(source.extension, kinds, read, contents).get(source.key)
-            if isinstance(value, bool):
-                raise BadSample(Reason.BROKEN_ROW, f"label {value} is neither a class number from 0 nor a name")
-            if (label := parse_label(value)) is not None:
-                return label
-        except BadSample as bad:
-            losses.setdefault(Loss.LABEL_UNUSABLE, f"{_words(source)}: {bad.detail}")
-    return None
+    def label(self, sources: Sequence[Selector]) -> int | str | None:
+        """The label of the first source that exists and is usable; a .cls of "-1" says that there is none."""
+        for source in sources:
+            try:
+                value = self._value(source)
+                if isinstance(value, bool):
+                    raise BadSample(Reason.BROKEN_ROW, f"label {value} is neither a class number from 0 nor a name")
+                label = parse_label(value)
+            except BadSample as bad:
+                self._lose(Loss.LABEL_UNUSABLE, f"{_words(source)}: {bad.detail}")
+            else:
+                if label is not None or (value is not None and not source.key):
+                    return label
+        return None
 
+    def _value(self, source: Selector) -> object:
+        """The text of a file, or a value in JSON; None without the file or the key."""
+        if source.key:
+            return self._content(source.extension).get(source.key)
+        return decode_text(self._read(source.extension)) if source.extension in self._kinds else None
 
-def _json(
-    extension: str, kinds: Collection[TextKind], read: ReadText, contents: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """The JSON of a member, parsed once; empty without the member."""
-    if extension not in contents:
-        contents[extension] = {}
-        if extension in kinds:
-            contents[extension] = parse_json(decode_text(read(extension)), strict=True)
-    return contents[extension]
+    def _content(self, extension: str) -> dict[str, Any]:
+        """The JSON of a file, parsed once; empty without the file, and after an error."""
+        if extension not in self._json:
+            self._json[extension] = {}
+            if extension in self._kinds:
+                self._json[extension] = parse_json(decode_text(self._read(extension)), strict=True)
+        return self._json[extension]
 
-
-def _words(source: Selector) -> str:
-    """A source for messages."""
-    return f'the JSON\'s "{source.key}"' if source.extension == "json" else source.words
+    def _lose(self, loss: Loss, detail: str) -> None:
+        self.losses.setdefault(loss, detail)
 
 
 def parse_label(value: object) -> int | str | None:
@@ -220,8 +211,9 @@ def parse_label(value: object) -> int | str | None:
     raise BadSample(Reason.BROKEN_ROW, f"label {excerpt(value)} is neither a class number from 0 nor a name")
 
 
-def _is_too_large(bad: BadSample) -> bool:
-    return bad.reason is Reason.CAPTION_TOO_LONG
+def _words(source: Selector) -> str:
+    """A source for messages."""
+    return f'the JSON\'s "{source.key}"' if source.extension == "json" else source.words
 
 
 class Losses:

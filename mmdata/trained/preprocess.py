@@ -17,7 +17,7 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.images import probe
-from mmdata.images.jpeg import oriented_size
+from mmdata.images.decode import oriented_size
 from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.corpus import open_index

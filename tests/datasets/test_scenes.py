@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdata.length_bounds import choose_lengths
+from mmdata.plan.choose import choose_lengths
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 SCENES = Path(__file__).parents[2] / "datasets" / "scenes"

@@ -9,11 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from mmdata.duplicates import groups
-from mmdata.duplicates.candidates import MAX_DISTANCE, candidate_pairs, popcount
-from mmdata.duplicates.confirm import NEAR, are_near, difference
 from mmdata.duplicates.groups import NearPairs, components, leaders, near_others, near_pairs
-from mmdata.duplicates.sign import Signed
-from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, perceptual_hashes
+from mmdata.duplicates.search import MAX_DISTANCE, NEAR, are_near, candidate_pairs, difference, popcount
+from mmdata.duplicates.signature import SIDE, THUMBNAIL_BYTES, Signed, perceptual_hashes
 
 
 def smooth(count: int, seed: int, *, begin: float = 0, length: float = 1) -> NDArray[np.uint8]:

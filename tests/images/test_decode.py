@@ -23,8 +23,7 @@ from torchvision.io import ImageReadMode, decode_image
 
 from mmdata.errors import BadSample
 from mmdata.images import probe
-from mmdata.images.decode import check_decodes, decode
-from mmdata.images.jpeg import oriented_size
+from mmdata.images.decode import check_decodes, decode, oriented_size
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else [])]
 

@@ -16,16 +16,16 @@ from PIL import Image
 from mmdata.convert.convert import convert
 from mmdata.convert.engines import threads
 from mmdata.convert.recipe import ConvertConfig
-from mmdata.images import decoder_warnings, probe
+from mmdata.images import pillow, probe
 from mmdata.images.decode import decode
-from mmdata.images.decoder_warnings import name_warnings
+from mmdata.images.pillow import name_warnings
 from mmdata.index import build_index
 
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """As in a process that has decoded nothing yet."""
-    monkeypatch.setattr(decoder_warnings, "_told", set())
+    monkeypatch.setattr(pillow, "_told", set())
     caplog.set_level(logging.WARNING, "mmdata")
     return caplog
 

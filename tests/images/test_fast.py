@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmdata.errors import BadSample
-from mmdata.images.decode import decode
-from mmdata.images.jpeg import jpeg_size
+from mmdata.images.decode import decode, jpeg_size
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from tests.images.placed import patches, pixels
 

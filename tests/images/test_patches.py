@@ -13,8 +13,7 @@ from transformers.models.siglip2.image_processing_siglip2 import (
 )
 
 from mmdata.errors import BadSample
-from mmdata.images.crop import Crop, resize_crop
-from mmdata.images.patches import native_size, write_patches
+from mmdata.images.crop import Crop, native_size, resize_crop, write_patches
 from mmdata.images.pixels import PixelTransform
 from tests.images.placed import patches, png
 

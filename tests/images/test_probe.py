@@ -14,21 +14,20 @@ from PIL import Image
 from mmdata.errors import BadSample, Reason
 from mmdata.images import EXTENSIONS, FORMATS, ImageInfo, Limits, probe
 from mmdata.images.probe import sniff
-from tests.pictures import FILES, needs_heif, needs_jxl, stored
+from tests.pictures import FILES, needs_heif, stored
 
-STORED = {"HEIF": "turned.heic", "JXL": "was_jpeg.jxl"}
+STORED = {"HEIF": "turned.heic"}
 """Files of the formats that Pillow alone does not write."""
 
 
 def needs(name: str) -> Any:
     """A file as a parameter, for tests that open it."""
-    return pytest.param(name, marks=needs_heif if FILES[name].format == "HEIF" else needs_jxl)
+    return pytest.param(name, marks=needs_heif)
 
 
 PROBED = [
-    *FORMATS[:-2],
+    *FORMATS[:-1],
     pytest.param("HEIF", marks=needs_heif),
-    pytest.param("JXL", marks=needs_jxl),
 ]
 
 
@@ -125,8 +124,6 @@ def bad(data: bytes, reason: Reason, detail: str, needed: Any) -> Any:
         (b"SIMPLE  =     T", Reason.NOT_AN_IMAGE, "starts with"),
         bad(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", Reason.CORRUPT_IMAGE, "HEIF does not decode: ", needs_heif),
         bad(stored("turned.heic")[:300], Reason.CORRUPT_IMAGE, "HEIF does not decode: ", needs_heif),
-        bad(stored("bare.jxl")[:3], Reason.CORRUPT_IMAGE, "JXL does not decode: ends within its header", needs_jxl),
-        bad(stored("animated.jxl"), Reason.UNSUPPORTED_FORMAT, "JXL: an animation is not supported", needs_jxl),
         (b"\xff\xd8\xff\xe0", Reason.CORRUPT_IMAGE, "JPEG does not decode"),
         (encoded("PNG")[:20], Reason.CORRUPT_IMAGE, "PNG does not decode: ends after 20 bytes, within a chunk b'IHDR'"),
         (encoded("WEBP")[:24], Reason.CORRUPT_IMAGE, "WEBP does not decode"),

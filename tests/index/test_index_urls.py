@@ -22,7 +22,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, IndexReport, build_index, verify
 from mmdata.index.staging import STAGING_NAME
 from mmdata.storage import ShardCache
-from mmdata.tars.braces import MAX_SHARDS
+from mmdata.tars.foreign import MAX_SHARDS
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.storage.servers import Server, serve, serve_s3
 

@@ -15,7 +15,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.corpus import open_corpus
 from mmdata.plan import IndexRows
-from mmdata.plan.captions import equal_rows
+from mmdata.plan.from_config import equal_rows
 from tests.joins import join_first
 
 from .conftest import Corpus

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdata.images import decoder_warnings, probe
+from mmdata.images import pillow, probe
 from mmdata.index import Sample
 from tests.images.by_hand import png_chunk
 from tests.loader.conftest import Corpus
@@ -40,7 +40,7 @@ def test_loader_turns_by_raw_profile_and_names_the_image_of_a_warning(
     shutil.rmtree(copy.folder / "shards")
     samples = [Sample(f"{i}", data, probe(data), ["a dog"]) for i, data in enumerate([turned, bytes(odd)] * 4)]
     corpus.write_beside(copy.folder / "shards", samples)
-    monkeypatch.setattr(decoder_warnings, "_told", set())
+    monkeypatch.setattr(pillow, "_told", set())
     warnings.simplefilter("always")  # `probe` above has had the same warning; pytest restores the filters
     settings = {"image_buckets": [[32, 32]], "transform": "eval", "num_workers": 2}
     with caplog.at_level(logging.WARNING, "mmdata"):

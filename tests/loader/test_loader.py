@@ -206,8 +206,8 @@ def test_a_batch_larger_than_an_epoch_is_an_error(
 
 
 def test_a_corpus_smaller_than_any_batch_says_what_allows_it(corpus: Corpus):
-    with pytest.raises(ConfigError, match=f"no batch can have more than 3 rows, so none would be full; set {LARGER}"):
-        corpus.loader(global_batch_size=8, num_lanes=4, max_rows=3)
+    with pytest.raises(ConfigError, match=f"no batch can have more than 2 rows, so none would be full; set {LARGER}"):
+        corpus.loader(global_batch_size=6, num_lanes=3, max_rows=2)
 
 
 def test_an_evaluation_may_be_smaller_than_a_batch(corpus: Corpus):

@@ -350,7 +350,7 @@ def test_blank_batches_have_the_entries(tmp_path: Path, samples: dict[str, Membe
 def test_an_array_that_unpacks_to_more_than_the_limit_is_not_unpacked(
     tmp_path: Path, samples: dict[str, Members], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mmdata.tars.member_values.MAX_BYTES", 10_000)
+    monkeypatch.setattr("mmdata.tars.members.MAX_BYTES", 10_000)
     samples[key_of(17)]["npz"] = packed_npz(two=np.zeros(100_000))
     data = write(tmp_path / "tars", samples)
     with Loader.from_config({**data, "fields": {"two": "npz:two"}}) as loader:

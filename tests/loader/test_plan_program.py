@@ -19,7 +19,6 @@ import yaml
 from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
 from mmdata.index import ShardWriter
-from mmdata.plan.mixture import write_groups
 from tests.joins import join_first
 from tests.programs import run_program
 
@@ -96,14 +95,6 @@ def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path
     settings |= {"global_batch_size": 200, "allow_larger_batch": True}
     assert told in plan(tmp_path, settings)
     assert told.replace("groups: ", "groups: at most ") in plan(tmp_path, {**settings, "shuffle_window_rows": 49})
-
-
-def test_plan_program_refuses_groups_of_a_size_that_the_file_does_not_have(corpus, tmp_path: Path):
-    write_groups(tmp_path / "g.arrow", np.arange(50) // 4, corpus.index, {"size": 4})
-    settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.arrow"), "size": 8}}
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": settings}))
-    with pytest.raises(ConfigError, match=r"its groups have 4 rows, and data\.groups\.size is 8: set it to 4"):
-        plan_of(str(tmp_path / "c.yaml"), [])
 
 
 def test_plan_program_says_when_a_run_has_groups_of_its_own(corpus, tmp_path: Path):

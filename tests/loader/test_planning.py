@@ -17,10 +17,8 @@ from mmdata.plan import (
     NativePolicy,
     ShardCaptions,
     TokenBudgetPolicy,
-    choose_image_shapes,
-    choose_lengths,
 )
-from mmdata.plan.choose import bucket_policy, caption_histogram, text_lengths
+from mmdata.plan.choose import bucket_policy, caption_histogram, choose_image_shapes, choose_lengths, text_lengths
 from mmdata.plan.from_config import build_plan
 from mmdata.text.tokenizer import Tokenizer
 

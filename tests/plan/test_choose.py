@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin
-from mmdata.plan import choose_image_shapes, choose_lengths
+from mmdata.plan.choose import choose_image_shapes, choose_lengths
 
 
 def padded_tokens(histogram: list[int], bounds: list[int]) -> int:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan import BatchShare, Bucket, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan
-from mmdata.plan.mixture import cover_table, form_units
+from mmdata.plan import Bucket, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan
+from mmdata.plan.groups import cover_table, form_units
 
 SHAPES = [(64, 64), (48, 80)]
 POLICY = LengthAspectPolicy([8, 16, 77], SHAPES)
@@ -19,7 +19,7 @@ POLICY = LengthAspectPolicy([8, 16, 77], SHAPES)
 
 def grouped(rows: Any, labels: Any, *, size: int = 1, candidates: int = 0, share: float = 1.0) -> Mixture:
     groups = Groups(np.asarray(labels), size=size, candidates=candidates, source="test", share=share)
-    return Mixture((BatchShare((ShardSpan(0, len(rows.starts) - 1),)),), groups=groups)
+    return Mixture((ShardSpan(0, len(rows.starts) - 1),), groups=groups)
 
 
 def test_units_of_a_label_first_and_what_is_left_together():
@@ -166,13 +166,8 @@ def test_candidates_every_row_is_an_anchor_once_and_draws_change_by_epoch(fake_r
 @pytest.mark.parametrize(
     ("size", "batch", "world_size", "message"),
     [
-        (
-            3,
-            8,
-            1,
-            r"groups of 3 rows do not fill a batch of 8 rows with num_lanes 1: set .* to a multiple of 3",
-        ),
-        (4, 8, 4, "2 of them in a batch cannot be shared by world_size 4; set global_batch_size to a multiple of 16"),
+        (3, 8, 1, "groups of 3 rows do not fill a batch of 8 rows with num_lanes 1: set .* to a multiple of 3"),
+        (4, 8, 4, "a batch of 8 rows in groups of 4 cannot be shared by world_size 4; .* to a multiple of 16"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(fake_rows, size: int, batch: int, world_size: int, message: str):
@@ -183,9 +178,7 @@ def test_groups_that_do_not_fit_are_refused(fake_rows, size: int, batch: int, wo
 
 
 def test_groups_without_an_entry_for_each_row_are_refused(fake_rows):
-    mixture = Mixture(
-        (BatchShare((ShardSpan(0, 1),)),), Groups(np.zeros(2, np.int64), size=2, candidates=0, source="label")
-    )
+    mixture = Mixture((ShardSpan(0, 1),), Groups(np.zeros(2, np.int64), size=2, candidates=0, source="label"))
     with pytest.raises(ValueError, match="groups: of_rows has 2 entries for 3 rows; give one a row"):
         Plan(fake_rows([3]), POLICY, global_batch_size=2, mixture=mixture)
 
@@ -193,7 +186,7 @@ def test_groups_without_an_entry_for_each_row_are_refused(fake_rows):
 def test_groups_and_weights_exclude_each_other(fake_rows):
     rows = fake_rows([9, 9])
     groups = Groups(np.zeros(18, int), size=2, candidates=0, source="test")
-    mixture = Mixture((BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2),))), groups=groups)
+    mixture = Mixture((ShardSpan(0, 1, weight=1), ShardSpan(1, 2, weight=1)), groups=groups)
     with pytest.raises(
         ValueError, match="weights: a fixed share of every batch needs batches of one size without groups"
     ):

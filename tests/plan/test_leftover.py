@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mmdata.plan import BatchShare, Bucket, Mixture, Plan, Shapes, ShardSpan
+from mmdata.plan import Bucket, Mixture, Plan, Shapes, ShardSpan
 
 
 class Own:
@@ -65,7 +65,7 @@ def test_no_batch_mixes_buckets(fake_rows, shards: list[list[int]], leftover: An
 
 
 def test_weights_fill_batches_by_merging(fake_rows):
-    mixture = Mixture((BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2),))))
+    mixture = Mixture((ShardSpan(0, 1, weight=1), ShardSpan(1, 2, weight=1)))
     with pytest.raises(ValueError, match=r"leftover pad: with weights the datasets share every batch"):
         Plan(fake_rows([4, 4]), Own(1), global_batch_size=2, mixture=mixture, leftover="pad")
 

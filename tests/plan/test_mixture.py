@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan import BatchShare, LengthAspectPolicy, Mixture, Plan, ShardSpan, Step, summarize
+from mmdata.plan import LengthAspectPolicy, Mixture, Plan, ShardSpan, Step, summarize
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
 
 def weighted(*weights: int, shards: int) -> Mixture:
     """Datasets of `shards` shards each, with fixed shares of every batch."""
-    return Mixture(tuple(BatchShare((ShardSpan(i * shards, (i + 1) * shards),), w) for i, w in enumerate(weights)))
+    return Mixture(tuple(ShardSpan(i * shards, (i + 1) * shards, weight=w) for i, w in enumerate(weights)))
 
 
 def count_rows(steps: list[Step]) -> Counter[int]:
@@ -42,8 +42,8 @@ def test_two_shares_primary_once_secondary_repeated_shares_fixed(
     rows = fake_rows([*first, *second], lengths)
     mixture = Mixture(
         (
-            BatchShare((ShardSpan(0, len(first)),), weights[0]),
-            BatchShare((ShardSpan(len(first), len(rows.starts) - 1),), weights[1]),
+            ShardSpan(0, len(first), weight=weights[0]),
+            ShardSpan(len(first), len(rows.starts) - 1, weight=weights[1]),
         )
     )
     settings: Any = {"global_batch_size": 24, "seed": seed, "window_rows": 40, "num_lanes": num_lanes}
@@ -99,7 +99,7 @@ def test_shares_passes_count_how_often_a_dataset_was_gone_through(fake_rows):
 @given(st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.3]), st.sampled_from([1.0, 2.0]), st.sampled_from([1, 3]))
 def test_repeats_are_exact_over_an_epoch_and_over_time(fake_rows, one: float, other: float, num_lanes: int):
     rows = fake_rows([10, 0, 7, 3, 1, 9, 5, 5], np.arange(40) % 30 + 1)
-    mixture = Mixture((BatchShare((ShardSpan(0, 4, one), ShardSpan(4, 8, other))),))
+    mixture = Mixture((ShardSpan(0, 4, one), ShardSpan(4, 8, other)))
     plan = Plan(rows, POLICY, global_batch_size=6, window_rows=8, num_lanes=num_lanes, mixture=mixture)
     total: Counter[int] = Counter()
     for epoch in range(4):
@@ -119,7 +119,7 @@ def test_repeats_are_exact_over_an_epoch_and_over_time(fake_rows, one: float, ot
 
 def test_repeats_are_spread_over_the_epoch(fake_rows):
     rows = fake_rows([20] * 10 + [5] * 8)
-    mixture = Mixture((BatchShare((ShardSpan(0, 10), ShardSpan(10, 18, 5.0))),))
+    mixture = Mixture((ShardSpan(0, 10), ShardSpan(10, 18, 5.0)))
     plan = Plan(rows, POLICY, global_batch_size=20, window_rows=40, mixture=mixture)
     shares = [(step.rows >= 200).mean() for step in plan.steps(0)]
     halves = [np.mean(shares[: len(shares) // 2]), np.mean(shares[len(shares) // 2 :])]
@@ -161,39 +161,30 @@ def test_mixtures_that_do_not_fit_are_refused(fake_rows, mixture: Mixture, setti
 
 
 @pytest.mark.parametrize(
-    ("shares", "message"),
+    ("spans", "message"),
     [
+        ((ShardSpan(0, 2, weight=0),), "a weight must be 1 or more and a repeat above 0: .*weight=0"),
+        ((ShardSpan(0, 2, 0.0),), "a repeat above 0: got ShardSpan.*repeat=0.0"),
         (
-            (BatchShare((ShardSpan(0, 2),), 0),),
-            "a weight must be 1 or more and a repeat above 0: .*weight=0",
-        ),
-        ((BatchShare((ShardSpan(0, 2, 0.0),)),), "a repeat above 0: got BatchShare.*repeat=0.0"),
-        (
-            (BatchShare((ShardSpan(0, 1), ShardSpan(0, 2))),),
+            (ShardSpan(0, 1), ShardSpan(0, 2)),
             r"datasets overlap: ShardSpan\(first_shard=0, last_shard=1.* no shard may",
         ),
-        ((BatchShare((ShardSpan(1, 3),)), BatchShare((ShardSpan(0, 2),))), "datasets overlap"),
-        (
-            (BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2), ShardSpan(2, 3)))),
-            "a share after the first is repeated as needed, .* one dataset with repeat 1: .* a share of its own",
-        ),
-        (
-            (BatchShare((ShardSpan(0, 1),)), BatchShare((ShardSpan(1, 2, 2.0),))),
-            "must be one dataset with repeat 1",
-        ),
+        ((ShardSpan(1, 3, weight=1), ShardSpan(0, 2, weight=1)), "datasets overlap"),
+        ((ShardSpan(0, 1, weight=1), ShardSpan(1, 2)), "give each dataset a weight, or each a repeat"),
+        ((ShardSpan(0, 1, weight=1), ShardSpan(1, 2, 2.0, weight=1)), "give each dataset a weight, or each a repeat"),
     ],
 )
-def test_mixture_that_says_nothing_clear_is_refused(shares: tuple[BatchShare, ...], message: str):
+def test_mixture_that_says_nothing_clear_is_refused(spans: tuple[ShardSpan, ...], message: str):
     with pytest.raises(ValueError, match=message):
-        Mixture(shares)
+        Mixture(spans)
 
 
 def test_repeat_that_leaves_an_epoch_empty_is_refused(fake_rows):
     """Half a row an epoch: the first epoch would have none."""
-    mixture = Mixture((BatchShare((ShardSpan(0, 2, 0.05),)),))
+    mixture = Mixture((ShardSpan(0, 2, 0.05),))
     with pytest.raises(ValueError, match="so few rows are taken that an epoch may have none; set repeat higher"):
         Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=mixture)
-    rare = Mixture((BatchShare((ShardSpan(0, 1, 0.05), ShardSpan(1, 2))),))
+    rare = Mixture((ShardSpan(0, 1, 0.05), ShardSpan(1, 2)))
     epochs = [
         count_rows(list(Plan(fake_rows([5, 5]), POLICY, global_batch_size=2, mixture=rare).steps(e))) for e in range(4)
     ]
@@ -202,7 +193,7 @@ def test_repeat_that_leaves_an_epoch_empty_is_refused(fake_rows):
 
 def test_repeat_is_taken_as_it_is_written(fake_rows):
     """As floats, 0.29 · 100 is 28.999…, of which the first epoch would take 28 rows."""
-    mixture = Mixture((BatchShare((ShardSpan(0, 1, 0.29),)),))
+    mixture = Mixture((ShardSpan(0, 1, 0.29),))
     plan = Plan(fake_rows([100]), POLICY, global_batch_size=1, mixture=mixture)
     assert [plan.num_steps(epoch) for epoch in range(100)] == [29] * 100
 

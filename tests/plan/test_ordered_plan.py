@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Mixture, NativePolicy, OrderedPlan, Plan, ShardSpan, TokenBudgetPolicy
-from mmdata.plan.mixture import BatchShare
 from mmdata.tables.selection import Selection
 
 POLICY = LengthAspectPolicy([4, 10, 20], [(64, 64)])
@@ -114,6 +113,6 @@ def test_an_epoch_whose_passes_are_too_many_is_refused(fake_rows):
 
 
 def test_datasets_of_the_plan_stay_known(fake_rows):
-    mixture = Mixture((BatchShare((ShardSpan(0, 1), ShardSpan(1, 2))),))
+    mixture = Mixture((ShardSpan(0, 1), ShardSpan(1, 2)))
     plan = OrderedPlan.of(Plan(fake_rows([4, 3]), POLICY, global_batch_size=2, mixture=mixture), [1])
     assert plan.mixture == mixture

@@ -12,8 +12,7 @@ from PIL import Image
 
 from mmdata.images import probe
 from mmdata.index import Index, Sample, ShardWriter
-from mmdata.plan import CaptionSources, IndexRows, LengthAspectPolicy, ShardCaptions, choose_captions
-from mmdata.plan.rows import count_buckets
+from mmdata.plan import CaptionSources, IndexRows, LengthAspectPolicy, Rows, ShardCaptions, choose_captions
 
 
 class Letters:
@@ -126,7 +125,7 @@ def one_caption(tmp_path: Path) -> Index:
 def test_index_rows_count_from_the_manifest_what_the_shapes_say(one_caption: Index, lengths: Any, monkeypatch):
     rows = IndexRows(one_caption, captions_of(one_caption, lengths))
     policy = LengthAspectPolicy([3, 7, 12], [(32, 32), (24, 32), (32, 24), (16, 48)])
-    long_way = count_buckets(rows, policy, 0, np.arange(len(rows.starts) - 1))
+    long_way = Rows.bucket_counts(rows, policy, 0, np.arange(len(rows.starts) - 1))
     assert long_way.sum(axis=1).tolist() == [70, 70, 70, 70, 20]
     monkeypatch.setattr(IndexRows, "shapes", None)  # nothing of a row is looked at
     assert rows.bucket_counts(policy, 0, np.arange(len(rows.starts) - 1)).tolist() == long_way.tolist()
@@ -137,4 +136,4 @@ def test_index_rows_of_several_captions_are_counted_by_their_shapes(index: Index
     for epoch in (0, 1):
         counts = rows.bucket_counts(policy, epoch, np.arange(len(rows.starts) - 1))
         assert counts.sum(axis=1).tolist() == [3, 3, 2]
-        assert counts.tolist() == count_buckets(rows, policy, epoch, np.arange(len(rows.starts) - 1)).tolist()
+        assert counts.tolist() == Rows.bucket_counts(rows, policy, epoch, np.arange(len(rows.starts) - 1)).tolist()

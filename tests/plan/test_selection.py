@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mmdata.hashing import share_bound
-from mmdata.plan import BatchShare, BucketPolicy, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan, summarize
+from mmdata.plan import BucketPolicy, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan, summarize
 from mmdata.plan.ranges import RowRanges
 from mmdata.tables.selection import Selection, shard_runs
 from tests.plan.test_plan import corpora, make, policies, settings_of_plans, with_lanes
@@ -78,9 +78,9 @@ def test_mixtures_of_selected_rows_are_those_of_these_rows_alone(
     other, numbers = alone(fake_rows, rows, chosen), np.flatnonzero(chosen)
     spans = ShardSpan(0, 3), ShardSpan(3, 5)
     if weighted:
-        mixture = Mixture((BatchShare(spans[:1], 3), BatchShare(spans[1:], 1)))
+        mixture = Mixture((spans[0]._replace(weight=3), spans[1]._replace(weight=1)))
     else:
-        mixture = Mixture((BatchShare((spans[0]._replace(repeat=1.5), spans[1]._replace(repeat=2.0))),))
+        mixture = Mixture((spans[0]._replace(repeat=1.5), spans[1]._replace(repeat=2.0)))
     policy = LengthAspectPolicy([12, 77], [(64, 64)])
     select(rows, chosen)
     settings = {"global_batch_size": 8, "mixture": mixture, "window_rows": 20, "num_lanes": num_lanes}
@@ -98,7 +98,7 @@ def test_groups_of_selected_rows_have_no_other_rows(fake_rows):
     labels = np.repeat([0, 1, 2, 3, 4], 4)
     select(rows, np.arange(20) % 2 == 0)
     groups = Groups(labels, 2, 0, "label")
-    mixture = Mixture((BatchShare((ShardSpan(0, 2),)),), groups)
+    mixture = Mixture((ShardSpan(0, 2),), groups)
     plan = Plan(rows, LengthAspectPolicy([8], [(64, 64)]), global_batch_size=2, mixture=mixture)
     pairs = sorted(sorted(step.rows.tolist()) for step in plan.steps(0))
     assert pairs == [[0, 2], [4, 6], [8, 10], [12, 14], [16, 18]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmdata.plan import Bucket, BucketCount, LengthAspectPolicy, Plan, summarize
-from mmdata.plan.summary import same_shard_lift
+from mmdata.plan import Bucket, BucketCount, LengthAspectPolicy, OrderedPlan, Plan, summarize
 
 
 def test_summary_of_a_small_plan(fake_rows):
@@ -36,13 +35,19 @@ def test_summary_counts_the_masked_places_and_every_row(fake_rows):
         assert sum(count.tokens for count in summary.buckets.values()) == rows.lengths[epoch].sum()
 
 
-def test_same_shard_lift_is_the_number_of_shards_where_batches_are_of_one_shard():
-    starts = np.array([0, 50, 100, 100, 150])  # three shards of fifty rows, and an empty one
-    of_one_shard = np.arange(150).reshape(15, 10)
-    assert same_shard_lift(of_one_shard, starts) == pytest.approx(149 / 49)
-    assert same_shard_lift([np.arange(150)], starts) == 1.0  # all rows: as often as in any order
-    assert same_shard_lift(np.arange(150).reshape(3, 50).T, starts) == 0.0
-    assert same_shard_lift([np.array([7])], starts) == 1.0  # no two rows meet
+@pytest.mark.parametrize(
+    ("order", "size", "lift"),
+    [
+        (np.arange(150), 10, 149 / 49),  # batches of one shard: about as many as there are shards
+        (np.arange(150), 150, 1.0),  # all rows: as often as in any order
+        (np.arange(150).reshape(3, 50).T.ravel(), 3, 0.0),
+        (np.array([7]), 1, 1.0),  # no two rows meet
+    ],
+)
+def test_summary_says_how_much_more_often_rows_of_a_shard_meet_than_in_a_shuffle(fake_rows, order, size, lift):
+    rows = fake_rows([50, 50, 0, 50])
+    plan = OrderedPlan(rows, LengthAspectPolicy([77], [(64, 64)]), order, global_batch_size=size)
+    assert summarize(plan).lift == pytest.approx(lift)
 
 
 def test_summary_says_which_rank_reads_which_shards(fake_rows):

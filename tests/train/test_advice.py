@@ -19,7 +19,7 @@ EASY |= {"false_negative_share": 0.01, "admissible_false_negative_share": 0.01}
 HARD = EASY | {"in_batch_accuracy": 0.6}
 FALSE = {"admissible_false_negative_share": 0.3}
 MASKED = {"train": {"mask_false_negatives": True}}
-FILE = {"data": {"groups": {"source": "groups.arrow", "size": 4}}}
+FILE = {"data": {"groups": {"source": "groups.npy", "size": 4}}}
 OF_RUN = {"data": {"groups": {"source": "run", "size": 4, "every_epochs": 2}}}
 TOP_K = {"train": {"miner": {"name": "top_k", "k": 1}, "mask_false_negatives": True}}
 

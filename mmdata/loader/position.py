@@ -11,10 +11,7 @@ from operator import index
 from typing import Any
 
 from mmdata.errors import ConfigError
-
-MAX_EPOCH = 2**20 - 1
-"""The last epoch that can be asked for. A plan keeps a row and its pass in one int64 (`ranges.PASS_SHIFT`): 23 bits
-are for the pass, which is the epoch × the repeats of a mixture."""
+from mmdata.plan.ranges import MAX_EPOCH
 
 
 @dataclass
