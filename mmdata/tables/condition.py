@@ -206,7 +206,7 @@ class Condition:
         kind, other = self._kind(left), self._kind(right)
         if kind in DATES or other in DATES:
             sides = [self._date(left, right, sides[0]), self._date(right, left, sides[1])]
-        elif {kind, other} <= set(_NUMBERS) and not (_is_true_or_false(left) or _is_true_or_false(right)):
+        elif {kind, other} <= set(_NUMBERS) and not any(_is_literal(side, bool) for side in (left, right)):
             sides = alike(self._rounded(left, right, sides[0]), self._rounded(right, left, sides[1]))
         elif kind != other or kind == "condition":
             remedy = "; a column of bool is a condition by itself" if "bool" in (kind, other) else ""
@@ -380,12 +380,8 @@ def _in_backquotes(name: str) -> str:
     return f"the column '{name}' is no plain name: write it in backquotes, `{name}`"
 
 
-def _is_literal(node: ast.expr) -> bool:
-    """Whether a part is a number or a text as it stands, maybe with a sign."""
-    return isinstance(node, ast.Constant) or (
-        isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not) and _is_literal(node.operand)
-    )
-
-
-def _is_true_or_false(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
+def _is_literal(node: ast.expr, of_type: type = object) -> bool:
+    """Whether a part is a value of some type as it stands, or a number with a sign."""
+    if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not) and of_type is object:
+        return _is_literal(node.operand)
+    return isinstance(node, ast.Constant) and isinstance(node.value, of_type)
