@@ -114,7 +114,7 @@ def test_evaluations_compare_texts(corpus: Corpus):
     [
         (
             {"caption_hash": "widht"},
-            "data.caption_hash: no column 'widht' .did you mean 'width'",
+            "data.caption_hash: no column 'widht' of numbers, texts or dates .did you mean 'width'",
         ),
         (
             {"caption_hash": "width", "negative_captions": "wrong.parquet"},
