@@ -9,7 +9,6 @@ mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -40,7 +39,6 @@ def main() -> int:
     from mmdata.commands.replay import data_of
     from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
     from mmdata.loader import Loader
-    from mmdata.tables.select import excluded_by
 
     data = data_of(given.config, overrides)
     loader = Loader.from_config(data, rank=0, world_size=1)
@@ -49,7 +47,7 @@ def main() -> int:
         row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
     else:
         row = row_of_key(loader.index, given.key) if given.key else row
-    place = find_step(loader.plan, row, epoch, step=step, excluded_by=partial(excluded_by, data, loader.index))
+    place = find_step(loader.plan, row, epoch, step=step)
     found = replay(loader.builder, place)
     for name, words, seconds in found.stages():
         print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")

@@ -27,8 +27,8 @@ from mmdata.index import Manifest
 from mmdata.plan import BucketPolicy, LengthAspectPolicy, Plan, Rows, Shapes
 from mmdata.plan.choose import choose_lengths
 from mmdata.plan.rows import count_cells
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import Selection
+from mmdata.tables.table import NpyFile
 from tests.index.synthetic import synthetic_rows, write_synthetic_manifest
 
 SHARD_ROWS, SEED, BATCH = 10_000, 0, 4096

@@ -97,7 +97,7 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     for part in joined.parts:
         yield f"{part}: {part.num_found:,} of {len(index):,} rows have a row in it; kept in {part.path}"
     for name in joined.types if all_columns else ():
-        joined.table_of(name).column(name)
+        joined.column(name)
     sources = caption_sources(data, index, joined)
     tokenizer = load_tokenizer(data)
     counts = counts_of(tokenizer, data.caption_template) if tokenizer is not None else None

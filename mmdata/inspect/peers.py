@@ -28,7 +28,7 @@ from mmdata.plan.rows import starts_of
 from mmdata.processes import most_workers
 from mmdata.tables.select import select_rows
 from mmdata.tables.selection import row_chunks
-from mmdata.text.tokenizer_names import locate_tokenizer
+from mmdata.text.tokenizer import locate_tokenizer
 
 WARM_UP = 3
 """Batches that are not timed: workers start, and hand over the batches that they made in that time."""

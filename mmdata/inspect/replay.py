@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +111,7 @@ def _by(size: Sequence[int]) -> str:
     return " × ".join(map(str, size))
 
 
-def find_step(
-    plan: Plan, row: int, epoch: int, *, step: int = 0, excluded_by: Callable[[int], Sequence[str]] | None = None
-) -> Step:
+def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
     """The row's place in an epoch, as a step of one row.
 
     Args:
@@ -121,7 +119,6 @@ def find_step(
         row: in the index.
         epoch: from 0.
         step: where the search begins.
-        excluded_by: names what leaves a row out, for messages.
 
     Raises:
         ConfigError: there is no such row or epoch; says which there are.
@@ -133,9 +130,8 @@ def find_step(
     if not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch {epoch}: there is no such epoch; they are 0 to {MAX_EPOCH:,}")
     if (selection := plan.rows.selection) is not None and not selection.has(row):
-        rules = excluded_by(row) if excluded_by is not None else []
-        why = f"{' and '.join(rules)} {'leave' if len(rules) > 1 else 'leaves'} it out" if rules else selection.name
-        raise ConfigError(f"row {row} is not loaded: {why}; `mmdata replay SHARDS` makes any row of a folder of shards")
+        what = f"row {row} is not loaded: {selection.name}"
+        raise ConfigError(f"{what}; `mmdata replay SHARDS` makes any row of a folder of shards")
     weights = plan.weights if isinstance(plan, WeightedPlan) else None
     if weights is not None and not step and (first := weights.next_epoch(row, epoch)) != epoch:
         if first is None:

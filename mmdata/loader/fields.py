@@ -26,8 +26,8 @@ from mmdata.index import Index, ShardStore
 from mmdata.index.members import SampleMembers
 from mmdata.plan import Plan
 from mmdata.processes import cached_property
+from mmdata.tables.join import JoinedShards
 from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.shards import JoinedShards
 from mmdata.tables.values import ColumnValues
 from mmdata.tars.members import EXACT, KINDS, KNOWN, MAX_BYTES, Selector, absent, as_array, kind_of, open_member, pick
 from mmdata.tars.scan import IndexedMember
@@ -57,7 +57,7 @@ class MemberField:
     selector: Selector
     kind: str
     join: str
-    missing: Literal["mask", "keep", "error"]
+    missing: str
 
     @property
     def of(self) -> str:
@@ -225,7 +225,7 @@ class Fields:
             DataError: a table is damaged.
         """
         return {
-            name: self._joined.table_of(column).values(column, of=f"data.fields.{name}")
+            name: ColumnValues(self._joined.column(column), column, of=f"data.fields.{name}")
             for name, column in self._tables.items()
         }
 

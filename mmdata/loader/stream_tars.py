@@ -11,7 +11,6 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO
@@ -38,8 +37,7 @@ from mmdata.storage.cache import GB, Remote
 from mmdata.storage.folder import ListedShard, LocalFolder, RemoteFolder
 from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
-from mmdata.tables.row_files import read_lines
-from mmdata.tables.select import below_share, filters_of
+from mmdata.tables.select import Filter, below_share, filters_of
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Scan, scan_shard
 from mmdata.tars.tar import END, header, padding, split_name
@@ -292,7 +290,7 @@ class TarIndexer:
         self._needs_captions = tokenizer is not None or data.add_captions
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
-        self._lines = cache(read_lines)  # once: one set of keys for all tars, also if the file changes
+        self._filters: list[Filter] = []  # made of the first tar
         self._lock = new_lock()
 
     def get(self, number: int, stop: Event | None = None) -> IndexedTar:
@@ -371,8 +369,11 @@ class TarIndexer:
             return tar
         index = GrowingIndex.of(self, [tar], alone=True)
         mask = np.ones(count, np.bool_)
-        for rule in filters_of(self._data, index, Joined([], index), lines=self._lines):
-            mask &= rule.mask(0)
+        joined = Joined([], index)
+        with self._lock:  # once: one set of keys for all tars, also if the file changes
+            self._filters = self._filters or list(filters_of(self._data, joined))
+        for rule in self._filters:
+            mask &= rule.mask(joined, 0)
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)

@@ -24,13 +24,11 @@ from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan
 from mmdata.plan.rows import IndexRows, starts_of
 from mmdata.plan.weights import WeightedPlan, row_weights
-from mmdata.tables.arrow_values import DATES
 from mmdata.tables.joined import JOINED, Joined
-from mmdata.tables.row_columns import RowColumns
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.select import select_rows
 from mmdata.tables.selection import Selection, row_chunks
-from mmdata.tars.members import Selector
+from mmdata.tables.table import NpyFile
+from mmdata.tables.values import DATES
 
 logger = logging.getLogger("mmdata")
 
@@ -207,7 +205,7 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined) -> CaptionSo
             )
             found[name] = ShardCaptions(index)
         elif name.startswith(JOINED) and member and tars in joined.shards:
-            found[name] = joined.shards[tars].captions(Selector.parse(member), of=f"{of} {name}")
+            found[name] = joined.shards[tars].captions(member, of=f"{of} {name}")
         elif name in known:
             found[name] = joined.table_of(column).captions(column, of=f"{of} {name}")
         else:
@@ -266,7 +264,7 @@ def equal_rows(data: DataConfig, index: Index, joined: Joined) -> NDArray[np.int
     if data.caption_hash is None:
         return None
     kinds, what = ("number", "bool", "text", *DATES), "numbers, texts or dates"
-    of_shard = RowColumns(index, joined).pick(data.caption_hash, *kinds, of="data.caption_hash", what=what)
+    of_shard = joined.pick(data.caption_hash, *kinds, of="data.caption_hash", what=what)
     index.fetch_columns(np.arange(index.num_shards))
     found = (_hashes_of_values(of_shard(shard)) for shard in range(index.num_shards))
     return np.concatenate([np.empty(0, np.int64), *found])

@@ -18,8 +18,8 @@ from mmdata.index.ragged import offsets_of
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.plan.ranges import passes_of, rows_of
-from mmdata.tables.row_files import NpyFile
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
+from mmdata.tables.table import NpyFile
 
 Ints = NDArray[np.int64]
 

@@ -33,9 +33,8 @@ from mmdata.plan.ranges import MAX_EPOCH, MAX_PASS, occurrences_of
 from mmdata.plan.rows import Rows, npy_of_rows
 from mmdata.seeding import mix
 from mmdata.tables.joined import Joined
-from mmdata.tables.row_columns import RowColumns
 from mmdata.tables.selection import Selection
-from mmdata.tables.table import in_condition
+from mmdata.tables.values import in_condition
 
 logger = logging.getLogger("mmdata")
 
@@ -290,7 +289,7 @@ def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined) -> R
         file = npy_of_rows(given, index, of=OF, kinds="iuf", what="a weight is a number")
         values = _of_rows(index, rows, lambda shard: file.read(*index.starts[shard : shard + 2].tolist()))
     else:
-        of_shard = RowColumns(index, joined).pick(given, "number", "bool", of=OF, what="numbers", also=LABEL_BALANCED)
+        of_shard = joined.pick(given, "number", "bool", of=OF, what="numbers", also=LABEL_BALANCED)
         values = _of_rows(index, rows, lambda shard: _as_floats(of_shard(shard)))
         without = f": leave out the rows without one (data.select='{in_condition(given)} is not None')"
     wrong = ~(np.isfinite(values) & (values >= 0))

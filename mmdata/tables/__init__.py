@@ -1,5 +1,9 @@
-"""Columns of tables beside the rows of an index, and conditions on them; no shard is rewritten.
+"""Columns beside the rows of an index, and conditions on them; no shard is rewritten.
 
-A table is one or more files (Parquet, CSV, TSV) with a column of keys, in any order. `mmdata join` matches it with an
-index once, and writes its columns in the order of the rows. All others read what was written.
+- `table` reads users' files: tables with a column of keys, lines of text, arrays of numpy.
+- `join` matches tables and tars in other folders with the rows, by key. `mmdata join` does it once, and writes columns
+  in the order of the rows into side files of the index. All others read these.
+- `joined` has all columns of the rows: those of the index, and joined ones. `captions` and `values` are joined columns
+  as batches take them.
+- `condition` is a condition on columns; `select` makes a `selection` of rows of what the settings say.
 """

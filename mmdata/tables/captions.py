@@ -14,6 +14,7 @@ from mmdata.hashing import hash64
 from mmdata.index.caption_lengths import CountsTokens
 from mmdata.index.ragged import offsets_of
 from mmdata.index.side import SideFile
+from mmdata.tables.values import kind_of
 from mmdata.tars.captions import clean_captions
 
 CHUNK = 2**14
@@ -103,15 +104,18 @@ def cleaned(values: Any, *, place: Callable[[int], str], of: str) -> Any:
         DataError: a text is no caption.
     """
     kind: Any = values.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    of_value = kind.value_type if is_list else kind
-    if not (pa.types.is_string(of_value) or pa.types.is_large_string(of_value)):
+    if kind_of(kind.value_type if kind_of(kind) == "list" else kind) != "text":
         raise ConfigError(f"{of}: values of type {kind}; captions are a text, or a list of texts, a row")
     counts, texts, hashes = np.zeros(len(values), np.int64), [pa.array([], pa.large_string())], [np.empty(0, np.int64)]
     for begin in range(0, len(values), CHUNK):
         found: list[str] = []
         for row, value in enumerate(values.slice(begin, CHUNK).to_pylist(), begin):
-            own = _captions(value, lambda row=row: f"{of}: {place(row)}")
+            try:
+                own = clean_captions(value)[0]
+            except BadSample as error:
+                if error.reason not in (Reason.EMPTY_CAPTION, Reason.MISSING_CAPTION):
+                    raise DataError(f"{of}: {place(row)}: {error}; shorten or remove it") from error
+                own = []
             counts[row] = len(own)
             found += own
         texts.append(pa.array(found, pa.large_string()))
@@ -119,13 +123,3 @@ def cleaned(values: Any, *, place: Callable[[int], str], of: str) -> Any:
     offsets = offsets_of(counts)
     columns = {"texts": pa.concat_arrays(texts), "hashes": pa.array(np.concatenate(hashes))}
     return pa.table({name: pa.LargeListArray.from_arrays(offsets, column) for name, column in columns.items()})
-
-
-def _captions(value: object, place: Callable[[], str]) -> list[str]:
-    """The captions of a value, none where there is no text."""
-    try:
-        return clean_captions(value)[0]
-    except BadSample as error:
-        if error.reason in (Reason.EMPTY_CAPTION, Reason.MISSING_CAPTION):
-            return []
-        raise DataError(f"{place()}: {error}; shorten or remove it") from error

@@ -1,16 +1,12 @@
-"""The tables and the tars that are joined with an index, and their columns, aligned to its rows.
-
-`mmdata join` matches them by key and writes the columns that the settings name into side files of the index. All others
-read these, and no table.
-"""
+"""The columns of rows: those of an index, and those of tables and tars that are joined with it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,163 +16,33 @@ from mmdata.config import DataConfig
 from mmdata.config.corpus import JoinConfig, sources
 from mmdata.errors import ConfigError, meant
 from mmdata.index.index import Index
-from mmdata.index.side import SideFile, SideFiles, digest_of, side_name
-from mmdata.tables.arrow_values import compute, kind_of
-from mmdata.tables.captions import TableCaptions, cleaned
-from mmdata.tables.match import OtherKeys, check_missing, first_twice, match, warn_of_shared_keys
-from mmdata.tables.shards import JoinedShards, RowKeys
-from mmdata.tables.table import KeyedTable, files_in_words, find_files, take_rows
-from mmdata.tables.values import ColumnValues
+from mmdata.index.side import SideFile, SideFiles
+from mmdata.tables.join import JoinedPart, JoinedShards, JoinedTable, Joining
+from mmdata.tables.values import kind_of
+
+logger = logging.getLogger("mmdata")
 
 JOINED = "join:"
 """Begins the name of a column of a joined table."""
-VERSION = 1
-"""Of the side files; raise it when their content changes, or when captions are cleaned in another way."""
-_TYPES = b"types"
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-
-class TablePart(NamedTuple):
-    """Paths and patterns of files; and the shards whose rows they are for, pairs of the first and one past the last."""
-
-    words: list[str]
-    shards: list[tuple[int, int]]
-
-
-class JoinedTable:
-    """A table, and its columns for the rows of an index.
-
-    Args:
-        settings: of the table.
-        index: whose rows get the columns.
-        sides: the side files of the index.
-        of: name of the setting, for messages.
-        datasets: what `data.shards` calls the datasets of the index, in its order.
-
-    Attributes:
-        of: as given.
-        types: Arrow's, of the columns that come to a sample, by name: all but the keys.
-        leaves_out: whether rows that the table does not have are not loaded.
-        num_found: how many rows of the index the table has.
-        path: of the file that says which.
-
-    Raises:
-        ConfigError: the table is not joined; a key comes twice, no row of the index has one of the keys, rows without
-            one are an error, or there is no such dataset.
-        DataError: a file is damaged.
-    """
-
-    def __init__(
-        self, settings: JoinConfig, index: Index, sides: SideFiles, *, of: str, datasets: Sequence[str] = ()
-    ) -> None:
-        self.of, self.leaves_out = of, settings.missing == "mask"
-        self._key, self._index, self._sides = settings.key, index, sides
-        self._parts = list(_parts_of(settings.table, index, datasets, of=of))
-        self._words = [word for part in self._parts for word in part.words]
-        self._files = find_files(self._words, of=of)
-        statuses = [(path.name, path.stat()) for path in self._files]
-        files = [[name, status.st_size, status.st_mtime_ns] for name, status in statuses]  # there may be 100,000
-        self._made_of = {"version": VERSION, "key": self._key, "files": digest_of(files)}
-        others = [source.folder.identity for source in index.sources[1:]]
-        named = list(settings.table) if isinstance(settings.table, dict) else []
-        paths = [[*map(os.path.abspath, part.words)] for part in self._parts]
-        self._name = side_name(self._words[0], paths, named, self._key, others)
-        found = self._side("rows", self._which_rows)
-        self.path = found.path
-        self.types: dict[str, Any] = _types_of(found)
-        has_row = found.array("has_row").to_numpy(zero_copy_only=False)
-        self.num_found = int(np.count_nonzero(has_row))
-        is_for = self._rows_of_parts()
-        self._has_row: Bools = has_row | ~is_for
-        check_missing(~self._has_row, int(is_for.sum()), settings.missing, index, of=of, where=str(self))
-        self._columns: dict[str, SideFile] = {}
-
-    def __str__(self) -> str:
-        return files_in_words(self._files)
-
-    def has_rows(self, shard: int) -> Bools:
-        """Whether the table has each row of a shard; all of them where it is for other datasets."""
-        return self._has_row[slice(*self._index.starts[shard : shard + 2].tolist())]
-
-    def of_shard(self, shard: int, name: str) -> Any:
-        """A column for the rows of a shard, an Arrow array; null where a row has no value."""
-        begin, end = self._index.starts[shard : shard + 2].tolist()
-        return self.column(name).array(name).slice(begin, end - begin)
-
-    def row_keys(self, name: str) -> RowKeys:
-        """A column of texts as the keys of rows in joined tars."""
-        return RowKeys(partial(self.of_shard, name=name), self._name, self.column(name).fingerprint)
-
-    def values(self, name: str, *, of: str) -> ColumnValues:
-        """A column as batches take it; `of`: name of the setting, for messages."""
-        found = self.column(name)
-        return ColumnValues(found.array(name), found.fingerprint, name=name, of=of)
-
-    def captions(self, name: str, *, of: str) -> TableCaptions:
-        """A column as captions; `of`: name of the setting, for messages."""
-
-        def make() -> Any:
-            table, rows = self._matched
-            return cleaned(take_rows(table.column(name), rows), place=lambda row: table.place(int(rows[row])), of=of)
-
-        return TableCaptions(partial(self._side, column=name), make)
-
-    def column(self, name: str) -> SideFile:
-        """The side file of a column."""
-        if name not in self._columns:
-            self._columns[name] = self._side("values", partial(self._values, name), column=name)
-        return self._columns[name]
-
-    def _side(self, kind: str, make: Callable[[], Any], column: str | None = None) -> SideFile:
-        """The side file of some kind that is made of the table, or of one of its columns."""
-        of_column = "" if column is None else f".{digest_of(column)}"
-        what = f"{self.of}: {self}" if column is None else f"{self.of}: column '{column}' of {self}"
-        return self._sides.get(f"{self._name}{of_column}.{kind}", {**self._made_of, "column": column}, make, what=what)
-
-    def _rows_of_parts(self) -> Bools:
-        """The rows of the datasets that the table is for."""
-        found, starts = np.zeros(len(self._index), np.bool_), self._index.starts
-        for first, last in (shards for part in self._parts for shards in part.shards):
-            found[starts[first] : starts[last]] = True
-        return found
-
-    @cached_property
-    def _matched(self) -> tuple[KeyedTable, Ints]:
-        """The table, and its row for each row of the index, -1 where it has none; only `mmdata join` asks for it."""
-        table = KeyedTable(self._words, of=self.of, key=self._key)
-        rows, count, index = np.full(len(self._index), -1, np.int64), 0, self._index
-        for part in self._parts:
-            keys = (table if len(self._parts) == 1 else KeyedTable(part.words, of=self.of, key=self._key)).keys()
-            if (twice := first_twice(keys)) is not None:
-                places = " and ".join(table.place(count + row) for row in twice)
-                raise ConfigError(f"{self.of}: the key '{keys[twice[0]].as_py()}' comes twice: in {places}")
-            other = OtherKeys(keys, self.of, str(self), "the table", table.key_hint)
-            for shards in part.shards:
-                found = match(other, index, lambda shard: index.shard(shard).keys, shards=shards)
-                rows[slice(*index.starts[list(shards)].tolist())] = np.where(found < 0, -1, found + count)
-            count += len(keys)
-        if len(self._parts) == 1:
-            warn_of_shared_keys(rows, index, of=self.of, what="the table")
-        return table, rows
-
-    def _which_rows(self) -> Any:
-        table, rows = self._matched
-        types = pa.schema([(name, kind) for name, kind in table.types.items() if name != table.key])
-        schema = pa.schema([("has_row", pa.bool_())], {_TYPES: types.serialize().to_pybytes()})
-        return pa.Table.from_arrays([pa.array(rows >= 0)], schema=schema)
-
-    def _values(self, name: str) -> Any:
-        table, rows = self._matched
-        values = take_rows(table.column(name), rows)
-        if pa.types.is_uint64(values.type) and (compute.max(values).as_py() or 0) >= 2**63:
-            raise ConfigError(f"{self.of}: column '{name}' has whole numbers above 2^63 - 1: store them as texts")
-        return pa.table({name: values})
+OF_INDEX: dict[str, Any] = {
+    "key": pa.large_string(),
+    "shard": pa.large_string(),
+    "height": pa.int64(),
+    "width": pa.int64(),
+    "image_bytes": pa.int64(),
+    "captions": pa.int64(),
+    "caption_tokens": pa.int64(),
+    "label": pa.int64(),
+    "class_name": pa.large_string(),
+}
+"""key: of the sample. shard: file name of the tar. height, width: of the image as displayed, in pixels. image_bytes:
+of the encoded image. captions: how many the row has. caption_tokens: of the longest caption, special tokens included.
+label: number of the class, missing where a row has none. class_name: its name.
+"""
 
 
 class Joined:
-    """The tables and the tars that are joined with an index.
+    """The columns of the rows of an index: its own, and those of the tables and tars that are joined with it.
 
     Args:
         settings: of the tables and tars.
@@ -186,8 +52,11 @@ class Joined:
         writes: whether they are made anew: `mmdata join` alone does that.
 
     Attributes:
+        index: as given.
         tables: in the order of the settings.
         shards: folders of tars, by name.
+        types: Arrow's types of the columns of all tables, by name.
+        types_of_rows: those, and of the index's columns, which hide a table's of the same name.
     """
 
     def __init__(
@@ -200,10 +69,8 @@ class Joined:
         writes: bool = False,
     ) -> None:
         sides = SideFiles(index, cache_dir, writes=writes)
-        places = {f"data.join.{n}": one for n, one in enumerate(settings)}
-        self.tables = [
-            JoinedTable(one, index, sides, of=of, datasets=datasets) for of, one in places.items() if one.shards is None
-        ]
+        joins = [Joining(one, f"data.join.{number}", index, sides) for number, one in enumerate(settings)]
+        self.tables = [JoinedTable(join, datasets) for join in joins if join.settings.shards is None]
         self._by_name: dict[str, JoinedTable] = {}
         for table in self.tables:
             for name in table.types:
@@ -211,13 +78,18 @@ class Joined:
                     before = self._by_name[name]
                     raise ConfigError(f"{table.of}: column '{name}' is in {before}, too; rename one of them")
                 self._by_name[name] = table
+        self.types: dict[str, Any] = {name: table.types[name] for name, table in self._by_name.items()}
         self.shards: dict[str, JoinedShards] = {}
-        for of, one in places.items():
-            if one.shards is not None and one.name is not None:
-                if one.name in self.shards:
-                    raise ConfigError(f"{of}: the name '{one.name}' is that of {self.shards[one.name].of}, too")
-                keys = None if one.key is None else self._keys(one.key, of)
-                self.shards[one.name] = JoinedShards(one, index, sides, of=of, keys=keys)
+        for join in joins:
+            if (name := join.settings.name) is not None:  # tars have a name, and tables have none
+                if name in self.shards:
+                    raise ConfigError(f"{join.of}: the name '{name}' is that of {self.shards[name].of}, too")
+                self.shards[name] = JoinedShards(join, self._keys(join))
+        absent = {"caption_tokens"} if index.tokenizer is None else set[str]()
+        absent |= {"class_name"} if index.class_names is None else set()
+        of_index = {name: kind for name, kind in OF_INDEX.items() if name not in absent}
+        self.types_of_rows: dict[str, Any] = {**self.types, **of_index}
+        self.index, self._class_names = index, pa.array(index.class_names or [], pa.large_string())
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, *, writes: bool = False) -> Joined:
@@ -226,45 +98,80 @@ class Joined:
         return cls(data.join, index, datasets=datasets, cache_dir=data.loading.cache_dir, writes=writes)
 
     @property
-    def parts(self) -> list[JoinedTable | JoinedShards]:
+    def parts(self) -> list[JoinedPart]:
         """Tables and shards."""
         return [*self.tables, *self.shards.values()]
-
-    @property
-    def types(self) -> dict[str, Any]:
-        """Arrow's types of the columns of all tables, by name."""
-        return {name: kind for table in self.tables for name, kind in table.types.items()}
 
     def table_of(self, name: str) -> JoinedTable:
         """The table that has a column."""
         return self._by_name[name]
 
-    def _keys(self, name: str, of: str) -> RowKeys:
-        """A column of texts as keys."""
+    def column(self, name: str) -> SideFile:
+        """The side file of a table's column."""
+        return self._by_name[name].column(name)
+
+    def pick(self, name: str, *kinds: str, of: str, what: str, also: str | None = None) -> Callable[[int], Any]:
+        """What gives the values of a column for all rows of a shard: an Arrow array (n,).
+
+        Args:
+            name: of the column.
+            kinds: that it may have, see `kind_of`.
+            of: name of the setting, for messages.
+            what: the kinds in words, likewise.
+            also: another word that the setting takes.
+
+        Raises:
+            ConfigError: no such column; the nearest one is named.
+        """
+        known = sorted(column for column, kind in self.types_of_rows.items() if kind_of(kind) in kinds)
+        if name not in known:
+            words = [*known, also] if also else known
+            raise ConfigError(f"{of}: no column '{name}' of {what}{meant(name, words)}; there are {', '.join(words)}")
+        self.warn_of_hidden([name], of=of)
+        return partial(self.of_shard, name=name)
+
+    def warn_of_hidden(self, names: Iterable[str], *, of: str) -> None:
+        """Warn of columns that the index and a table have: that of the index is meant."""
+        for hidden in sorted(set(names) & OF_INDEX.keys() & self.types.keys()):
+            table = self.table_of(hidden)
+            logger.warning(
+                "%s: '%s' is the index's; the column of this name in %s is not used here: rename it", of, hidden, table
+            )
+
+    def of_shard(self, shard: int, name: str) -> Any:
+        """A column for all rows of a shard: an Arrow array (n,)."""
+        if name not in OF_INDEX:
+            return self.table_of(name).of_shard(shard, name)
+        columns = self.index.shard(shard)
+        if name == "key":
+            return columns.keys
+        if name == "shard":
+            return pa.repeat(pa.scalar(self.index.listed(shard).name, pa.large_string()), len(columns))
+        if name in ("label", "class_name"):
+            labels = columns.fixed("label")
+            is_missing = (labels < 0) | (labels >= len(self._class_names)) if name == "class_name" else labels < 0
+            known: Any = pa.array(labels, mask=is_missing)
+            return known if name == "label" else self._class_names.take(known)
+        if name in ("height", "width"):
+            turned, other = columns.fixed("orientation") >= 5, "width" if name == "height" else "height"
+            return pa.array(np.where(turned, columns.fixed(other), columns.fixed(name)))
+        if name == "captions":
+            return pa.array(np.diff(columns.lists("caption_hash")[0]))
+        return pa.array(_longest(*columns.lists("caption_tokens")) if name == "caption_tokens" else columns.fixed(name))
+
+    def _keys(self, join: Joining) -> tuple[JoinedTable, str] | None:
+        """The column of texts that has the keys of rows in tars; None: they are the rows' own."""
+        if (name := join.settings.key) is None:
+            return None
         texts = [one for one, kind in self.types.items() if kind_of(kind) == "text"]
         if name not in texts:
             listed = ", ".join(texts) or "none"
-            raise ConfigError(f"{of}: key: no column '{name}' of texts{meant(name, texts)}; there are {listed}")
-        return self._by_name[name].row_keys(name)
+            raise ConfigError(f"{join.of}: key: no column '{name}' of texts{meant(name, texts)}; there are {listed}")
+        return self._by_name[name], name
 
 
-def _parts_of(
-    table: str | list[str] | dict[str, str | list[str]] | None, index: Index, datasets: Sequence[str], *, of: str
-) -> Iterator[TablePart]:
-    """The files of a table: all for all rows, or some for each dataset."""
-    if not isinstance(table, dict):
-        yield TablePart([table] if isinstance(table, str) else table or [], [(0, index.num_shards)])
-        return
-    for name, files in table.items():
-        pairs = zip(datasets, index.sources, strict=True)
-        shards = [(source.first_shard, source.last_shard) for dataset, source in pairs if dataset == name]
-        if not shards:
-            raise ConfigError(
-                f"{of}: no dataset '{name}'{meant(name, datasets)}; data.shards has {', '.join(datasets)}"
-            )
-        yield TablePart([files] if isinstance(files, str) else files, shards)
-
-
-def _types_of(found: SideFile) -> dict[str, Any]:
-    schema = pa.ipc.read_schema(pa.py_buffer(found.columns.schema.metadata[_TYPES]))
-    return dict(zip(schema.names, schema.types, strict=True))
+def _longest(offsets: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[Any]:
+    """The largest of each row's counts; 0 where it has none."""
+    result = np.zeros(len(offsets) - 1, np.int64)
+    np.maximum.at(result, np.repeat(np.arange(len(result)), np.diff(offsets)), counts)
+    return result

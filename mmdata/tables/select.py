@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +18,21 @@ from mmdata.config.corpus import SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index
-from mmdata.tables.arrow_values import compute
-from mmdata.tables.condition import parse_condition
-from mmdata.tables.joined import Joined, JoinedTable
-from mmdata.tables.row_columns import RowColumns
-from mmdata.tables.row_files import SUFFIXES, NpyFile, ReadsLines, has_uids, is_file, read_lines, uids_of
+from mmdata.tables.condition import Condition
+from mmdata.tables.joined import Joined
 from mmdata.tables.selection import Selection
+from mmdata.tables.table import SUFFIXES, NpyFile, read_lines
+from mmdata.tables.values import compute
 
 logger = logging.getLogger("mmdata")
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+FILES = (".npy", ".txt", *SUFFIXES)
+"""Ends of the names of files that select rows; anything else is a condition."""
 UID = "uid"
 """Column of a joined table that DataComp's uids are compared with, in place of the keys."""
-
-
-@dataclass(frozen=True)
-class WantedKeys:
-    """Keys that a filter looks for.
-
-    Attributes:
-        keys: distinct, Arrow texts.
-        among: what they are looked for among, for messages.
-        of_shard: gives these of a shard's rows, Arrow texts; null where a row has none.
-    """
-
-    keys: Any
-    among: str
-    of_shard: Callable[[int], Any]
-
-    def mask(self, shard: int) -> Bools:
-        """The rows of a shard that have one of the keys."""
-        texts = self.of_shard(shard).cast(pa.large_string())
-        return compute.is_in(texts, value_set=self.keys, skip_nulls=True).to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True)
@@ -61,16 +42,17 @@ class Filter:
     Attributes:
         name: of the rule, for messages and states.
         shards: first shard, and the shard after the last; rows of others are not asked for, and pass.
-        mask: gives the rows of a shard that pass, bool (rows of the shard,); called for rising shards.
+        mask: gives the rows of a shard that pass, bool (rows of the shard,), by the columns of the rows.
         reads_index: whether it reads the shard's index file.
-        wanted: the keys that it looks for; None: it looks for none.
+        keys: distinct, Arrow texts that it looks for in `column`; None: it looks for none.
     """
 
     name: str
     shards: tuple[int, int]
-    mask: Callable[[int], Bools]
+    mask: Callable[[Joined, int], Bools]
     reads_index: bool = True
-    wanted: WantedKeys | None = None
+    keys: Any = None
+    column: str = "key"
 
 
 def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | None = None) -> Selection | None:
@@ -86,7 +68,8 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
         ConfigError: a file or a condition is wrong; or they leave no row, or none to evaluate on.
         DataError: a file is damaged.
     """
-    filters, share = list(filters_of(data, index, joined)), data.val.share
+    joined, share = joined or Joined.from_config(data, index), data.val.share
+    filters = list(filters_of(data, joined))
     if not filters and share is None:
         return None
     found = [0] * len(filters)  # rows that each lets pass
@@ -98,7 +81,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
             mask = np.ones(count, np.bool_)
             for number, rule in enumerate(filters):
                 if count and rule.shards[0] <= shard < rule.shards[1]:
-                    own = rule.mask(shard)[:count]
+                    own = rule.mask(joined, shard)[:count]
                     found[number] += int(np.count_nonzero(own))
                     mask &= own
             selected += int(np.count_nonzero(mask))
@@ -114,7 +97,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
         names.append(f"data.split {data.split} of data.val.share {share:g}")
     selection = Selection(starts, masks(), name=" and ".join(names))
     for rule, count in zip(filters, found, strict=True):
-        _check_found(rule, count, index)
+        _check_found(rule, count, joined)
     if filters:
         _check_selected(index, selection, filters)
         # A condition may read a file, and a file may change: a state knows the rows themselves.
@@ -124,99 +107,89 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
     return selection
 
 
-def excluded_by(data: DataConfig, index: Index, row: int, joined: Joined | None = None) -> list[str]:
-    """What leaves a row out, in words; empty if nothing does.
-
-    Args:
-        data, index, joined: as for `select_rows`.
-        row: of the index.
-    """
-    shard = int(np.searchsorted(index.starts, row, side="right")) - 1
-    place = row - int(index.starts[shard])
-    rules = [rule for rule in filters_of(data, index, joined) if rule.shards[0] <= shard < rule.shards[1]]
-    found = [rule.name for rule in rules if not rule.mask(shard)[place]]
-    if (share := data.val.share) is not None and below_share(index, shard, share)[place] != (data.split == "val"):
-        found.append(f"data.split {data.split} of data.val.share {share:g}")
-    return found
-
-
-def filters_of(
-    data: DataConfig, index: Index, joined: Joined | None, *, lines: ReadsLines = read_lines
-) -> Iterator[Filter]:
+def filters_of(data: DataConfig, joined: Joined) -> Iterator[Filter]:
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out.
 
-    Args:
-        data, index, joined: as for `select_rows`.
-        lines: reads the files of keys.
+    Raises:
+        ConfigError, DataError: as `select_rows`.
     """
-    if data.select is None and not data.join and all(source.select is None for source in sources(data)):
-        return
-    joined = joined or Joined.from_config(data, index)
-    for table in (one for one in joined.parts if one.leaves_out):
-        yield Filter(f"{table.of} missing: mask", (0, index.num_shards), table.has_rows, reads_index=False)
+    every = (0, joined.index.num_shards)
+    for part in (one for one in joined.parts if one.missing == "mask"):
+        yield Filter(f"{part.of} missing: mask", every, lambda _, shard, part=part: part.has_rows(shard), False)
     if data.select is not None:
-        yield _filter(data.select, index, joined, (0, index.num_shards), of="data.select", lines=lines)
-    listed = sources(data)
-    for number, (source, indexed) in enumerate(zip(listed, index.sources, strict=True)):
+        yield _filter(data.select, joined, every, of="data.select")
+    for number, (source, indexed) in enumerate(zip(sources(data), joined.index.sources, strict=True)):
         if source.select is not None:
             span = (indexed.first_shard, indexed.last_shard)
-            yield _filter(source.select, index, joined, span, of=f"data.shards.{number}.select", lines=lines)
+            yield _filter(source.select, joined, span, of=f"data.shards.{number}.select")
 
 
-def _filter(
-    select: str | SelectFile, index: Index, joined: Joined, shards: tuple[int, int], *, of: str, lines: ReadsLines
-) -> Filter:
-    if isinstance(select, str) and not is_file(select):
-        return _of_condition(select, index, joined, shards, of=of, lines=lines)
+def _filter(select: str | SelectFile, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
+    if isinstance(select, str) and not select.lower().endswith(FILES):
+        return _of_condition(select, joined, shards, of=of)
     file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
     name = f"{of} {Path(file).name}" + (f" column {column}" if column else "")
     if not file.lower().endswith(".npy"):
-        return _of_keys(lines(file, column, of=of), index, None, shards, name)
+        return _of_keys(read_lines(file, column, of=of), "key", shards, name)
     array = NpyFile(file, of=of)
-    if has_uids(array.dtype):
-        return _of_keys(uids_of(array), index, joined.table_of(UID) if UID in joined.types else None, shards, name)
-    first_row = int(index.starts[shards[0]])
-    num_rows = int(index.starts[shards[1]]) - first_row
+    if (uids := _uids(array)) is not None:
+        return _of_keys(uids, UID if UID in joined.types else "key", shards, name)
+    starts = joined.index.starts
+    first_row, num_rows = int(starts[shards[0]]), int(starts[shards[1]] - starts[shards[0]])
     if array.dtype == np.bool_:
         if len(array) != num_rows:
             raise ConfigError(
                 f"{of}: '{file}' is a mask of {len(array):,} rows, and the index has {num_rows:,}: it was made for "
                 "other shards"
             )
-        bounds = index.starts - first_row
-        return Filter(name, shards, lambda shard: array.read(*bounds[shard : shard + 2].tolist()), reads_index=False)
-    rows = _row_numbers(array, num_rows, where=f"{of}: '{file}'")
-    return Filter(name, shards, partial(_rows_of_shard, rows + first_row, index.starts), reads_index=False)
+        return Filter(
+            name, shards, lambda _, shard: array.read(*(starts[shard : shard + 2] - first_row).tolist()), False
+        )
+    rows = _row_numbers(array, num_rows, where=f"{of}: '{file}'") + first_row
+
+    def mask(_: Joined, shard: int) -> Bools:
+        first, last = starts[shard : shard + 2].tolist()
+        found = np.zeros(last - first, np.bool_)
+        found[rows[slice(*np.searchsorted(rows, [first, last]).tolist())] - first] = True
+        return found
+
+    return Filter(name, shards, mask, False)
 
 
-def _of_condition(
-    select: str, index: Index, joined: Joined, shards: tuple[int, int], *, of: str, lines: ReadsLines
-) -> Filter:
-    if _is_a_path(select):
-        raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(SUFFIXES)}")
-    columns = RowColumns(index, joined)
-    condition = parse_condition(select, columns.types, of=of, lines=partial(lines, of=of))
-    columns.warn_of_hidden(condition.names, of=of)
+def _of_condition(select: str, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
+    if os.path.isfile(select):
+        raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(FILES)}")
+    condition = Condition(select, joined.types_of_rows, of=of)
+    joined.warn_of_hidden(condition.names, of=of)
 
-    def mask(shard: int) -> Bools:
+    def mask(columns: Joined, shard: int) -> Bools:
         values = {name: columns.of_shard(shard, name) for name in condition.names}
-        return condition(values, int(index.starts[shard + 1] - index.starts[shard]))
+        return condition(values, int(columns.index.starts[shard + 1] - columns.index.starts[shard]))
 
     return Filter(f"{of} {select}", shards, mask)
 
 
-def _of_keys(
-    keys: Sequence[str], index: Index, table: JoinedTable | None, shards: tuple[int, int], name: str
-) -> Filter:
-    """Looks for keys of the index; or, of a table, for uids."""
+def _of_keys(keys: Sequence[str], column: str, shards: tuple[int, int], name: str) -> Filter:
+    """Looks for keys in a column."""
     if not keys:
         raise ConfigError(f"{name}: the file has no keys")
-    texts = pa.array(keys, pa.large_string()).unique()
-    if table is None:
-        wanted = WantedKeys(texts, "keys of the index", lambda shard: index.shard(shard).keys)
-    else:
-        wanted = WantedKeys(texts, f"uids of {table}", partial(table.of_shard, name=UID))
-    return Filter(name, shards, wanted.mask, wanted=wanted)
+    known = pa.array(keys, pa.large_string()).unique()
+
+    def mask(columns: Joined, shard: int) -> Bools:
+        texts = columns.of_shard(shard, column).cast(pa.large_string())
+        return compute.is_in(texts, value_set=known, skip_nulls=True).to_numpy(zero_copy_only=False)
+
+    return Filter(name, shards, mask, keys=known, column=column)
+
+
+def _uids(array: NpyFile) -> list[str] | None:
+    """DataComp's uids as texts of 32 hexadecimal digits: its tools write each as two numbers; None for other arrays."""
+    dtype: Any = array.dtype
+    if dtype.names is None or [dtype[name].str[1:] for name in dtype.names] != ["u8", "u8"]:
+        return None
+    values = array.read(0, len(array))
+    pairs = zip(*(values[name].tolist() for name in dtype.names), strict=True)
+    return [f"{first:016x}{last:016x}" for first, last in pairs]
 
 
 def _row_numbers(array: NpyFile, num_rows: int, *, where: str) -> Ints:
@@ -238,20 +211,6 @@ def _row_numbers(array: NpyFile, num_rows: int, *, where: str) -> Ints:
     return rows
 
 
-def _is_a_path(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # a condition may be longer than any file's name
-        return False
-
-
-def _rows_of_shard(rows: Ints, starts: Ints, shard: int) -> Bools:
-    first, last = starts[shard : shard + 2].tolist()
-    found = np.zeros(last - first, np.bool_)
-    found[rows[slice(*np.searchsorted(rows, [first, last]).tolist())] - first] = True
-    return found
-
-
 def below_share(index: Index, shard: int, share: float) -> Bools:
     """The rows of a shard whose image hash lies below a share of all hashes.
 
@@ -261,23 +220,23 @@ def below_share(index: Index, shard: int, share: float) -> Bools:
     return index.shard(shard).fixed("image_hash") < share_bound(share)
 
 
-def _check_found(rule: Filter, found: int, index: Index) -> None:
+def _check_found(rule: Filter, found: int, joined: Joined) -> None:
     """Raise ConfigError if a filter lets no row pass; log how many keys were not found."""
-    wanted, of_one = rule.wanted, rule.name.startswith("data.shards.")
-    if not found and wanted is not None:
-        first = next((text for text in wanted.of_shard(rule.shards[0]).to_pylist() if text is not None), None)
-        known = f", and {wanted.among} are like {excerpt(first)}" if first is not None else ""
-        like = excerpt(compute.min(wanted.keys).as_py())
-        raise ConfigError(f"{rule.name}: no row has one of its {len(wanted.keys):,} keys: they are like {like}{known}")
+    num_keys = 0 if rule.keys is None else len(rule.keys)
+    if not found and num_keys:
+        texts = joined.of_shard(rule.shards[0], rule.column).drop_null()
+        among = "keys of the index" if rule.column == "key" else f"uids of {joined.table_of(rule.column)}"
+        known = f", and {among} are like {excerpt(texts[0].as_py())}" if len(texts) else ""
+        like = excerpt(compute.min(rule.keys).as_py())
+        raise ConfigError(f"{rule.name}: no row has one of its {num_keys:,} keys: they are like {like}{known}")
     if not found:
-        remedy = "; leave that dataset out, or select more" if of_one and len(index.sources) > 1 else ""
+        is_one_of_several = rule.name.startswith("data.shards.") and len(joined.index.sources) > 1
+        remedy = "; leave that dataset out, or select more" if is_one_of_several else ""
         raise ConfigError(f"{rule.name}: selects no row{remedy}")
-    if wanted is None:
-        return
-    if found == int(np.diff(index.starts[list(rule.shards)])[0]):
-        logger.warning("%s: every row has one of its %s keys, so all are selected", rule.name, f"{len(wanted.keys):,}")
-    if found < len(wanted.keys):
-        logger.warning("%s: %d keys, and %d rows have one of them", rule.name, len(wanted.keys), found)
+    if num_keys and found == int(np.diff(joined.index.starts[list(rule.shards)])[0]):
+        logger.warning("%s: every row has one of its %s keys, so all are selected", rule.name, f"{num_keys:,}")
+    if found < num_keys:
+        logger.warning("%s: %d keys, and %d rows have one of them", rule.name, num_keys, found)
 
 
 def _check_selected(index: Index, selection: Selection, filters: Sequence[Filter]) -> None:

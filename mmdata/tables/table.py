@@ -1,39 +1,34 @@
-"""Tables that are joined with an index: Parquet, CSV or TSV, one file or several of the same columns."""
+"""Files of users: tables (Parquet, CSV, TSV) with a column of keys, lines of text, and arrays (.npy)."""
 
 from __future__ import annotations
 
 import glob
-import keyword
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError, DataError, excerpt, meant
 from mmdata.recognize import wide_encoding
-from mmdata.safe_read import check_exists, check_regular
-from mmdata.tables.arrow_values import date_kind, iso_texts
+from mmdata.safe_read import check_exists, check_regular, open_regular, read_regular
+from mmdata.tables.values import DATES, iso_texts, kind_of
 from mmdata.tars.foreign import expand_braces
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
-_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
 KEY_COLUMNS = ("key", "uid")
 """The column that holds keys, if none is named: the first of these that a table has."""
-
-
-def in_condition(name: str) -> str:
-    """A column's name as a condition writes it: in backquotes if it is no name of Python's."""
-    return name if name.isidentifier() and not keyword.iskeyword(name) else f"`{name}`"
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}
+_READ_AHEAD = 2**20  # bytes of an array
 
 
 class KeyedTable:
-    """Columns by name, read when they are asked for.
+    """One or more files of the same columns, which are read when they are asked for.
 
     Args:
         files: paths, or patterns such as metadata/*.parquet and metadata/{000..099}.parquet.
@@ -42,9 +37,7 @@ class KeyedTable:
         setting: in which `key` was given, for messages.
 
     Attributes:
-        files: the paths, in order.
-        names: of the columns.
-        types: Arrow's type of each; of text files as their first rows have it.
+        types: Arrow's type of each column, by name.
         key: name of the column of keys.
 
     Raises:
@@ -53,17 +46,20 @@ class KeyedTable:
     """
 
     def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, setting: str = "key") -> None:
-        self._of, self._setting = of, setting
-        self.files = find_files(files, of=of)
-        self.types = self._types(self.files[0])
-        self.names = list(self.types)
-        for path in self.files[1:]:
-            if missing := [name for name in self.names if name not in self._types(path)]:
-                raise ConfigError(f"{of}: '{path}' has no column '{missing[0]}', and '{self.files[0]}' has")
-        self.key = self._choose_key(key)
+        self._of, self._files = of, find_files(files, of=of)
+        self.types, *others = (self._types(path) for path in self._files)
+        for path, types in zip(self._files[1:], others, strict=True):
+            if missing := [name for name in self.types if name not in types]:
+                raise ConfigError(f"{of}: '{path}' has no column '{missing[0]}', and '{self._files[0]}' has")
+        alone = list(self.types) if len(self.types) == 1 else []
+        self.key = key or next((name for name in (*KEY_COLUMNS, *alone) if name in self.types), "")
+        if self.key not in self.types:
+            what = f"no column '{key}'{meant(key, self.types)}" if key else "no column key or uid"
+            listed = ", ".join(self.types)
+            raise ConfigError(f"{of}: {self}: {what}; it has {listed}: name the column of keys ({setting}: NAME)")
 
     def __str__(self) -> str:
-        return files_in_words(self.files)
+        return in_words(self._files)
 
     def keys(self) -> Any:
         """The keys as texts, an Arrow array (n,); null where a row has none.
@@ -72,16 +68,13 @@ class KeyedTable:
             ConfigError: the column holds neither texts nor whole numbers.
             DataError: a file is damaged.
         """
-        values = self._read(self.key, as_text=True)
-        kind = values.type
-        if pa.types.is_integer(kind):
-            return values.cast(pa.string())
-        if date_kind(kind):
-            return iso_texts(values)
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        values = self._read(self.key, as_text=True)  # 000012 is not 12
+        if (kind := kind_of(values.type)) in DATES:
+            values = iso_texts(values)
+        elif kind != "text" and not pa.types.is_integer(values.type):
             raise ConfigError(
-                f"{self._of}: {self}, column '{self.key}': values of type {kind}, and keys are texts: store them as "
-                "texts, as the tars name the samples"
+                f"{self._of}: {self}, column '{self.key}': values of type {values.type}, and keys are texts: store "
+                "them as texts, as the tars name the samples"
             )
         return values.cast(pa.large_string())  # of more than 2 GB in all, too
 
@@ -89,62 +82,31 @@ class KeyedTable:
     def key_hint(self) -> str:
         """For messages that no key was found: what is wrong with keys that are numbers."""
         kind = self.types[self.key]
-        if not (_is_parquet(self.files[0]) and pa.types.is_integer(kind)):
+        if not (_is_parquet(self._files[0]) and pa.types.is_integer(kind)):
             return ""
         return f"; they are {kind}, which has no leading zeros: store the keys as texts, as the tars name the samples"
 
     def column(self, name: str) -> Any:
-        """A column, an Arrow array (n,), in the order of files and rows.
-
-        Raises:
-            ConfigError: no such column.
-            DataError: a file is damaged.
-        """
-        if name not in self.names:
-            raise ConfigError(
-                f"{self._of}: {self}: no column '{name}'{meant(name, self.names)}; it has {', '.join(self.names)}"
-            )
-        return self._read(name, as_text=False)
+        """A column, an Arrow array (n,), in the order of files and rows; raises as `keys`."""
+        return self._read(name)
 
     def place(self, row: int) -> str:
         """File and row of a row of the table, for messages; rows of a file are counted from 0."""
-        for path in self.files:
-            count = self._count(path)
+        for path in self._files:
+            count = len(self._read_one(path, self.key))
             if row < count:
                 return f"'{path}' row {row}"
             row -= count
         raise IndexError(row)
 
-    def _check_encoding(self, path: Path) -> None:
-        """Refuse what spreadsheets call Unicode text, of which pyarrow would read something."""
-        with path.open("rb") as file:
-            encoding = wide_encoding(file.read(4))
-        if encoding:
-            raise DataError(f"{self._of}: {not_utf8(path, encoding)}")
-
-    def _choose_key(self, key: str | None) -> str:
-        chosen = key or next((name for name in KEY_COLUMNS if name in self.names), None)
-        if chosen is None and len(self.names) == 1:
-            chosen = self.names[0]
-        if chosen is None or chosen not in self.names:
-            what = f"no column '{key}'{meant(key, self.names)}" if key else "no column key or uid"
-            listed = ", ".join(self.names)
-            raise ConfigError(
-                f"{self._of}: {self}: {what}; it has {listed}: name the column of keys ({self._setting}: NAME)"
-            )
-        return chosen
-
     def _types(self, path: Path) -> dict[str, Any]:
         if not _is_parquet(path):
-            self._check_encoding(path)
+            with path.open("rb") as file:
+                check_encoding(path, file.read(4), of=self._of)
 
         def read() -> tuple[list[str], list[Any]]:
-            if _is_parquet(path):
-                schema = pyarrow.parquet.read_schema(path)
-            else:
-                # All of it: a column may turn from dates to texts at any row.
-                options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-                schema = pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).schema
+            # All of a text file: a column may turn from dates to texts at any row.
+            schema = pyarrow.parquet.read_schema(path) if _is_parquet(path) else _read_csv(path).schema
             return schema.names, schema.types  # names that are no UTF-8 are an error here
 
         names, types = self._checked(path, read)
@@ -158,37 +120,28 @@ class KeyedTable:
                     )
         return dict(zip(names, map(_plain, types), strict=True))
 
-    def _count(self, path: Path) -> int:
-        if _is_parquet(path):
-            metadata: Any = self._checked(path, partial(pyarrow.parquet.read_metadata, path))
-            return metadata.num_rows
-        return len(self._read_one(path, self.key, as_text=True))
-
-    def _read(self, name: str, *, as_text: bool) -> Any:
-        parts = _of_one_unit([self._read_one(path, name, as_text=as_text) for path in self.files])
+    def _read(self, name: str, *, as_text: bool = False) -> Any:
+        parts = _of_one_unit([self._read_one(path, name, as_text) for path in self._files])
         if len({part.type for part in parts}) > 1:
             kinds = ", ".join(sorted({str(part.type) for part in parts}))
             raise ConfigError(f"{self._of}: {self}, column '{name}': values of different types in its files: {kinds}")
         return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
 
-    def _read_one(self, path: Path, name: str, *, as_text: bool) -> Any:
+    def _read_one(self, path: Path, name: str, as_text: bool = False) -> Any:
         def read() -> Any:
             if _is_parquet(path):
-                column: Any = pyarrow.parquet.read_table(path, columns=[name]).column(name)
-                return column.cast(_plain(column.type))
-            # Keys are texts: 000012 is not 12.
-            options = pyarrow.csv.ConvertOptions(
-                include_columns=[name], column_types={name: pa.string()} if as_text else None, strings_can_be_null=True
-            )
-            column = pyarrow.csv.read_csv(path, parse_options=_delimiter(path), convert_options=options).column(name)
-            return column.cast(_plain(column.type))
+                table: Any = pyarrow.parquet.read_table(path, columns=[name])
+            else:
+                types = {name: pa.string()} if as_text else None
+                table = _read_csv(path, include_columns=[name], column_types=types)
+            return table.column(name).cast(_plain(table.column(name).type))
 
         return self._checked(path, read)
 
     def _checked(self, path: Path, read: Callable[[], Any]) -> Any:
         try:
             return read()
-        except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             is_encoding = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
             remedy = "; write it in UTF-8" if is_encoding else ""
             raise DataError(
@@ -207,7 +160,8 @@ def find_files(given: Sequence[str], *, of: str) -> list[Path]:
         ConfigError: no such file, or one of another kind.
         DataError: it is no regular file.
     """
-    return [path for one in given for word in _words(one) for path in _find(word, of)]
+    words = [word for one in given for word in ([one] if Path(one).exists() else expand_braces(one))]
+    return [path for word in words for path in _find(word, of)]
 
 
 def _find(given: str, of: str) -> list[Path]:
@@ -224,7 +178,7 @@ def _find(given: str, of: str) -> list[Path]:
     return found
 
 
-def files_in_words(files: Sequence[Path]) -> str:
+def in_words(files: Sequence[Path]) -> str:
     """'scores.parquet', or 'part-0.parquet' and 9 more."""
     return f"'{files[0]}'" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
 
@@ -239,16 +193,88 @@ def take_rows(column: Any, rows: NDArray[np.int64]) -> Any:
     return column.take(pa.array(rows, mask=rows < 0)).combine_chunks()
 
 
-def not_utf8(path: Path, encoding: str) -> str:
-    """The message for a text file in another encoding."""
-    return (
-        f"'{path}' looks like {encoding}, and text files are read as UTF-8: "
-        f"iconv -f {encoding} -t UTF-8 '{path.name}' > NEW makes one"
-    )
+def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
+    """The lines of a text file without empty ones, or a column of a table as texts without missing values.
+
+    Raises:
+        ConfigError: no such file or column, or a column of other values; the nearest one is named.
+        DataError: the file is damaged.
+    """
+    path = Path(file)
+    if path.suffix.lower() in SUFFIXES:
+        return KeyedTable([file], of=of, key=column, setting="column").keys().drop_null().to_pylist()
+    check_exists(path, of)
+    if column is not None:
+        raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")
+    data = read_regular(path, "file of keys")
+    check_encoding(path, data[:4], of=of)
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{of}: '{file}' is no text in UTF-8 (byte {error.start}); write a key a line") from None
+    return [line for line in map(str.strip, lines) if line]
 
 
-def _words(given: str) -> list[str]:
-    return [given] if Path(given).exists() else expand_braces(given)
+def check_encoding(path: Path, head: bytes, *, of: str) -> None:
+    """Refuse what spreadsheets call Unicode text, of which pyarrow would read something; `head`: the first bytes."""
+    if encoding := wide_encoding(head):
+        raise DataError(
+            f"{of}: '{path}' looks like {encoding}, and text files are read as UTF-8: "
+            f"iconv -f {encoding} -t UTF-8 '{path.name}' > NEW makes one"
+        )
+
+
+class NpyFile:
+    """A one-dimensional array in a .npy file, read in parts: a mask of 10^9 rows is not held, and never mapped.
+
+    Args:
+        file: of the array.
+        of: name of the setting, for messages.
+
+    Raises:
+        ConfigError: no such file, or an array of more dimensions.
+        DataError: the file is damaged.
+    """
+
+    def __init__(self, file: str, *, of: str) -> None:
+        check_exists(Path(file), of)
+        self._of = f"{of}: '{file}'"
+        self._file: BinaryIO = open(open_regular(file), "rb", _READ_AHEAD)  # noqa: SIM115 - closed with the object
+        try:
+            is_first = npy.read_magic(self._file) == (1, 0)
+            read_header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+            shape, _, self.dtype = read_header(self._file)
+        except ValueError as error:
+            raise DataError(f"{self._of} is no .npy file ({excerpt(str(error), 100)}); numpy.save writes one") from None
+        if len(shape) != 1 or self.dtype.hasobject:
+            raise ConfigError(
+                f"{self._of} is an array of {self.dtype} and shape {shape}; a mask, row numbers and uids have one "
+                "dimension"
+            )
+        self._begin, self._length = self._file.tell(), shape[0]
+        if (size := self._file.seek(0, 2)) != self._begin + shape[0] * self.dtype.itemsize:
+            raise DataError(f"{self._of} has {size:,} bytes, which do not hold {shape[0]:,} values; write it again")
+
+    def __del__(self) -> None:
+        if file := getattr(self, "_file", None):
+            file.close()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """Values begin … end−1; quick where the next call goes on from here."""
+        self._file.seek(self._begin + begin * self.dtype.itemsize)
+        data = self._file.read((end - begin) * self.dtype.itemsize)
+        if len(data) < (end - begin) * self.dtype.itemsize:
+            raise DataError(f"{self._of} became shorter while it was read")
+        return np.frombuffer(data, self.dtype)
+
+
+def _read_csv(path: Path, **options: Any) -> Any:
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True, **options)
+    return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
 
 
 def _plain(kind: Any) -> Any:
@@ -274,7 +300,3 @@ def _of_one_unit(parts: list[Any]) -> list[Any]:
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == ".parquet"
-
-
-def _delimiter(path: Path) -> Any:
-    return pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)

@@ -10,6 +10,7 @@ import html
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,15 +19,28 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
 
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.files import write_whole
-from mmdata.text.tokenizer_names import CLIP, REMEDY, locate_tokenizer
 
 logger = logging.getLogger("mmdata")
 
+CLIP = Path(__file__).parent / "vocabularies" / "clip"
+"""Folder of CLIP's tokenizer; AutoTokenizer loads it."""
+_CLIP_SIZES = ("base-patch32", "base-patch16", "large-patch14", "large-patch14-336")
+CLIP_NAMES = frozenset(("clip", *(f"openai/clip-vit-{size}" for size in _CLIP_SIZES)))
+"""Names of CLIP's tokenizer: `clip`, and OpenAI's models on the hub, which have this one."""
+HUB_TIMEOUT_S = 5.0
+"""Longest wait for the hub's first answer, before its client begins to repeat requests for a minute."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+REMEDY = (
+    "give a folder that AutoTokenizer.from_pretrained loads, or make one with `mmdata convert --train-tokenizer 8192` "
+    "or `mmdata index --train-tokenizer 8192`; `clip` is CLIP's tokenizer and needs no network"
+)
 CLEANING, OPEN_CLIP = "text_cleaning", "open_clip"
 """Key and value in the tokenizer_config.json of a tokenizer before which texts are cleaned as open_clip does."""
 
@@ -162,6 +176,66 @@ def _cut(encoding: tokenizers.Encoding, length: int) -> list[int]:
     return ids[: length - (len(ids) - begin)] + ids[begin:]
 
 
+def locate_tokenizer(name: str | os.PathLike[str]) -> str:
+    """What `AutoTokenizer.from_pretrained` can load: the path of a folder, or a name on the hub that is worth asking.
+
+    Raises:
+        ConfigError: the name is that of a folder that does not exist; or the hub is needed and cannot be reached.
+
+    Example:
+        locate_tokenizer("clip") == str(CLIP)
+    """
+    text = os.fspath(name)
+    if Path(text).exists():
+        return text
+    if text in CLIP_NAMES:
+        return str(CLIP)
+    if why := _why_a_folder(name):
+        raise ConfigError(f"tokenizer '{text}': no such folder ({why}); {REMEDY}")
+    if not _is_in_cache(text):
+        _check_hub(text)
+    return text
+
+
+def _why_a_folder(name: str | os.PathLike[str]) -> str:
+    """Why a name cannot be one of the hub; "" if it can."""
+    text = os.fspath(name)
+    if not isinstance(name, str):
+        return "it is a path"
+    if not _HUB_NAME.fullmatch(text):
+        return "names on the Hugging Face hub are NAME or OWNER/NAME"
+    parent = Path(text).parent
+    if parent != Path() and parent.is_dir():
+        return f"the folder '{parent}' exists, so the Hugging Face hub was not asked"
+    return ""
+
+
+def _is_in_cache(name: str) -> bool:
+    """Whether the hub's cache on this machine has the tokenizer's settings."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("tokenizer_config.json", "tokenizer.json", "config.json")
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+
+
+def _check_hub(name: str) -> None:
+    """Raise a ConfigError if the hub does not answer within `HUB_TIMEOUT_S`."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    why = "HF_HUB_OFFLINE is set"
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+            return
+        except Exception as error:  # the client's errors depend on its version
+            why = f"{type(error).__name__}: {error}"
+    raise ConfigError(
+        f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({why}); if a folder was meant, "
+        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {REMEDY}"
+    )
+
+
 def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Copy a tokenizer, and nothing else that lies with it, such as a model's weights.
 
@@ -272,20 +346,11 @@ def train_tokenizer(
     if vocab_size < 300:
         raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
     special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(special.values()),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(captions, trainer)
-    backend.post_processor = processors.TemplateProcessing(
-        single="<start> $A <end>",
-        special_tokens=[(token, backend.token_to_id(token)) for token in ("<start>", "<end>")],
+    tokens: list[Any] = list(special.values())
+    backend = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True, unicode_normalizer="nfc")
+    backend.train_from_iterator(iter(captions), vocab_size, min_frequency=0, show_progress=False, special_tokens=tokens)
+    backend.post_processor = TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[(token, backend.token_to_id(token)) for token in tokens[1:]]
     )
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **special}
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -263,7 +263,7 @@ def test_a_damaged_member_masks_its_row_and_is_named(
         ({"shards": "nowhere"}, "data.join.1: folder '.*nowhere': no such folder"),
         ({"shards": "https://host/dr"}, "a folder on this disk is needed here"),
         ({"key": "udi"}, r"data.join.1: key: no column 'udi' of texts .did you mean 'uid'..; there are uid"),
-        ({"key": None}, "40 of 40 rows have no row in .*: keys are like '000000000', and those of its samples like '0"),
+        ({"key": None}, "40 of 40 rows have no row in .*: keys are like '000000000', and those of '.*dr' like '0"),
         ({"name": "d r"}, "name"),
         ({"name": None}, "shards have a name"),
         ({"table": "x.parquet"}, "give either table .* or shards"),
@@ -322,7 +322,7 @@ def test_rows_without_a_key_are_told_from_a_key(reinforced: Reinforced):
     pyarrow.parquet.write_table(table, reinforced.folder / "keys.parquet")
     for key, message in (
         ("own", r"20 of 40 rows have no row in '.*', such as '000000001'; leave them out"),
-        ("none", r"40 of 40 rows have no row in '.*': keys are like 'x', and those of its samples like '0"),
+        ("none", r"40 of 40 rows have no row in it: keys are like 'x', and those of '.*dr' like '0"),
     ):
         join = [
             {"table": str(reinforced.folder / "keys.parquet")},
@@ -380,8 +380,9 @@ def test_a_key_that_comes_twice_in_joined_tars_is_refused(reinforced: Reinforced
         first = opened.getnames()[0].partition(".")[0]
     write_tar(reinforced.folder / "dr" / "00000009.tar", {first: sample(0)})
     build_index(reinforced.folder / "dr", overwrite=True)
-    message = rf"data.join.1: '.*dr': key '{first}' comes twice: in '00000000.tar' and '00000009.tar'; a row could"
-    with pytest.raises(DataError, match=message):
+    places = rf"shard '00000000.tar', sample '{first}' and shard '00000009.tar', sample '{first}'"
+    message = rf"data.join.1: the key '{first}' comes twice: in {places}"
+    with pytest.raises(ConfigError, match=message):
         reinforced.loader()
 
 

@@ -258,12 +258,10 @@ def test_replay_of_a_row_that_is_left_out_names_the_condition(
     path = config(corpus, tmp_path, join=join, select="score > 0.1 and width > 0")
     join_first(path)
     assert run_tool(monkeypatch, path, 2) == 2
-    assert "row 2 is not loaded: data.select score > 0.1 and width > 0 leaves it out;" in capsys.readouterr().err
-    assert run_tool(monkeypatch, path, 45) == 2
-    assert (
-        "row 45 is not loaded: data.join.0 missing: mask and data.select score > 0.1 and width > 0 leave it out;"
-        in capsys.readouterr().err
-    )
+    for row in (2, 45):
+        assert run_tool(monkeypatch, path, row) == 2
+        said = f"row {row} is not loaded: data.join.0 missing: mask and data.select score > 0.1 and width > 0 ("
+        assert said in capsys.readouterr().err
 
 
 def test_replay_shows_fields_and_the_source_of_the_caption(

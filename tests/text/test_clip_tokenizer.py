@@ -17,9 +17,7 @@ from mmdata.errors import ConfigError
 from mmdata.images import ImageInfo
 from mmdata.index import Index, Sample, ShardWriter
 from mmdata.loader import Loader
-from mmdata.text import tokenizer_names
-from mmdata.text.tokenizer import Tokenizer, save_tokenizer
-from mmdata.text.tokenizer_names import CLIP, CLIP_NAMES, locate_tokenizer
+from mmdata.text.tokenizer import CLIP, CLIP_NAMES, Tokenizer, locate_tokenizer, save_tokenizer
 from mmdata.trained.export_tokenizer import export_tokenizer
 
 OPEN_CLIP: list[tuple[str, list[int]]] = json.loads((Path(__file__).parent / "clip_ids.json").read_text("utf-8"))
@@ -124,7 +122,7 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
 def test_a_missing_folder_is_an_error_without_the_hub(tmp_path, monkeypatch, name, why):
     (tmp_path / "shards").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tokenizer_names, "_check_hub", lambda name: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("mmdata.text.tokenizer._check_hub", lambda name: pytest.fail("the hub was asked"))
     with pytest.raises(ConfigError, match=f"^tokenizer '{name}': no such folder \\({why}\\); give a folder that Auto"):
         Tokenizer.load(name)
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.errors import BadSample, ConfigError, Reason
-from mmdata.text.tokenizer import Tokenizer
-from mmdata.text.tokenizer_names import CLIP
+from mmdata.text.tokenizer import CLIP, Tokenizer
 from mmdata.text.transform import TextTransform
 
 USERS = """

@@ -28,8 +28,7 @@ from mmdata.config.corpus import ValConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
-from mmdata.text.tokenizer import Tokenizer, train_tokenizer
-from mmdata.text.tokenizer_names import CLIP
+from mmdata.text.tokenizer import CLIP, Tokenizer, train_tokenizer
 from mmdata.train.run.overfit import FirstBatches
 from mmdata.trained.carried import keep_tokenizer
 from mmdata.trained.export import export_to_transformers
