@@ -29,8 +29,8 @@ from mmdata.images.decode import check_decodes, check_size, decode_pixels, orien
 from mmdata.images.decoder_warnings import name_warnings
 from mmdata.images.jpeg import oriented_size
 from mmdata.images.probe import sniff
-from mmdata.index import Sample
 from mmdata.tars.texts import Loss
+from mmdata.tars.write import Sample
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""

@@ -25,7 +25,7 @@ from mmdata.convert.part import Compose
 from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
-from mmdata.index.writer import published_names
+from mmdata.index.writer import shard_name
 from mmdata.recognize import PRIVATE_NAME
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 
@@ -358,8 +358,9 @@ def _names(manifest: Manifest) -> set[str]:
     run = (manifest.accounts or {}).get("run")
     if run is None:
         return set()
-    # Not from its pages: a run that was killed while moving files may have moved them.
-    names = {*published_names(manifest), INNER + MANIFEST_NAME, INNER + QUARANTINE_NAME}
+    # Not from its index files: a run that was killed while moving files may have moved them.
+    names = {*map(shard_name, range(manifest.num_shards)), *(INNER + name for name in manifest.files)}
+    names |= {INNER + MANIFEST_NAME, INNER + QUARANTINE_NAME}
     if "version" in (manifest.accounts or {}):  # earlier versions made no such lists
         names |= {INNER + ROWS_FOLDER, INNER + TIMINGS_NAME}
     if run["settings"]["train_tokenizer"]:

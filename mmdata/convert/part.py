@@ -22,8 +22,7 @@ from mmdata.convert.input_rows import InputRows
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
-from mmdata.index.manifest_writer import ManifestWriter
-from mmdata.index.writer import shard_name
+from mmdata.index.writer import ManifestWriter, shard_name
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
 

@@ -21,10 +21,8 @@ import pyarrow as pa
 
 from mmdata.errors import ConfigError
 from mmdata.forked import new_lock
-from mmdata.index.columns import FIXED, LISTS, ShardColumns
-from mmdata.index.manifest import Manifest
-from mmdata.index.pages import Histograms
-from mmdata.index.ragged import offsets_of, spans
+from mmdata.index.columns import FIXED, LISTS, ShardColumns, offsets_of, spans
+from mmdata.index.manifest import Histograms, Manifest
 from mmdata.index.sample import IndexedSample, row_of_key
 from mmdata.index.store import ShardStore
 from mmdata.storage.cache import ShardCache

@@ -19,7 +19,6 @@ from torch import Tensor
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.index import Index, ShardStore
-from mmdata.index.members import SampleMembers
 from mmdata.loader.fields import MemberSource, parse_fields
 from mmdata.plan import Plan
 from mmdata.plan.rows import first_rows
@@ -37,7 +36,7 @@ Missing = Literal["mask", "keep", "error"]
 """See `DataConfig.missing_fields`."""
 
 
-Samples = SampleMembers | JoinedShards
+Samples = ShardStore | JoinedShards
 """What finds the members of a row."""
 
 
@@ -166,7 +165,7 @@ class MemberFields:
         return FieldEntries(self, self._samples(store), num_rows, stop or Event())
 
     def _samples(self, store: ShardStore) -> dict[str, Samples]:
-        return {"": SampleMembers(self._index, store), **self._joined}
+        return {"": store, **self._joined}
 
     def _probe(self, field: MemberField, samples: Samples, rows: list[int]) -> Column:
         found: list[Any] = []

@@ -28,8 +28,7 @@ from mmdata.index.caption_lengths import counts_of
 from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
-from mmdata.index.manifest import Manifest
-from mmdata.index.pages import Histograms
+from mmdata.index.manifest import Histograms, Manifest
 from mmdata.loader.sample_buffers import SampleBuffers
 from mmdata.plan.ranges import PASS_SHIFT
 from mmdata.safe_read import open_regular
@@ -244,7 +243,7 @@ class TarIndexer:
             for row, label in zip(scan.rows, scan.labels, strict=True)
             if isinstance(label, str)
         ]
-        columns = encode(scan.rows, None if self._counts is None else self._count).columns
+        columns = encode(scan.rows, None if self._counts is None else self._count)
         read = IndexedTar(number, name, size, columns, scan.quarantined, scan.losses + named, len(columns))
         return self._selected(read)
 
@@ -276,7 +275,7 @@ class TarIndexer:
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)
-        columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))]).columns
+        columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))])
         return replace(tar, columns=columns, places=rows)
 
 
@@ -366,7 +365,7 @@ class GrowingIndex(Index):
             lengths=[(int(length), int(lengths[length])) for length in np.flatnonzero(lengths)],
             has_images=True,
             has_labels=any(tar.columns.num_labels for tar in first),
-            pages=[],
+            index_files=[],
             folder=LocalFolder(Path()),
             tars=tars,
             first=first,

@@ -21,7 +21,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
-from mmdata.index.ragged import spans
+from mmdata.index.columns import spans
 from mmdata.nearest import meant
 from mmdata.seeding import mix
 from mmdata.tables.arrow_values import DATES

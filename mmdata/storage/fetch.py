@@ -36,8 +36,6 @@ CHUNK_BYTES = 8 * 2**20
 """Largest range of a request that is not of HTTP."""
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
-MAX_INDEX_BYTES = 2**30
-"""Largest index file or page of the manifest; the index of a million rows has some 200 million bytes."""
 _OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
 
 T = TypeVar("T")
@@ -96,17 +94,12 @@ class RemoteFolder:
                 missing = unfinished(str(self))
         raise missing
 
-    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """Result of `use` on the path, in the cache, of a small file with this hash.
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """Result of `use` on the path of a file in the cache, and where in it a part of an index file begins.
 
         Raises:
-            DataError: `use` raises it, also of a file fetched anew; or the file has another hash.
+            DataError: `use` raises it, also of a part fetched anew; or the part has another hash.
         """
-        url = self.url_of(".", name)
-        return self._with_cached(url, sha256, lambda: self._whole(url, MAX_INDEX_BYTES), use)
-
-    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
-        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
         url = self.url_of(".", part.name)
 
         def fetch() -> bytes:

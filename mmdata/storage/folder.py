@@ -87,16 +87,12 @@ class LocalFolder:
         made = f"folder '{self}': no {name}; `mmdata index {self}` makes one for WebDataset tars"
         return made if kind is Kind.TARS else f"{made}, `mmdata convert {self} OUT` shards of images and captions"
 
-    def with_file(self, name: str, sha256: str, use: Callable[[Path], T]) -> T:
-        """Result of `use` on the path of a small file. `use` checks the content, so the hash is not needed.
+    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
+        """Result of `use` on the path of a file, and where in it a part of an index file begins.
 
         Raises:
-            FileNotFoundError: there is none; and what `use` raises.
+            FileNotFoundError: there is none; and what `use`, which checks the content, raises.
         """
-        return use(self.path / name)
-
-    def with_range(self, part: FileRange, use: Callable[[Path, int], T]) -> T:
-        """As `with_file`, for a part of a file: `use` gets the path of a file, and where in it the part begins."""
         return use(self.path / part.name, part.start)
 
     def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:

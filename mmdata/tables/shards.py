@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from mmdata.config.data import JoinConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, counted, excerpt
 from mmdata.index.index import Index
-from mmdata.index.members import SampleMembers
 from mmdata.index.side import SideFile, SideFiles, digest_of, side_name
 from mmdata.index.store import OpenShards, ShardStore
 from mmdata.storage.folder import local_folder
@@ -105,7 +104,6 @@ class JoinedShards:
         self.num_found = int(np.count_nonzero(self._samples >= 0))
         check_missing(self._samples < 0, len(index), self.missing, index, of=of, where=str(self))
         self._shards = ShardStore(self._known)
-        self._read = SampleMembers(self._known, self._shards)
 
     def __str__(self) -> str:
         return f"'{self.folder}'"
@@ -142,20 +140,20 @@ class JoinedShards:
         """
         if (sample := int(self._samples[row])) < 0:
             raise BadSample(Reason.MISSING_FIELD, f"no sample of the row's key in {self}")
-        return self._read.members(sample)
+        return self._shards.members(sample)
 
     def read_member(self, row: int, member: IndexedMember, stop: Event) -> bytes:
-        """The bytes of a member of a row's sample; see `SampleMembers.read_member`."""
-        return self._read.read_member(int(self._samples[row]), member, stop)
+        """The bytes of a member of a row's sample; see `ShardStore.read_member`."""
+        return self._shards.read_member(int(self._samples[row]), member, stop)
 
     def key(self, row: int) -> str:
         """The key of a row's sample in these tars."""
-        return self._read.key(int(self._samples[row]))
+        return self._shards.key(int(self._samples[row]))
 
     def place(self, row: int) -> str:
         """Tar and sample of a row, for messages."""
         sample = int(self._samples[row])
-        return str(self) if sample < 0 else self._read.place(sample)
+        return str(self) if sample < 0 else self._shards.place(sample)
 
     def _side(self, kind: str, make: Callable[[], Any], member: str | None = None) -> SideFile:
         """The side file of some kind that is made of the tars' samples, or of the captions of a member."""
@@ -193,7 +191,7 @@ class JoinedShards:
                 texts[sample] = self._captions_of(sample, selector, kind)
             except BadSample as bad:
                 lacking += 1
-                first = first or f"{self._read.place(sample)}: {bad}"
+                first = first or f"{self._shards.place(sample)}: {bad}"
         if lacking == len(samples):
             raise ConfigError(f"{of}: none of {counted(len(samples), 'sample')} has a caption in {selector}: {first}")
         if lacking:
@@ -202,12 +200,12 @@ class JoinedShards:
 
     def _captions_of(self, sample: int, selector: Selector, kind: str) -> list[str]:
         """The captions of a sample, at least one; raises BadSample."""
-        member = self._read.members(sample).get(selector.extension)
+        member = self._shards.members(sample).get(selector.extension)
         if member is None:
             raise BadSample(Reason.MISSING_FIELD, f"no member .{selector.extension}")
         if member.size > MAX_CAPTION_BYTES:
             raise BadSample(Reason.CAPTION_TOO_LONG, f"{member.size} bytes; at most {MAX_CAPTION_BYTES}")
-        opened = open_member(self._read.read_member(sample, member, Event()), kind)
+        opened = open_member(self._shards.read_member(sample, member, Event()), kind)
         value = pick(opened, selector)
         if value is None:
             raise BadSample(Reason.MISSING_FIELD, absent(selector, opened))

@@ -2,6 +2,7 @@
 
 - `tar` reads members strictly; `block_reader` reads a tar once, in large blocks, and hashes it in passing.
 - `samples` groups members to samples; `scan` makes each sample a `row`, or a line of the list of left-out rows.
+- `write` writes samples into a tar, and makes their rows.
 - `members` chooses image, caption and label; `texts` and `captions` read them; `member_values` reads other values.
 - `foreign` and `braces` find the tars that a user names.
 """

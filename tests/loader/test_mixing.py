@@ -12,8 +12,8 @@ import pytest
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
-from mmdata.index import Sample
 from mmdata.plan.mixture import read_groups, write_groups
+from mmdata.tars.write import Sample
 
 REMEDIES = {
     ".arrow": "make it anew with `mmdata neighbours`",

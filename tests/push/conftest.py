@@ -9,7 +9,8 @@ import boto3
 import pytest
 
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 from tests.storage.servers import Server, serve_s3
 
 
