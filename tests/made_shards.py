@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # the tests of the GPU half run where the index's packages are missing
-    from mmdata.index import Sample
+    from mmdata.tars.write import Sample
 
 
 def length_in_characters(captions: list[str]) -> list[int]:
@@ -28,7 +28,7 @@ def count():
 def samples(photo) -> list[Sample]:
     """Ten samples: three formats, one to three captions, labels on some, extra JSON on one."""
     from mmdata.images import probe
-    from mmdata.index import Sample
+    from mmdata.tars.write import Sample
 
     made = []
     for i in range(10):
@@ -43,7 +43,7 @@ def samples(photo) -> list[Sample]:
 @pytest.fixture
 def shards(tmp_path: Path, samples, count) -> Path:
     """The ten samples in shards of four, four and two."""
-    from mmdata.index import ShardWriter
+    from tests.shard_writer import ShardWriter
 
     folder = tmp_path / "shards"
     with ShardWriter(folder, shard_rows=4, count_tokens=count, tokenizer="characters") as writer:

@@ -11,9 +11,10 @@ from typing import Any
 
 import mmdata
 from mmdata.images import ImageInfo
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
 from tests.flat_settings import grouped
+from tests.shard_writer import ShardWriter
 
 ROWS, STEPS = 15, 4  # of an epoch, in batches of 4
 LENGTHS = [3, 9, 1, 4, 9, 2, 6, 5, 3, 5, 7, 2, 8, 4, 1]

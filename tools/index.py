@@ -31,7 +31,7 @@ from mmdata.cli import Parser, progress_in_bytes, run
 from mmdata.commands.next_commands import next_commands
 from mmdata.errors import Reason, counted, printable
 from mmdata.index import IndexReport, build_index
-from mmdata.index.build import MakeTokenizer
+from mmdata.index.builder import MakeTokenizer
 from mmdata.index.caption_lengths import counts_of
 from mmdata.index.encode import CountTokens
 from mmdata.storage import ShardCache
@@ -170,8 +170,8 @@ def account_lines(report: IndexReport) -> list[str]:
     if report.unchanged:
         return [
             *lines,
-            f"{counted(shards, 'shard')}, of the same sizes as in {folder}, whose index stays; --overwrite reads them "
-            "again",
+            f"{counted(shards, 'shard')}, the same as those of the index in {folder}, which stays; --overwrite reads "
+            "them again",
         ]
     if report.only_counted:
         return [

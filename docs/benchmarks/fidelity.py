@@ -33,13 +33,14 @@ from mmdata.config.loading import LoadingConfig
 from mmdata.files import shipped
 from mmdata.images import probe
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.index import Sample, ShardWriter
 from mmdata.storage.folder import has_manifest
 from mmdata.tars import clean_caption
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.run.trainer import Trainer
+from tests.shard_writer import ShardWriter
 
 HOME = Path(os.environ.get("MMDATA_BENCH_DIR", "/tmp/mmdata-fidelity"))
 LARGER, VAL, SIDE = 2, 500, 32

@@ -47,7 +47,7 @@ IMPORTS = {
 def make() -> None:
     """Hard links to tars, and an index of them with as many shards, which are all read."""
     from mmdata.index import Manifest
-    from mmdata.index.manifest_writer import ManifestWriter
+    from mmdata.index.writer import ManifestWriter
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     (source := FOLDER / "source").mkdir(parents=True)

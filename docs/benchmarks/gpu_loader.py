@@ -30,12 +30,13 @@ from PIL import Image
 
 import mmdata
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
 from mmdata.processes import usable_cores
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train.compiler import compiles
 from mmdata.train.precision import choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher
+from tests.shard_writer import ShardWriter
 
 WORDS = ["a", "the", "of", "on", "two", "red", "blue", "small", "large", "old", "dog", "cat", "man", "street", "house"]
 

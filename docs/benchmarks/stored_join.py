@@ -26,7 +26,8 @@ from mmdata import Loader
 from mmdata.commands.join import join_tables
 from mmdata.config import DataConfig
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 
 WORDS = np.array(["a", "red", "dog", "near", "the", "old", "house", "with", "trees", "under", "grey", "sky"])
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from mmdata.config import DataConfig
 from mmdata.images.probe import FORMATS
-from mmdata.index import Index
+from mmdata.index import Index, ShardEntry
 from mmdata.index.encode import encode
-from mmdata.index.manifest_writer import ManifestWriter
+from mmdata.index.writer import ManifestWriter
 from mmdata.plan.from_config import build_plan
 from mmdata.tars.captions import TXT
 from mmdata.tars.scan import IndexedMember, IndexRow
@@ -42,7 +42,7 @@ def write_index(folder: Path, rows: int) -> None:
     for _ in range(TEMPLATES):
         hashes = generator.integers(-(2**63), 2**63, SHARD_ROWS).tolist()
         words = np.clip(generator.lognormal(np.log(12), 0.6, SHARD_ROWS), 3, 75).astype(int).tolist()
-        encoded = encode(
+        columns = encode(
             [
                 IndexRow(
                     f"{number:09d}",
@@ -55,13 +55,13 @@ def write_index(folder: Path, rows: int) -> None:
             ],
             Counted().count,
         )
-        files.append(encoded)
+        files.append(columns)
     folder.mkdir(parents=True)
     writer = ManifestWriter(folder)
     for shard in range(-(-rows // SHARD_ROWS)):
-        encoded = files[shard % TEMPLATES]
-        entry = encoded.entry(f"{shard:06d}.tar", size=1536 * SHARD_ROWS, sha256=f"{shard:064x}")
-        writer.add(entry, encoded.data)
+        columns = files[shard % TEMPLATES]
+        entry = ShardEntry.of(columns, f"{shard:06d}.tar", size=1536 * SHARD_ROWS, sha256=f"{shard:064x}")
+        writer.add(entry, columns.data)
     writer.close(tokenizer=Counted.fingerprint)
 
 

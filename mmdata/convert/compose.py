@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from mmdata.files import end_file, naming
 from mmdata.images import ImageInfo
 from mmdata.images.probe import FORMATS
-from mmdata.index import Sample
 from mmdata.index.columns import ShardColumns
-from mmdata.index.encode import CountTokens, Encoded, encode, rearranged
-from mmdata.index.pages import ShardEntry
-from mmdata.index.tar_writer import TarWriter, members_of
+from mmdata.index.encode import CountTokens, encode, rearranged
+from mmdata.index.manifest import ShardEntry
 from mmdata.storage.folder import INNER
 from mmdata.tars.tar import BLOCK, END, read_members, split_name
+from mmdata.tars.write import Sample, TarWriter, members_of
 
 COPIED_BYTES = 2**23
 """Bytes that are copied at once."""
@@ -83,7 +82,12 @@ class Composed(NamedTuple):
     """A shard, as `ManifestWriter.add` takes it: its entry, and its columns in the index."""
 
     entry: ShardEntry
-    columns: bytes
+    columns: bytes | memoryview
+
+    @classmethod
+    def of(cls, columns: ShardColumns, tar: str, *, size: int, sha256: str) -> Composed:
+        """A tar with these columns, name, size and SHA-256."""
+        return cls(ShardEntry.of(columns, tar, size=size, sha256=sha256), columns.data)
 
 
 def compose(fragments: Sequence[Fragment], tar: Path) -> Composed:
@@ -100,8 +104,8 @@ def compose(fragments: Sequence[Fragment], tar: Path) -> Composed:
             now = shard.bytes + np.cumsum(sizes) - sizes
             parts.append((fragment.columns, fragment.rows, now - starts))
             _copy(fragment.tar, starts, ends, shard)
-        encoded = rearranged(parts)
-        return Composed(shard.finish(encoded), encoded.data)
+        sha256 = shard.finish()
+        return Composed.of(rearranged(parts), tar.name, size=shard.bytes, sha256=sha256)
     except BaseException:
         shard.discard()
         raise
@@ -127,27 +131,26 @@ def relabel(fragment: Fragment, labels: NDArray[np.int64], tar: Path) -> Fragmen
         offsets, lengths = fragment.columns.lists("caption_tokens")
         counted = [lengths[offsets[row] : offsets[row + 1]] for row in fragment.rows.tolist()]
         tokens = np.concatenate([lengths[:0], *counted]).tolist()
-        entry = finish_fragment(shard, partial(_counted, tokens) if len(lengths) else None)
+        sha256 = finish_fragment(shard, partial(_counted, tokens) if len(lengths) else None)
     except BaseException:
         shard.discard()
         raise
-    return Fragment(tar, entry.sha256, entry.bytes, entry.rows, np.arange(entry.rows))
+    return Fragment(tar, sha256, shard.bytes, len(shard.rows), np.arange(len(shard.rows)))
 
 
 def take_whole(fragment: Fragment, name: str) -> Composed:
     """A shard of this name that is a whole fragment, wherever its tar is."""
-    encoded = Encoded(fragment.index.read_bytes(), fragment.columns)
-    return Composed(encoded.entry(name, size=fragment.size, sha256=fragment.sha256), encoded.data)
+    return Composed.of(fragment.columns, name, size=fragment.size, sha256=fragment.sha256)
 
 
-def finish_fragment(shard: TarWriter, count_tokens: CountTokens | None) -> ShardEntry:
-    """End the tar of a fragment, and write its index beside it; both are on disk when this returns."""
-    encoded = encode(shard.rows, count_tokens)
-    entry, path = shard.finish(encoded), index_of(shard.path)
+def finish_fragment(shard: TarWriter, count_tokens: CountTokens | None) -> str:
+    """End the tar of a fragment, and write its index beside it; both are on disk when this returns. Its SHA-256."""
+    columns = encode(shard.rows, count_tokens)
+    sha256, path = shard.finish(), index_of(shard.path)
     with naming(path), path.open("xb") as file:
-        file.write(encoded.data)
+        file.write(columns.data)
         end_file(file)
-    return entry
+    return sha256
 
 
 def index_of(tar: Path) -> Path:

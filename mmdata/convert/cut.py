@@ -12,7 +12,7 @@ from mmdata.convert.rows import InputRow, Source, images_of
 from mmdata.convert.table_source import TableSource
 from mmdata.convert.unit import Unit
 from mmdata.errors import BadSample
-from mmdata.index.labels import Labels
+from mmdata.index.encode import Labels
 from mmdata.tars.texts import parse_label
 
 

@@ -19,7 +19,7 @@ from mmdata.convert.records import Records, Status
 from mmdata.convert.repeats import Repeats
 from mmdata.convert.staging import LABELS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
-from mmdata.index.labels import Labels
+from mmdata.index.encode import Labels
 from mmdata.tars.texts import Loss
 
 if TYPE_CHECKING:  # it reads lists of rows, which are written of what is decided here

@@ -27,8 +27,8 @@ from mmdata.images import ImageInfo, Limits, probe
 from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented, oriented_size
 from mmdata.images.pillow import name_warnings
 from mmdata.images.probe import sniff
-from mmdata.index import Sample
 from mmdata.tars.texts import Loss
+from mmdata.tars.write import Sample
 
 MAX_PATH_BYTES = 4096
 """Longest path that Linux opens."""

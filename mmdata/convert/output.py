@@ -25,7 +25,7 @@ from mmdata.convert.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
 from mmdata.files import LOCK_NAME, Staged, lock, remove
 from mmdata.index.manifest import Manifest
-from mmdata.index.writer import published_names
+from mmdata.index.writer import shard_name
 from mmdata.recognize import PRIVATE_NAME
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 
@@ -333,9 +333,9 @@ def _names(manifest: Manifest) -> set[str]:
     run = (manifest.accounts or {}).get("run")
     if run is None:
         return set()
-    # Not from its pages: a run that was killed while moving files may have moved them.
-    lists = (MANIFEST_NAME, QUARANTINE_NAME, ROWS_FOLDER, TIMINGS_NAME)
-    names = {*published_names(manifest), *(INNER + name for name in lists)}
+    # Not from its index files: a run that was killed while moving files may have moved them.
+    names = {*map(shard_name, range(manifest.num_shards)), *(INNER + name for name in manifest.files)}
+    names |= {INNER + name for name in (MANIFEST_NAME, QUARANTINE_NAME, ROWS_FOLDER, TIMINGS_NAME)}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
         names.add(INNER + TOKENIZER_NAME)

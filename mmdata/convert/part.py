@@ -21,8 +21,7 @@ from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.staging import Staging
 from mmdata.convert.unit import fragment_name, read_tars
 from mmdata.files import end_file, naming, sync_folder
-from mmdata.index.manifest_writer import ManifestWriter
-from mmdata.index.writer import shard_name
+from mmdata.index.writer import ManifestWriter, shard_name
 from mmdata.processes import usable_cores
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END

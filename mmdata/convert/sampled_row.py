@@ -12,7 +12,7 @@ from mmdata.convert.fetch import has_url
 from mmdata.convert.rows import InputRow
 from mmdata.convert.unit import part_of
 from mmdata.errors import BadSample, Reason
-from mmdata.index.tar_writer import members_of, size_in_tar
+from mmdata.tars.write import members_of, size_in_tar
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from mmdata.convert.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Re
 from mmdata.errors import BadSample, Reason
 from mmdata.files import write_whole
 from mmdata.hashing import in_share
-from mmdata.index import Sample
-from mmdata.index.labels import Labels
-from mmdata.index.tar_writer import TarWriter, members_of, size_in_tar
+from mmdata.index.encode import Labels
 from mmdata.tars.tar import END
+from mmdata.tars.write import Sample, TarWriter, members_of, size_in_tar
 from mmdata.text.tokenizer import Tokenizer
 
 WIDEST = 999_999_999
@@ -217,8 +216,8 @@ class _Fragments:
     def finish(self) -> None:
         """End the tar that is open."""
         if self._open is not None:
-            entry = finish_fragment(self._open, self._count_tokens)
-            self.tars.append(Tar(entry.sha256, entry.bytes, entry.rows))
+            sha256 = finish_fragment(self._open, self._count_tokens)
+            self.tars.append(Tar(sha256, self._open.bytes, len(self._open.rows)))
             self._open = None
 
     def discard(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,17 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.files import lock
 from mmdata.hashing import hash64
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
-from mmdata.index.builder import IndexBuilder
+from mmdata.index.builder import Builder, Counting, MadeShard, MakeTokenizer, nothing_to_tokenize, publish, write_index
+from mmdata.index.caption_lengths import captions_of_rows
 from mmdata.index.encode import CountTokens
+from mmdata.index.index import Index
 from mmdata.index.manifest import Manifest
-from mmdata.index.recount import add_lengths, lacks_lengths_only
-from mmdata.index.staging import TOKENIZER_NAME, IndexStaging
-from mmdata.index.tars import LocalTars, Tars
-from mmdata.index.url_tars import TarUrls, UrlTars, find_urls
-from mmdata.progress import Progress
+from mmdata.index.staging import IndexStaging
+from mmdata.index.store import ShardStore
+from mmdata.index.tars import LocalTars, Tars, TarUrls, UrlTars, find_urls, what_changed
+from mmdata.progress import Bar, Progress
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import INNER, MANIFEST_NAME, find_ledger, has_manifest, local_folder
+from mmdata.storage.folder import MANIFEST_NAME, LocalFolder, find_ledger, folder_of_index, has_manifest, local_folder
 from mmdata.storage.urls import display_name, is_url
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.texts import Loss
@@ -41,15 +42,15 @@ class IndexReport:
         quarantined: an entry for each sample left out: shard, key, offset, reason, detail.
         guessed: whether the members of captions were guessed (`manifest.members`).
         only_counted: whether the index existed, and only got the lengths of its captions.
-        unchanged: whether the index of these URLs existed, and no tar was read.
+        unchanged: whether the index of these tars existed.
         cached: tars that are in the cache; None if it was not to be filled.
     """
 
     folder: Path
     manifest: Manifest
     accounts: dict[str, Any]
-    lost: dict[Loss, str]
-    quarantined: list[dict[str, Any]]
+    lost: dict[Loss, str] = field(default_factory=dict["Loss", str])
+    quarantined: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     guessed: bool = False
     only_counted: bool = False
     unchanged: bool = False
@@ -58,8 +59,6 @@ class IndexReport:
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A folder of tars, a tar, a URL or brace pattern of tars, or several of the last two."""
-MakeTokenizer = Callable[[Iterable[str], Path], tuple[CountTokens, str]]
-"""Trains a tokenizer on captions, saves it in a folder, and gives its `count_tokens` and fingerprint."""
 
 
 def build_index(
@@ -82,9 +81,9 @@ def build_index(
     """Write index, manifest and quarantine list for a folder of tars, or for one tar.
 
     Memory holds the rows of one shard at a time, in each process. What is read of each tar is kept until the index is
-    published, so a run that failed or was killed is continued by the next one. An existing index is left alone if it
-    equals the new one, and is an error if it differs; of tars behind URLs only the sizes are compared, and none is read
-    again. An existing index without caption lengths gets those of the tokenizer, for which only captions are read.
+    published, so a run that failed or was killed is continued by the next one. An index that exists is left alone if it
+    is of the same tars, and is an error otherwise: hashes are compared, and of tars behind URLs the sizes. If it has no
+    caption lengths it gets those of the tokenizer, for which only captions are read.
 
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 
@@ -92,7 +91,8 @@ def build_index(
         source: folder (its `*.tar`, sorted by name) or a tar; or URLs and brace patterns of tars, which are
             fetched into the cache one after another; or the folder of an index of URLs.
         out: folder in whose `__mmdata__` the files are written; default: the folder of the tars. Needed for URLs.
-        count_tokens, tokenizer: as for `ShardWriter`.
+        count_tokens: counts the tokens of captions; None: their lengths are not in the index.
+        tokenizer: fingerprint of that tokenizer, kept in the manifest.
         make_tokenizer: trains the tokenizer on the captions that were read, in place of the two.
         limits: images outside them are quarantined.
         members: which members are image, caption and label; None: the usual ones, or, where the first samples have no
@@ -101,7 +101,7 @@ def build_index(
         max_bad_share: largest share of quarantined samples.
         skip_damaged: index the samples before the damage of a damaged tar. They are counted, and the manifest names
             each damaged tar; without it all damaged tars are listed in one error.
-        overwrite: replace an existing index that differs.
+        overwrite: read all tars, and replace an index that exists.
         progress: called with (bytes done, bytes in all).
         cache: for tars behind URLs, which holds those that are being read; default: that of the loader.
         fill_cache: keep the tars behind URLs in the cache, as many as it holds.
@@ -117,44 +117,35 @@ def build_index(
     given = source if isinstance(source, (str, os.PathLike)) and not is_url(source) else None
     tars, folder = _find_tars(source, out, cache or ShardCache(), fill_cache=fill_cache)
     location = tars.location(folder)
+    counting = Counting(count_tokens, tokenizer, make_tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         _refuse_a_conversions_ledger(folder, overwrite=overwrite)
         staging = IndexStaging(folder)
         staging.finish_killed_run()
         known = None
-        if isinstance(tars, UrlTars) and not overwrite and has_manifest(folder):
-            known = tars.known(folder, members, "a new one" if make_tokenizer is not None else tokenizer)
-        if known is not None and tokenizer in (None, known.tokenizer) and make_tokenizer is None:
-            manifest = known if known.location == location else known.moved(location)
-            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], unchanged=True)
-        elif not overwrite and lacks_lengths_only(folder, tars, tokenizer, make_tokenizer, members):
-            counting = (count_tokens, tokenizer, make_tokenizer)
-            manifest = add_lengths(folder, staging, *counting, location=location, progress=progress, cache=cache)
-            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), {}, [], only_counted=True)
+        if has_manifest(folder) and not overwrite:
+            known = Manifest.read(folder, cache)
+            _check_same(known, tars, members, counting, progress)
+        if known is not None and (known.tokenizer is not None or counting.tokenizer is None):
+            report = IndexReport(folder, known.moved(location), dict(known.accounts or {}), unchanged=True)
+        elif known is not None:
+            tars_folder = folder_of_index(LocalFolder(folder), location, cache)
+            known = replace(known, location=location, folder=tars_folder)
+            manifest = _add_lengths(folder, staging, known, counting, progress)
+            report = IndexReport(folder, manifest, dict(manifest.accounts or {}), only_counted=True)
         else:
             before = _index_before(given, folder)
             found = members or (before.members if before is not None else _guess(tars, staging))
             classes = (before.accounts or {}).get("classes") if before is not None else None
-            build = IndexBuilder(
-                folder,
-                tars,
-                limits,
-                found,
-                staging,
-                classes=classes,
-                skip_damaged=skip_damaged,
-                num_workers=num_workers,
-            )
-            build.read(progress)
+            build = Builder(tars, staging, limits, found, skip_damaged=skip_damaged, classes=classes)
+            build.read(progress, num_workers)
             build.check(max_bad_share)
-            new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
-            if make_tokenizer is not None:
-                count_tokens, tokenizer = make_tokenizer(build.captions(), new / INNER / TOKENIZER_NAME)
-            manifest = build.finish(location, count_tokens, tokenizer, overwrite=overwrite)
+            manifest = build.publish(location, counting)
             guessed = members is None and found != USUAL
-            counts = (build.accounts, build.losses.first, build.quarantined)
-            report = IndexReport(folder, manifest, *counts, guessed=guessed)
+            report = IndexReport(
+                folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed
+            )
     if isinstance(tars, UrlTars) and fill_cache:
         report = replace(report, cached=tars.fill_cache(Manifest.read(folder, cache)))
     return report
@@ -230,3 +221,50 @@ def _refuse_a_conversions_ledger(folder: Path, *, overwrite: bool) -> None:
             f"'{ledger}': lists the rows that a conversion left out, and its {MANIFEST_NAME} is gone; an index would "
             "write over the list. Convert again into an empty folder, or move the list away and index"
         )
+
+
+def _check_same(
+    known: Manifest, tars: Tars, members: Members | None, counting: Counting, progress: Progress | None
+) -> None:
+    """Raise DataError if an index is of other tars, members or another tokenizer than those given."""
+    own, given = known.tokenizer, counting.tokenizer
+    other = None
+    if members is not None and members != known.members:
+        other = f"other members (captions: {known.members.content()})"
+    elif own is not None and given not in (None, own):
+        other = f"another tokenizer (fingerprint {own}; of the one given: {given})"
+    else:
+        bar = Bar(progress, [entry.bytes for entry in known])
+        other = what_changed(tars, known, bar.finish, by_size=own != given and given is not None)
+    if other is not None:
+        replacing = "" if "run" in (known.accounts or {}) else "read all tars again with --overwrite, or "
+        raise DataError(
+            f"folder '{known.folder}': its {MANIFEST_NAME} is of {other}; {replacing}give another folder with --out"
+        )
+
+
+def _add_lengths(
+    folder: Path, staging: IndexStaging, known: Manifest, counting: Counting, progress: Progress | None
+) -> Manifest:
+    """Publish an index with the lengths of its captions in place of the one without.
+
+    Raises:
+        ConfigError: the corpus has labels only.
+        DataError: a caption is not the one that was indexed.
+    """
+    if not known.has_captions:
+        raise nothing_to_tokenize(str(folder), known.rows, has_images=known.has_images)
+    index, ledger = Index(known), find_ledger(folder)
+    store, bar = ShardStore(index), Bar(progress, [entry.bytes for entry in known])
+
+    def captions(shard: int) -> list[str]:
+        return captions_of_rows(index, store, range(*index.starts[shard : shard + 2].tolist()))
+
+    def tar(shard: int) -> MadeShard:
+        listed = known.listed(shard)
+        bar.finish(shard, listed.bytes)
+        return MadeShard(listed.name, listed.bytes, listed.sha256, index.shard(shard))
+
+    writer = write_index(staging, index.num_shards, tar, captions, counting)
+    lines = ledger.read_bytes() if ledger.is_file() else None
+    return publish(staging, writer, lines, counting.tokenizer, location=known.location, accounts=known.accounts)

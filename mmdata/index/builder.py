@@ -1,11 +1,12 @@
-"""An index that grows shard by shard: all tars are read first, and then encoded as the whole corpus decides."""
+"""Makes an index in its staging folder: of tars, which are read first and then encoded as the whole corpus decides."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,48 +14,107 @@ from mmdata.errors import ConfigError, DamagedShard, DataError
 from mmdata.files import write_whole
 from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
-from mmdata.index.encode import CountTokens, encode
-from mmdata.index.labels import Labels, number_labels
-from mmdata.index.manifest import Manifest
-from mmdata.index.manifest_writer import ManifestWriter
-from mmdata.index.pages import ShardEntry
-from mmdata.index.staging import IndexStaging, ReadTar
-from mmdata.index.tars import Tars
+from mmdata.index.columns import ShardColumns
+from mmdata.index.encode import CountTokens, Labels, number_labels, with_tokens
+from mmdata.index.manifest import Manifest, ShardEntry
+from mmdata.index.staging import TOKENIZER_NAME, IndexStaging, ReadTar, TarFacts
+from mmdata.index.tars import READERS, Step, Tars
+from mmdata.index.writer import ManifestWriter
 from mmdata.processes import map_concurrently, map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
-from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
+from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Edges, Scan, ScannedSample
+from mmdata.tars.scan import Edges, scan_shard
 from mmdata.tars.texts import Losses
 
 MAX_LISTED = 20
 """Damaged shards that an error lists."""
 
-
-class _Counts(NamedTuple):
-    """What the accounts take of a `Scan`, without its rows."""
-
-    rows: int
-    has_captions: bool
-    has_mute: bool
-    may_lack_images: bool
-    samples: int
-    ignored: int
-    quarantined: list[dict[str, Any]]
-    edges: list[ScannedSample]
-
-    @classmethod
-    def of(cls, scan: Scan) -> _Counts:
-        has = (scan.has_captions, scan.has_mute, scan.may_lack_images)
-        return cls(len(scan.usable), *has, len(scan.samples), scan.ignored, scan.quarantined, scan.edges)
+MakeTokenizer = Callable[[Iterable[str], Path], tuple[CountTokens, str]]
+"""Trains a tokenizer on captions, saves it in a folder, and gives its `count_tokens` and fingerprint."""
 
 
-class _FoundTar(NamedTuple):
-    """What was found in a tar of so many bytes."""
+class Counting:
+    """Counts the captions of an index: by a tokenizer, or by one that is trained on them, or not at all.
 
-    counts: _Counts
-    damage: DamagedShard | None
+    Args:
+        count_tokens, tokenizer, make: see `build_index`.
+
+    Attributes:
+        count_tokens, tokenizer: as given; those of the trained one, once it is trained.
+    """
+
+    def __init__(self, count_tokens: CountTokens | None, tokenizer: str | None, make: MakeTokenizer | None) -> None:
+        self.count_tokens = count_tokens
+        self.tokenizer = "a new one" if make is not None else tokenizer
+        self._make = make
+
+    def train(self, captions: Iterable[str], folder: Path) -> None:
+        """Train the tokenizer, if it is to be trained, and save it in the folder of an index in progress."""
+        if self._make is not None:
+            self.count_tokens, self.tokenizer = self._make(captions, folder / INNER / TOKENIZER_NAME)
+
+
+class MadeShard(NamedTuple):
+    """A shard of an index that is being made: name, size and hash of its tar, and the columns of its rows."""
+
+    name: str
     bytes: int
+    sha256: str
+    columns: ShardColumns
+
+
+def write_index(
+    staging: IndexStaging,
+    num_shards: int,
+    tar: Callable[[int], MadeShard],
+    captions: Callable[[int], list[str]],
+    counting: Counting,
+) -> ManifestWriter:
+    """Write the columns of all shards into the staging folder, with the lengths of their captions if they are counted.
+
+    Args:
+        staging: of the index.
+        num_shards: how many.
+        tar, captions: of a shard by its number.
+        counting: trained first, if it is to be trained.
+    """
+    new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
+    counting.train((caption for number in range(num_shards) for caption in captions(number)), new)
+    writer = ManifestWriter(new)
+    for number in range(num_shards):
+        name, size, digest, columns = tar(number)
+        if counting.count_tokens is not None:
+            columns = with_tokens(columns, captions(number), counting.count_tokens)
+        writer.add(ShardEntry.of(columns, name, size=size, sha256=digest), columns.data)
+    return writer
+
+
+def publish(
+    staging: IndexStaging,
+    writer: ManifestWriter,
+    left_out: bytes | None,
+    tokenizer: str | None,
+    *,
+    location: str,
+    accounts: dict[str, Any] | None,
+) -> Manifest:
+    """Publish an index that was written, with its list of rows left out. The others are attributes of `Manifest`."""
+    if left_out is not None:
+        write_whole(staging.new / INNER / QUARANTINE_NAME, left_out)
+    writer.close(tokenizer=tokenizer, location=location, accounts=accounts)
+    staging.publish()
+    return Manifest.read(staging.folder)
+
+
+def nothing_to_tokenize(name: str, rows: int, *, has_images: bool) -> ConfigError:
+    if not has_images:
+        return ConfigError(f"'{name}': samples without images, so nothing to tokenize: omit --tokenizer")
+    return ConfigError(
+        f"'{name}': {rows:,} samples with labels and no captions, so there is nothing to tokenize: leave --tokenizer "
+        "out, and data.tokenizer in the config; or make captions of the class names with "
+        '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
+    )
 
 
 @dataclass(frozen=True)
@@ -72,27 +132,35 @@ class _TarScanner:
         settings = {"limits": asdict(self.limits), "members": self.members.content()}
         return {**settings, **self.tars.identity(number)}
 
-    def __call__(self, number: int, step: Callable[[int], None]) -> _FoundTar:
+    def __call__(self, number: int, step: Step) -> TarFacts:
         """Read a tar."""
         identity, name = self.identity(number), self.tars.names[number]
         known = self.staging.load(name, identity)
         # A URL's identity is the same when a whole tar has replaced the damaged one.
-        if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
-            known = self.tars.read(number, limits=self.limits, members=self.members, step=step)
+        if known is None or (known.facts.suspects.damage and self.tars.are_remote and not self.skip_damaged):
+            with self.tars.at_hand(number, step) as tar:
+                digest = sha256()
+                scan = scan_shard(
+                    tar.path,
+                    limits=self.limits,
+                    members=self.members,
+                    step=tar.step,
+                    name=name,
+                    on_bytes=_ignore if tar.sha256 else digest.update,
+                )
+                known = ReadTar.of(scan, tar.sha256 or digest.hexdigest(), tar.path.stat().st_size)
             self.staging.save(name, identity, known)
-        return _FoundTar(_Counts.of(known.scan), known.scan.damage, known.bytes)
+        return known.facts
 
 
-class IndexBuilder:
+class Builder:
     """Reads tars, and makes the index of them.
 
     Args:
-        folder: of the index.
         tars: to be indexed.
-        limits, members: see `build_index`.
         staging: of the folder.
+        limits, members, skip_damaged: see `build_index`.
         classes: names of the classes by label, for tars whose labels are numbers; None: not known.
-        skip_damaged, num_workers: see `build_index`.
 
     Attributes:
         quarantined: see `IndexReport`.
@@ -101,25 +169,22 @@ class IndexBuilder:
 
     def __init__(
         self,
-        folder: Path,
         tars: Tars,
+        staging: IndexStaging,
         limits: Limits,
         members: Members,
-        staging: IndexStaging,
         *,
-        classes: list[str] | None = None,
-        skip_damaged: bool = False,
-        num_workers: int | None = None,
+        skip_damaged: bool,
+        classes: list[str] | None,
     ) -> None:
         self.quarantined: list[dict[str, Any]] = []
         self.losses = Losses()
         self._labels = Labels()
-        self._folder, self._tars, self._staging, self._num_workers = folder, tars, staging, num_workers
+        self._tars, self._staging = tars, staging
         self._reader = _TarScanner(tars, staging, limits, members, skip_damaged)
         self._members, self._classes = members, classes
         self._has_captions = self._lacks_images = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
-        self._read: list[_Counts] = []
         self._samples = self._ignored = self._indexed = 0
 
     @property
@@ -136,127 +201,91 @@ class IndexBuilder:
             **({"classes": classes} if (classes := self._labels.names or self._classes) else {}),
         }
 
-    def read(self, progress: Progress | None) -> None:
+    def read(self, progress: Progress | None, num_workers: int | None) -> None:
         """Read all tars, except those that an earlier run has read, and keep what was found in the staging folder.
 
         Raises:
             DataError: a tar is damaged, and damaged ones are not skipped, which is found out after all were read; or a
                 sample is split over two.
         """
+        found: list[TarFacts] = []
         bar = Bar(progress, self._tars.sizes)
-        damaged: list[DamagedShard] = []
-        for number, (counts, damage, _) in enumerate(self._each(bar)):
-            if damage:
-                self._damaged[self._tars.names[number]] = damage.what
-                damaged.append(self._placed(number, damage))
-            self._has_captions = self._has_captions or counts.has_captions
-            self._read.append(counts)
+        for number, facts in enumerate(self._each(bar, num_workers)):
+            bar.finish(number, facts.bytes)
+            found.append(facts)
+        damages = [facts.suspects.damage for facts in found]
+        damaged = {number: damage for number, damage in enumerate(damages) if damage is not None}
+        self._damaged = {self._tars.names[number]: damage.what for number, damage in damaged.items()}
         if damaged and not self._reader.skip_damaged:
-            raise self._damaged_shards(damaged)
-        self._count()
+            raise self._damaged_shards([self._placed(*one) for one in damaged.items()])
+        self._has_captions = any(facts.has_captions for facts in found)
+        # Whoever names the member of the image has images.
+        self._lacks_images = not self._members.image and all(facts.may_lack_images for facts in found)
+        edges = Edges()
+        for number, facts in enumerate(found):
+            if self._lacks_images or (self._has_captions and facts.has_mute):
+                facts = self._tar(number).facts
+            if (split := edges.add(self._tars.names[number], facts.suspects.edges)) is not None:
+                raise split
+            self.quarantined += facts.suspects.quarantined
+            self._samples += facts.samples
+            self._ignored += facts.suspects.ignored
+            self._indexed += facts.rows
 
-    def _each(self, bar: Bar) -> Iterator[_FoundTar]:
+    def _each(self, bar: Bar, num_workers: int | None) -> Iterator[TarFacts]:
         """What was found in each tar, in row order."""
-        numbers = range(len(self._tars.names))
+        names = self._tars.names
+        numbers = range(len(names))
         if self._tars.are_remote:
 
-            def read(number: int) -> _FoundTar:
-                found = self._reader(number, bar.steps(number))
-                bar.finish(number, found.bytes)
-                return found
+            def read(number: int) -> TarFacts:
+                return self._reader(number, bar.steps(number))
 
-            yield from map_concurrently(read, numbers, threads=self._tars.threads, end=self._tars.close)
-            return
-        workers = workers_for(sum(size or 0 for size in self._tars.sizes), self._num_workers)
-        names = self._tars.names
-        for number, one in enumerate(
-            map_in_processes(self._reader, numbers, names=names, workers=workers, step=bar.steps)
-        ):
-            bar.finish(number, one.bytes)
-            yield one
-
-    def _count(self) -> None:
-        """Count the samples as the whole corpus decides."""
-        edges = Edges()
-        # Whoever names the member of the image has images.
-        self._lacks_images = not self._members.image and all(counts.may_lack_images for counts in self._read)
-        for number, counts in enumerate(self._read):
-            if self._lacks_images or (self._has_captions and counts.has_mute):
-                counts = _Counts.of(self._scan(number).scan)
-            if (split := edges.add(self._tars.names[number], counts.edges)) is not None:
-                raise split
-            self.quarantined += counts.quarantined
-            self._samples += counts.samples
-            self._ignored += counts.ignored
-            self._indexed += counts.rows
+            return map_concurrently(read, numbers, threads=min(READERS, len(names)), end=self._tars.close)
+        workers = workers_for(sum(size or 0 for size in self._tars.sizes), num_workers)
+        return map_in_processes(self._reader, numbers, names=names, workers=workers, step=bar.steps)
 
     def check(self, max_bad_share: float) -> None:
         """Raise DataError if more than this share of the samples cannot be used."""
         bad = len(self.quarantined)
         if bad > max_bad_share * self._samples:
             reasons = Counter(line["reason"] for line in self.quarantined)
+            counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
             first = self.quarantined[0]
             raise DataError(
-                f"{bad} of {self._samples} samples cannot be used ({_counts(reasons)}), more than "
+                f"{bad} of {self._samples} samples cannot be used ({counts}), more than "
                 f"{max_bad_share:.0%} of them; the first is shard '{first['shard']}', sample '{first['key']}': "
                 f"{first['detail']}. Allow more with --max-bad-share, or mend the shards"
             )
 
-    def captions(self) -> Iterator[str]:
-        """The captions of all rows."""
-        for number in range(len(self._tars.names)):
-            for row in self._scan(number).scan.rows:
-                yield from row.captions
+    def publish(self, location: str, counting: Counting) -> Manifest:
+        """Encode all shards, and publish the index."""
+        if counting.tokenizer is not None and self._indexed and not self._has_captions:
+            raise nothing_to_tokenize(str(self._tars), self._indexed, has_images=not self._lacks_images)
 
-    def finish(
-        self, location: str, count_tokens: CountTokens | None, tokenizer: str | None, *, overwrite: bool
-    ) -> Manifest:
-        """Encode all shards, and publish the index; or compare it with the one that exists."""
-        if tokenizer is not None and self._indexed and not self._has_captions:
-            if self._lacks_images:
-                raise ConfigError(f"'{self._tars}': samples without images, so nothing to tokenize: omit --tokenizer")
-            raise ConfigError(
-                f"'{self._tars}': {self._indexed:,} samples with labels and no captions, so there is "
-                "nothing to tokenize: leave --tokenizer out, and data.tokenizer in the config; or make captions of the "
-                'class names with `mmdata convert SOURCE OUT --caption-template "a photo of a {}."`'
-            )
-        published = None if overwrite or not has_manifest(self._folder) else Manifest.read(self._folder)
-        new = self._staging.new
-        writer = ManifestWriter(new)
-        for number in range(len(self._tars.names)):
-            writer.add(*self._encode(number, count_tokens))
-        manifest = writer.finish(tokenizer=tokenizer, location=location, accounts=self.accounts)
-        if published is not None:
-            self._staging.remove()
-            if published.root != manifest.root:
-                raise self._differs(published, tokenizer)
-            return published if published.location == location else published.moved(location)
-        lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined)
-        write_whole(new / INNER / QUARANTINE_NAME, lines.encode())
-        writer.publish(manifest)
-        self._staging.publish()
-        return Manifest.read(self._folder)
+        def captions(number: int) -> list[str]:
+            return self._tar(number).captions
 
-    def _scan(self, number: int) -> ReadTar:
+        writer = write_index(self._staging, len(self._tars.names), self._shard, captions, counting)
+        lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined).encode()
+        accounts = self.accounts  # the names of classes are known when all shards are written
+        return publish(self._staging, writer, lines, counting.tokenizer, location=location, accounts=accounts)
+
+    def _tar(self, number: int) -> ReadTar:
         """What was read of a tar, as the whole corpus decides."""
         name = self._tars.names[number]
         read = self._staging.load(name, self._reader.identity(number))
         if read is None:
             place = f"{self._tars}/{name}"
             raise DataError(f"shard '{place}': changed while it was indexed; run this again when it is complete")
-        if self._lacks_images:
-            return read._replace(scan=read.scan.of_corpus(images=False))
-        if self._has_captions:
-            return read._replace(scan=read.scan.of_corpus(captions=True, members=self._members))
-        return read
+        return read.in_corpus(self._members, has_captions=self._has_captions, lacks_images=self._lacks_images)
 
-    def _encode(self, number: int, count_tokens: CountTokens | None) -> tuple[ShardEntry, bytes]:
-        name, (scan, sha256, size) = self._tars.names[number], self._scan(number)
-        rows, names_lost = number_labels(scan.rows, scan.labels, self._labels)
-        for key, lost in [*scan.losses, *names_lost]:
+    def _shard(self, number: int) -> MadeShard:
+        name, tar = self._tars.names[number], self._tar(number)
+        columns, names_lost = number_labels(tar.columns, tar.labels, self._labels)
+        for key, lost in [*tar.losses, *names_lost]:
             self.losses.add(sample_name(name, key), lost)
-        encoded = encode(rows, count_tokens)
-        return encoded.entry(name, size=size, sha256=sha256), encoded.data
+        return MadeShard(name, tar.facts.bytes, tar.facts.sha256, columns)
 
     def _placed(self, number: int, damage: DamagedShard) -> DamagedShard:
         """The damage for the user, who knows a tar behind a URL by its URL."""
@@ -278,18 +307,6 @@ class IndexBuilder:
             f"which reads only them{instead.replace(' of it', '')}"
         )
 
-    def _differs(self, published: Manifest, tokenizer: str | None) -> DataError:
-        other = "other contents"
-        if [entry.name for entry in published] != self._tars.names:
-            other = f"other shards ({published.num_shards}, and {len(self._tars.names)} are to be indexed)"
-        elif published.tokenizer != tokenizer:
-            own, given = (f"fingerprint {one}" if one else "none" for one in (published.tokenizer, tokenizer))
-            other = f"another tokenizer ({own}; of the one given: {given})"
-        replacing = "" if "run" in (published.accounts or {}) else "replace it with --overwrite, or "
-        return DataError(
-            f"folder '{self._folder}': its {MANIFEST_NAME} is of {other}; {replacing}give another folder with --out"
-        )
 
-
-def _counts(reasons: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+def _ignore(data: memoryview) -> None:
+    """Of a tar whose hash is known."""

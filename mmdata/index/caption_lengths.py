@@ -12,11 +12,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.errors import BadSample, DataError
-from mmdata.hashing import hash64
 from mmdata.index.index import Index
 from mmdata.index.store import ShardStore
-from mmdata.tars.captions import captions_of, filled
+from mmdata.tars.captions import filled
 
 logger = logging.getLogger("mmdata")
 
@@ -132,17 +130,10 @@ def captions_of_rows(index: Index, store: ShardStore, of_rows: range) -> list[st
     shards, _ = index.locate(rows)
     columns = index.take(rows, ["caption_offset", "caption_bytes", "caption_format"])
     offsets, hashes = index.take_lists(rows, "caption_hash")
+    places = zip(
+        *(columns[name].tolist() for name in ("caption_offset", "caption_bytes", "caption_format")), strict=True
+    )
     captions: list[str] = []
-    for i, shard in enumerate(shards.tolist()):
-        data = store.read(shard, int(columns["caption_offset"][i]), int(columns["caption_bytes"][i]))
-        try:
-            found = captions_of(data, int(columns["caption_format"][i]), index.caption_keys(shard))
-        except BadSample:
-            found = []
-        if [hash64(caption.encode()) for caption in found] != hashes[offsets[i] : offsets[i + 1]].tolist():
-            raise DataError(
-                f"shard '{index.shard_place(shard)}', sample '{index.keys(rows[i : i + 1])[0]}': the caption is not "
-                "the one that was indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
-            )
-        captions += found
+    for i, (shard, place, key) in enumerate(zip(shards.tolist(), places, index.keys(rows), strict=True)):
+        captions += store.captions(shard, place, hashes[offsets[i] : offsets[i + 1]].tolist(), key)
     return captions

@@ -1,13 +1,13 @@
-"""Reads the columns of a shard: a record batch in an uncompressed Arrow IPC file; `encode` makes it.
+"""The columns of a shard: a record batch in an index file; `encode` makes it.
 
-Index files are read whole, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
+Index files are read, never mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
 """
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from mmdata.errors import DataError
 from mmdata.hashing import fast_hash
 from mmdata.images.probe import FORMATS
 from mmdata.index.histogram import MAX_TOKENS, aspect_bin, count_cells, pack_cells
-from mmdata.index.read_together import read_together
+from mmdata.index.store import read_together
 from mmdata.storage.folder import ListedShard
 from mmdata.tars.captions import NO_CAPTION
 from mmdata.tars.scan import NO_IMAGE, IndexedMember
@@ -59,7 +59,7 @@ MEMBERS = pa.list_(
 )
 """Type of the column `members`: all members of a row but its image, in the order of the tar (`IndexedMember`)."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of index and manifest."""
 
 SCHEMA = pa.schema(
@@ -105,20 +105,24 @@ class ShardColumns:
         name: of the file, for messages.
         data: its bytes in the file.
         shard_bytes: size of the tar, against which values are checked; None checks no values.
+
+    Attributes:
+        data: as given.
+        arrow: the record batch.
     """
 
     def __init__(  # pyarrow has no types
         self, record_batch: Any, name: str, data: bytes | memoryview, *, shard_bytes: int | None = None
     ) -> None:
         self.data = data
+        self.arrow = record_batch
         self._of = f"index '{name}'"
         self._shard_bytes = shard_bytes
-        self._arrow = record_batch
         self._fixed: dict[str, npt.NDArray[Any]] = {}
         self._lists: dict[str, tuple[npt.NDArray[np.int32], npt.NDArray[Any]]] = {}
 
     def __len__(self) -> int:
-        return self._arrow.num_rows
+        return self.arrow.num_rows
 
     @classmethod
     def open(cls, path: Path, offset: int, *, entry: ListedShard) -> ShardColumns:
@@ -165,10 +169,6 @@ class ShardColumns:
             raise DataError(f"index '{name}': expected {rows} rows, got {batch.num_rows}; {_REMEDY}")
         return cls(batch, name, data, shard_bytes=shard_bytes)
 
-    def values(self, name: str) -> list[Any]:
-        """All values of a column, one a row, as Python has them."""
-        return self._arrow.column(name).to_pylist()
-
     def check(self) -> None:
         """Check the values of all columns; `fixed` and `lists` check the one that is asked for.
 
@@ -181,36 +181,59 @@ class ShardColumns:
             self.lists(name)
 
     def _check_fixed(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Raise DataError if a column has a value that no row can have."""
-        if self._shard_bytes is not None:
-            offsets = self.fixed(name.replace("_bytes", "_offset")) if name.endswith("_bytes") else None
-            formats = values if name == "image_format" else self.fixed("image_format")
-            lacks_images = len(formats) > 0 and bool((formats == NO_IMAGE).all())
-            self._refuse(
-                name,
-                _wrong_number(name, values, size=self._shard_bytes, offsets=offsets, lacks_images=lacks_images),
-            )
-
-    def _check_list(self, name: str, offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> None:
-        """As `_check_fixed`, for a list column."""
-        if self._shard_bytes is None:
+        """Raise DataError if a column has a value that no row of the shard can have."""
+        size = self._shard_bytes
+        if size is None or not len(values) or name not in _BOUNDS:
             return
-        if name == "caption_hash":
-            self._refuse(name, _wrong_captions(offsets, formats=self.fixed("caption_format")))
-        else:
-            self._refuse(name, _wrong_tokens(offsets, values, captions=self.lists("caption_hash")[0]))
+        low, high, expected = _BOUNDS[name]
+        most: Any = size if high is None else high
+        if name in _WITHOUT_IMAGE:
+            formats = values if name == "image_format" else self.fixed("image_format")
+            if (formats == NO_IMAGE).all():
+                low, most, expected = _WITHOUT_IMAGE[name], _WITHOUT_IMAGE[name], "no image, as image_format says"
+        if name.endswith("_bytes"):
+            most = size - self.fixed(name.replace("_bytes", "_offset"))  # offsets are 0 to `size`: no overflow
+        self._refuse(name, (values < low) | (values > most), values, expected.format(size=size))
 
-    def _refuse(self, name: str, wrong: _WrongValue | None) -> None:
-        if wrong is not None:
+    def _check_lists(self, name: str, offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> None:
+        """As `_check_fixed`, for a list column."""
+        if self._shard_bytes is None or len(offsets) < 2:
+            return
+        lengths = np.diff(offsets)
+        if name == "caption_hash":
+            lacks = self.fixed("caption_format") == NO_CAPTION
+            if lacks.all():  # a shard of labels only
+                self._refuse(name, lengths != 0, lengths, "no caption, as caption_format says")
+            else:
+                self._refuse(name, (lengths < 1) | lacks, lengths, "1 caption or more")
+        elif len(values):  # no tokenizer counted them otherwise
+            captions = np.diff(self.lists("caption_hash")[0])
+            self._refuse(name, lengths != captions, lengths, "one for each caption")
+            wrong = (values < 0) | (values > MAX_TOKENS)
+            rows = np.repeat(np.arange(len(lengths)), lengths) if wrong.any() else None
+            self._refuse(name, wrong, values, f"0 to {MAX_TOKENS} tokens", rows)
+
+    def _refuse(
+        self,
+        name: str,
+        wrong: npt.NDArray[np.bool_],
+        values: npt.NDArray[Any],
+        expected: str,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Raise DataError for the first wrong value, if any; `rows` are those of the values, if not one each."""
+        if wrong.any():
+            place = int(wrong.argmax())
+            row = place if rows is None else int(rows[place])
             raise DataError(
-                f"{self._of}: column '{name}', row {wrong.row} (sample '{self.keys[wrong.row].as_py()}'): "
-                f"{wrong.value}, and expected {wrong.expected}; {_REMEDY}"
+                f"{self._of}: column '{name}', row {row} (sample '{self.keys[row].as_py()}'): {values[place]}, and "
+                f"expected {expected}; {_REMEDY}"
             )
 
     @cached_property
     def keys(self) -> Any:
         """Arrow strings (rows,)."""
-        return self._arrow.column("key")
+        return self.arrow.column("key")
 
     def keys_of(self, rows: npt.NDArray[np.int64] | slice) -> list[str]:
         """Keys of some rows: (n,), or a slice."""
@@ -221,7 +244,7 @@ class ShardColumns:
     def fixed(self, name: str) -> npt.NDArray[Any]:
         """A column of `FIXED`: (rows,)."""
         if name not in self._fixed:
-            values = view(self._arrow.column(name), FIXED[name], of=self._of)
+            values = view(self.arrow.column(name), FIXED[name], of=self._of)
             self._check_fixed(name, values)
             self._fixed[name] = values
         return self._fixed[name]
@@ -229,10 +252,10 @@ class ShardColumns:
     def lists(self, name: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
         """A column of `LISTS`: offsets (rows + 1,) and values; row r has values[offsets[r]:offsets[r + 1]]."""
         if name not in self._lists:
-            column = self._arrow.column(name)
+            column = self.arrow.column(name)
             offsets = view(column.offsets, np.int32, of=self._of)
             values = view(column.values, LISTS[name], of=self._of)
-            self._check_list(name, offsets, values)
+            self._check_lists(name, offsets, values)
             self._lists[name] = offsets, values
         return self._lists[name]
 
@@ -240,13 +263,9 @@ class ShardColumns:
         """All members of a row but its image, by extension, in the tar's order."""
         return {one["extension"]: IndexedMember(**one) for one in self._members[row].as_py()}
 
-    def members_of(self, rows: npt.NDArray[np.int64]) -> Any:
-        """The column `members` of n rows, an Arrow array of lists (n,)."""
-        return self._members.take(pa.array(rows))
-
     @cached_property
     def _members(self) -> Any:
-        column = self._arrow.column("members")
+        column = self.arrow.column("members")
         try:
             column.validate(full=True)
         except pa.ArrowException as error:
@@ -268,14 +287,10 @@ class ShardColumns:
         """Rows that have a label."""
         return int((self.fixed("label") >= 0).sum())
 
-    def histogram(self, tokens_of: ShardColumns | None = None) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def histogram(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Captions by length in tokens and aspect ratio: the cells that occur, and the captions in each.
 
-        Of a corpus of labels only, the rows are counted in their place, with 0 tokens.
-
-        Args:
-            tokens_of: columns of the same captions that give the lengths; default: these. Captions without a length
-                count as 0 tokens.
+        Captions without a length count as 0 tokens. Of a corpus of labels only, the rows are counted in their place.
         """
         turned = self.fixed("orientation") >= 5
         height = np.where(turned, self.fixed("width"), self.fixed("height"))
@@ -283,8 +298,18 @@ class ShardColumns:
         bins = aspect_bin(np.maximum(height, 1), np.maximum(width, 1))  # a row without an image counts as a square
         if self.num_captions:
             bins = np.repeat(bins, np.diff(self.lists("caption_hash")[0]))
-        tokens = (tokens_of or self).lists("caption_tokens")[1]
+        tokens = self.lists("caption_tokens")[1]
         return count_cells(pack_cells(tokens if len(tokens) else np.zeros(len(bins), np.int32), bins))
+
+
+def offsets_of(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Offsets (n + 1,) of lists with these lengths in one flat array: [2, 0, 3] -> [0, 2, 2, 5]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def spans(begins: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions begins[i] … begins[i] + lengths[i] − 1 of all i, concatenated: ([3, 9], [2, 1]) -> [3, 4, 9]."""
+    return np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
 
 
 def view(array: Any, dtype: npt.DTypeLike, *, of: str) -> npt.NDArray[Any]:
@@ -308,95 +333,3 @@ def view(array: Any, dtype: npt.DTypeLike, *, of: str) -> npt.NDArray[Any]:
     # Not `to_numpy`: it imports pandas where pandas is installed, which takes longer than planning a window.
     _, values = array.buffers()
     return np.frombuffer(values, dtype, count=len(array), offset=array.offset * np.dtype(dtype).itemsize)
-
-
-class _WrongValue(NamedTuple):
-    """The first impossible value of a column: its row, the value, and what was expected."""
-
-    row: int
-    value: int
-    expected: str
-
-
-@cache
-def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Smallest and largest value of an integer type."""
-    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-
-
-def _wrong_number(
-    name: str,
-    values: npt.NDArray[Any],
-    *,
-    size: int,
-    offsets: npt.NDArray[Any] | None = None,
-    lacks_images: bool = False,
-) -> _WrongValue | None:
-    """The first wrong value of a column with one number a row, or None.
-
-    Args:
-        name: of the column.
-        values: (rows,).
-        size: of the shard in bytes.
-        offsets: (rows,), for a column of sizes in bytes: the offset of each payload, 0 to `size`.
-        lacks_images: whether no row has an image; else all have one.
-    """
-    if not len(values) or name not in _BOUNDS:
-        return None
-    low, high, expected = _BOUNDS[name]
-    if lacks_images and name in _WITHOUT_IMAGE:
-        low, high, expected = _WITHOUT_IMAGE[name], _WITHOUT_IMAGE[name], "no image, as image_format says"
-    if high is None:
-        high = size
-    if offsets is not None:
-        # Offsets are at most `size`, so a sum that overflows is negative: as unsigned, above any size.
-        if values.min() >= 0 and (offsets + values).view(np.uint64).max() <= size:
-            return None
-        wrong = (values < 0) | (values > size - offsets)
-    else:
-        least, greatest = _limits(values.dtype)
-        if (low <= least or values.min() >= low) and (high >= greatest or values.max() <= high):
-            return None
-        wrong = (values < low) | (values > high)
-    row = int(wrong.argmax())
-    return _WrongValue(row, int(values[row]), expected.format(size=size))
-
-
-def _wrong_captions(offsets: npt.NDArray[np.int32], *, formats: npt.NDArray[np.uint8]) -> _WrongValue | None:
-    """The first row without a caption, or None; all rows of a shard of labels only are without.
-
-    Args:
-        offsets: (rows + 1,), those of `ShardColumns.lists`.
-        formats: (rows,), column caption_format.
-    """
-    lengths = np.diff(offsets)
-    if len(formats) and (formats == NO_CAPTION).all():
-        wrong, expected = lengths != 0, "no caption, as caption_format says"
-    else:
-        wrong, expected = (lengths < 1) | (formats == NO_CAPTION), "1 caption or more"
-    if not wrong.any():
-        return None
-    row = int(wrong.argmax())
-    return _WrongValue(row, int(lengths[row]), expected)
-
-
-def _wrong_tokens(
-    offsets: npt.NDArray[np.int32], values: npt.NDArray[Any], *, captions: npt.NDArray[np.int32]
-) -> _WrongValue | None:
-    """The first row whose captions and token counts differ in number, or with an impossible count; or None.
-
-    Args:
-        offsets: (rows + 1,), of the token counts.
-        values: tokens of each caption; empty if no tokenizer counted them.
-        captions: (rows + 1,), offsets of the captions.
-    """
-    if len(offsets) < 2 or not len(values):
-        return None
-    if offsets.tobytes() != captions.tobytes():  # both (rows + 1,)
-        row = int((np.diff(offsets) != np.diff(captions)).argmax())
-        return _WrongValue(row, int(np.diff(offsets)[row]), f"{np.diff(captions)[row]}, one for each caption")
-    if values.view(np.uint32).max() > MAX_TOKENS:  # as unsigned, a negative value is larger than MAX_TOKENS
-        place = int(((values < 0) | (values > MAX_TOKENS)).argmax())
-        row = int(np.searchsorted(offsets, place, side="right")) - 1
-        return _WrongValue(row, int(values[place]), f"0 to {MAX_TOKENS} tokens")
-    return None

@@ -1,140 +1,153 @@
-"""Encodes the rows of a shard as its columns in the index. The same rows give the same bytes."""
+"""Makes the columns of a shard. The same rows give the same bytes."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmdata.hashing import fast_hash, hash64
-from mmdata.index.columns import FIXED, LISTS, MEMBERS, SCHEMA, ShardColumns
-from mmdata.index.pages import ShardEntry
+from mmdata.errors import BadSample, Reason, excerpt
+from mmdata.hashing import hash64
+from mmdata.index.columns import FIXED, MEMBERS, SCHEMA, ShardColumns
 from mmdata.tars.captions import NO_CAPTION
 from mmdata.tars.scan import IndexRow
-
-_PLACES = ("offset", "size", "xxh3")
+from mmdata.tars.texts import Loss
 
 CountTokens = Callable[[list[str]], Sequence[int]]
 """Lengths of captions in tokens: special tokens included, nothing truncated."""
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The columns of a shard, as the bytes of a record batch."""
-
-    data: bytes
-    columns: ShardColumns
-
-    def entry(self, tar: str, *, size: int, sha256: str) -> ShardEntry:
-        """The manifest's entry of the shard, for a tar with this name, size in bytes and SHA-256.
-
-        `ManifestWriter` knows the place in an index file, which is 0 here.
-        """
-        cells, counts = self.columns.histogram()
-        return ShardEntry(
-            name=tar,
-            bytes=size,
-            sha256=sha256,
-            rows=len(self.columns.keys),
-            index_offset=0,
-            index_bytes=len(self.data),
-            index_sha256=hashlib.sha256(self.data).hexdigest(),
-            index_xxh3=fast_hash(self.data),
-            images=self.columns.num_images,
-            captions=self.columns.num_captions,
-            labels=self.columns.num_labels,
-            cells=cells,
-            counts=counts,
-        )
-
-
-def encode(rows: Sequence[IndexRow], count_tokens: CountTokens | None = None) -> Encoded:
+def encode(rows: Sequence[IndexRow], count_tokens: CountTokens | None = None) -> ShardColumns:
     """The columns of a shard. All captions are counted in one call."""
     captions = [caption for row in rows for caption in row.captions]
-    tokens = list(count_tokens(captions)) if count_tokens and captions else []
-    if count_tokens and len(tokens) != len(captions):
-        raise ValueError(f"count_tokens returned {len(tokens)} lengths for {len(captions)} captions")
-    offsets = np.cumsum([0, *(len(row.captions) for row in rows)], dtype=np.int32)
     columns: dict[str, Any] = dict(zip(IndexRow._fields, zip(*rows, strict=True), strict=True)) if rows else {}
     arrays: list[Any] = [pa.array(columns.get("key", ()), pa.string())]
     arrays += [pa.array(np.array(columns.get(name, ()), dtype)) for name, dtype in FIXED.items()]
+    offsets = np.cumsum([0, *(len(row.captions) for row in rows)], dtype=np.int32)
     hashes = np.asarray([hash64(caption.encode()) for caption in captions], np.int64)
     arrays.append(pa.ListArray.from_arrays(offsets, hashes, type=SCHEMA.field("caption_hash").type))
-    lengths = np.asarray(tokens, np.int32)
-    arrays.append(
-        pa.ListArray.from_arrays(
-            offsets if count_tokens else offsets * 0, lengths, type=SCHEMA.field("caption_tokens").type
-        )
-    )
+    arrays.append(_tokens(offsets if count_tokens else offsets * 0, _counted(captions, count_tokens)))
     members = [member for row in rows for member in row.members]
     extensions, *places = zip(*members, strict=True) if members else [()] * 4
     parts = [pa.array(extensions, pa.string()), *(pa.array(values, pa.int64()) for values in places)]
     starts = np.cumsum([0, *(len(row.members) for row in rows)], dtype=np.int32)
-    arrays.append(_member_lists(starts, parts))
-    return _encoded(arrays, len(rows))
+    arrays.append(_members(starts, parts))
+    return columns_of(pa.record_batch(arrays, schema=SCHEMA))
 
 
-def with_tokens(columns: ShardColumns, tokens: Sequence[int]) -> Encoded:
-    """The columns of a shard with the lengths of its captions, one for each, in the order of rows and captions."""
-    offsets, hashes = columns.lists("caption_hash")
-    if len(tokens) != len(hashes):
-        raise ValueError(f"{len(tokens)} lengths for {len(hashes)} captions")
-    arrays: list[Any] = [columns.keys]
-    arrays += [pa.array(columns.fixed(name)) for name in FIXED]
-    for name, values in (("caption_hash", hashes), ("caption_tokens", np.asarray(tokens, np.int32))):
-        arrays.append(pa.ListArray.from_arrays(pa.array(offsets), values, type=SCHEMA.field(name).type))
-    arrays.append(columns.members_of(np.arange(len(columns))))
-    return _encoded(arrays, len(columns))
+def columns_of(batch: Any) -> ShardColumns:
+    """The columns in a record batch of Arrow."""
+    return ShardColumns.parse(batch.serialize().to_pybytes(), batch.num_rows, "this one")
 
 
-def rearranged(parts: Sequence[tuple[ShardColumns, NDArray[np.int64], NDArray[np.int64]]]) -> Encoded:
+def with_tokens(columns: ShardColumns, captions: list[str], count_tokens: CountTokens) -> ShardColumns:
+    """The columns of a shard with the lengths of its captions, which are given in the order of the rows."""
+    assert len(captions) == columns.num_captions
+    offsets = columns.arrow.column("caption_hash").offsets
+    return columns_of(_replaced(columns.arrow, "caption_tokens", _tokens(offsets, _counted(captions, count_tokens))))
+
+
+def rearranged(parts: Sequence[tuple[ShardColumns, NDArray[np.int64], NDArray[np.int64]]]) -> ShardColumns:
     """The columns of a shard whose samples were copied from other shards.
 
     Args:
         parts: in the order of the new shard: columns of an old one, int64 (n,) rows of it, and int64 (n,), by how many
             bytes each of them was moved.
     """
-    arrays: list[Any] = [pa.concat_arrays([columns.keys.take(pa.array(rows)) for columns, rows, _ in parts])]
-    for name in FIXED:
-        taken = [_moved(columns, name, rows, moved) for columns, rows, moved in parts]
-        arrays.append(pa.array(np.concatenate(taken)))
-    for name in LISTS:
-        kind = SCHEMA.field(name).type
-        lists = [pa.ListArray.from_arrays(*map(pa.array, columns.lists(name)), type=kind) for columns, _, _ in parts]
-        taken = [old.take(pa.array(rows)) for old, (_, rows, _) in zip(lists, parts, strict=True)]
-        arrays.append(pa.concat_arrays(taken))
-    arrays.append(pa.concat_arrays([_moved_members(*part) for part in parts]))
-    return _encoded(arrays, sum(len(rows) for _, rows, _ in parts))
+    batches = [_moved(columns.arrow.take(pa.array(rows)), moved) for columns, rows, moved in parts]
+    arrays = [pa.concat_arrays([batch.column(name) for batch in batches]) for name in SCHEMA.names]
+    return columns_of(pa.record_batch(arrays, schema=SCHEMA))
 
 
-def _moved(columns: ShardColumns, name: str, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> NDArray[Any]:
-    values = columns.fixed(name)[rows]
-    if name == "image_offset":
-        return values + moved
-    if name == "caption_offset":
-        return np.where(columns.fixed("caption_format")[rows] == NO_CAPTION, values, values + moved)
-    return values
+def _moved(batch: Any, moved: NDArray[np.int64]) -> Any:
+    """Rows of a tar in which each of them was moved by so many bytes."""
+    has_caption = batch.column("caption_format").to_numpy() != NO_CAPTION
+    for name, by in (("image_offset", moved), ("caption_offset", np.where(has_caption, moved, 0))):
+        batch = _replaced(batch, name, pa.array(batch.column(name).to_numpy() + by))
+    lists = batch.column("members")
+    starts, members = lists.offsets.to_numpy(), lists.values
+    offsets = members.field("offset").to_numpy() + np.repeat(moved, np.diff(starts))
+    parts = [pa.array(offsets) if name == "offset" else members.field(name) for name in MEMBERS.value_type.names]
+    return _replaced(batch, "members", _members(starts, parts))
 
 
-def _moved_members(columns: ShardColumns, rows: NDArray[np.int64], moved: NDArray[np.int64]) -> Any:
-    """The members of some rows that were moved by so many bytes each."""
-    taken = columns.members_of(rows)
-    starts, values = taken.offsets.to_numpy(), taken.values
-    places = {name: values.field(name).to_numpy() for name in _PLACES}
-    places["offset"] = places["offset"] + np.repeat(moved, np.diff(starts))
-    return _member_lists(starts, [values.field("extension"), *(pa.array(places[name]) for name in _PLACES)])
+def _replaced(batch: Any, name: str, column: Any) -> Any:
+    return batch.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), column)
 
 
-def _member_lists(starts: NDArray[np.int32], parts: list[Any]) -> Any:
+def _tokens(offsets: Any, tokens: Sequence[int]) -> Any:
+    return pa.ListArray.from_arrays(offsets, np.asarray(tokens, np.int32), type=SCHEMA.field("caption_tokens").type)
+
+
+def _counted(captions: list[str], count_tokens: CountTokens | None) -> Sequence[int]:
+    tokens = list(count_tokens(captions)) if count_tokens and captions else []
+    if count_tokens and len(tokens) != len(captions):
+        raise ValueError(f"count_tokens returned {len(tokens)} lengths for {len(captions)} captions")
+    return tokens
+
+
+def _members(starts: NDArray[np.int32], parts: list[Any]) -> Any:
     struct = pa.StructArray.from_arrays(parts, fields=[*MEMBERS.value_type])
     return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), struct, type=MEMBERS)
 
 
-def _encoded(arrays: list[Any], rows: int) -> Encoded:
-    data = pa.record_batch(arrays, schema=SCHEMA).serialize().to_pybytes()
-    return Encoded(data, ShardColumns.parse(data, rows, "this one"))
+class Labels:
+    """Numbers class names in order of first appearance; labels that are numbers stay as they are.
+
+    The first label of a corpus decides whether its labels are names or numbers. Equal labels in equal order get equal
+    numbers, in `mmdata index` and `mmdata convert`.
+
+    Args:
+        names: names that the corpus declares, by class number.
+
+    Attributes:
+        names: by class number; empty if labels are numbers without names.
+        are_names: whether labels are names; None before the first one.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self.are_names: bool | None = None
+
+    def number(self, label: int | str | None) -> int | None:
+        """The class number of a label, or None.
+
+        Raises:
+            BadSample: the label is a name, and those before it are numbers.
+        """
+        if label is None:
+            return None
+        if self.are_names is None:
+            self.are_names = isinstance(label, str)
+        if not self.are_names:
+            if isinstance(label, str):
+                detail = f"label {excerpt(label)} is not a number, as those before it are"
+                raise BadSample(Reason.BROKEN_ROW, detail)
+            return label
+        name = str(label)
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+def number_labels(
+    columns: ShardColumns, labels: Sequence[int | str | None], numbers: Labels
+) -> tuple[ShardColumns, list[tuple[str, dict[Loss, str]]]]:
+    """Columns with the labels of their rows as class numbers, and the labels lost: (key, names among numbers)."""
+    numbered: list[int] = []
+    losses: list[tuple[str, dict[Loss, str]]] = []
+    for row, label in enumerate(labels):
+        try:
+            number = numbers.number(label)
+        except BadSample as bad:
+            number = None
+            losses.append((columns.keys[row].as_py(), {Loss.LABEL_NAME: bad.detail}))
+        numbered.append(-1 if number is None else number)
+    if numbered != columns.fixed("label").tolist():
+        columns = columns_of(_replaced(columns.arrow, "label", pa.array(numbered, pa.int64())))
+    return columns, losses

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmdata.errors import BadSample, DataError, excerpt, nearest
-from mmdata.hashing import fast_hash, hash64
+from mmdata.errors import DataError, excerpt, nearest
+from mmdata.hashing import fast_hash
 from mmdata.images.probe import FORMATS
 from mmdata.index.store import ShardStore
 from mmdata.processes import cached_property
-from mmdata.tars.captions import captions_of
 from mmdata.tars.scan import NO_IMAGE
 
 if TYPE_CHECKING:
@@ -54,7 +52,6 @@ class IndexedSample:
     _columns: dict[str, int] = field(compare=False)
     _caption_hashes: list[int] = field(compare=False)
     _shard: int = field(compare=False)
-    _caption_keys: Sequence[str] = field(compare=False)
     _store: ShardStore = field(compare=False)
 
     @classmethod
@@ -74,7 +71,6 @@ class IndexedSample:
             _columns=columns,
             _caption_hashes=hashes,
             _shard=shard,
-            _caption_keys=index.caption_keys(shard),
             _store=store,
         )
 
@@ -93,13 +89,8 @@ class IndexedSample:
         """
         if not self.num_captions:
             return []
-        try:
-            captions = captions_of(self._read("caption"), self._columns["caption_format"], self._caption_keys)
-        except BadSample as error:
-            raise self._changed(str(error)) from error
-        if [hash64(caption.encode()) for caption in captions] != self._caption_hashes:
-            raise self._changed("the captions are not those that were indexed")
-        return captions
+        offset, size, kind = (self._columns[f"caption_{name}"] for name in ("offset", "bytes", "format"))
+        return self._store.captions(self._shard, (offset, size, kind), self._caption_hashes, self.key)
 
     @cached_property
     def image_bytes(self) -> bytes:
@@ -111,9 +102,12 @@ class IndexedSample:
         if not self.format:
             why = "no image: its members come to the rows of others (data.join)"
             raise DataError(f"shard '{self.shard}', sample '{self.key}': {why}")
-        data = self._read("image")
+        data = self._store.read(self._shard, self._columns["image_offset"], self._columns["image_bytes"])
         if fast_hash(data) != self._columns["image_xxh3"]:
-            raise self._changed("the image is not the one that was indexed")
+            raise DataError(
+                f"shard '{self.shard}', sample '{self.key}': the image is not the one that was indexed; `mmdata "
+                "verify` says what has changed"
+            )
         return data
 
     @cached_property
@@ -127,13 +121,6 @@ class IndexedSample:
         with Image.open(io.BytesIO(self.image_bytes)) as opened:
             opened.load()
             return ImageOps.exif_transpose(opened)
-
-    def _changed(self, what: str) -> DataError:
-        return DataError(f"shard '{self.shard}', sample '{self.key}': {what}; `mmdata verify` says what has changed")
-
-    def _read(self, member: str) -> bytes:
-        offset, size = self._columns[f"{member}_offset"], self._columns[f"{member}_bytes"]
-        return self._store.read(self._shard, offset, size)
 
 
 def row_of_key(index: Index, key: str) -> int:

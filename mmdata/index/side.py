@@ -1,7 +1,8 @@
 """Side files: columns aligned to the rows of an index, written once by a command and bound to what they were made of.
 
 A side file is a line of JSON, which says what the columns were made of and the XXH3 of all that follows, and an Arrow
-IPC stream. It lies beside the index, or in the loader's cache where the index's folder cannot be written.
+stream. It lies beside the index, or in the loader's cache where the index's folder cannot be written. `mmdata index`
+keeps what it has read of a tar in such a file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.files import write_whole
 from mmdata.hashing import hash64
 from mmdata.index.index import Index
-from mmdata.index.read_together import read_together
+from mmdata.index.store import read_together
 from mmdata.storage.cache import default_folder
 from mmdata.storage.folder import JOINS_NAME
 
@@ -93,17 +94,11 @@ class SideFiles:
         raise ConfigError(f"{what} is not joined with the index ('{path}': {why}); run `{COMMAND}`")
 
     def _write(self, name: str, made_of: Mapping[str, Any], columns: Any, what: str) -> None:
-        body = pa.BufferOutputStream()
-        with pa.ipc.new_stream(body, columns.schema) as stream:
-            stream.write_table(columns.combine_chunks())
-        data: Any = body.getvalue()
-        head = json.dumps({"made_of": made_of, "xxh3": xxhash.xxh3_128_hexdigest(data)}).encode()
-        head = head.ljust(-(-(len(head) + 1) // _ALIGNMENT) * _ALIGNMENT - 1) + b"\n"
         failed: OSError | None = None
         for folder in self._folders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / name, lambda file: (file.write(head), file.write(data)))
+                write_columns(folder / name, {"made_of": made_of}, columns.combine_chunks())
                 return
             except OSError as error:
                 failed = error
@@ -114,16 +109,41 @@ class SideFiles:
 
 
 def _read(path: Path, made_of: Mapping[str, Any]) -> SideFile:
-    data = read_together(path, "side file", 0, path.stat().st_size)
-    if (newline := re.search(b"\n", data)) is None:
-        raise ValueError("it is damaged")
-    head, body = json.loads(bytes(data[: newline.end()])), data[newline.end() :]
+    head, columns = read_columns(path)
     if head["made_of"] != made_of:
         raise ValueError("it was made of another table or index, or of one that changed since")
+    return SideFile(columns, head["xxh3"], path)
+
+
+def write_columns(path: Path, head: Mapping[str, Any], columns: Any) -> None:
+    """Write a line of JSON and the columns of a table or record batch of Arrow into a file, whole or not at all."""
+    body = pa.BufferOutputStream()
+    with pa.ipc.new_stream(body, columns.schema) as stream:
+        stream.write(columns)
+    data: Any = body.getvalue()
+    content = json.dumps({**head, "xxh3": xxhash.xxh3_128_hexdigest(data)}).encode()
+    line = xxhash.xxh3_64_hexdigest(content).encode() + content
+    line = line.ljust(-(-(len(line) + 1) // _ALIGNMENT) * _ALIGNMENT - 1) + b"\n"
+    write_whole(path, lambda file: (file.write(line), file.write(data)))
+
+
+def read_columns(path: Path) -> tuple[dict[str, Any], Any]:
+    """The line of JSON, and the table, of a file that `write_columns` has written.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError, pa.ArrowException: it is damaged.
+    """
+    data = read_together(path, "side file", 0, path.stat().st_size)
+    newline = re.search(b"\n", data)
+    line = bytes(data[: newline.end()]) if newline else b""
+    digest, content = line[:16], line[16:].rstrip()
+    if digest != xxhash.xxh3_64_hexdigest(content).encode():
+        raise ValueError("it is damaged")
+    head, body = json.loads(content), data[len(line) :]
     if head["xxh3"] != xxhash.xxh3_128_hexdigest(body):
         raise ValueError("it is damaged")
-    columns = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
-    return SideFile(columns, head["xxh3"], path)
+    return head, pa.ipc.open_stream(pa.py_buffer(body)).read_all()
 
 
 def digest_of(*values: object) -> str:

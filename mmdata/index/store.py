@@ -1,21 +1,32 @@
-"""Reads members of shards by offset. A shard whose size is not the manifest's is never read."""
+"""Reads members of shards, and parts of index files, by offset. A shard of another size than listed is never read."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING
 
-from mmdata.errors import DataError, Interrupted
+import numpy as np
+
+from mmdata.errors import BadSample, DataError, Interrupted, Reason
+from mmdata.hashing import fast_hash, hash64
 from mmdata.processes import new_lock
+from mmdata.safe_read import open_regular
+from mmdata.tars.captions import captions_of
+from mmdata.tars.scan import IndexedMember
 
 if TYPE_CHECKING:
     from mmdata.index.index import Index
 
 MAX_OPEN = 64
 """Shards that stay open if nothing else is said; each holds a file descriptor."""
+BLOCK_BYTES = 2**22
+"""From this size on numpy asks the kernel for huge pages; with small pages most of the time would be page faults."""
+ALIGNMENT = 16
+"""Alignment of a part in its block, in bytes: as numpy's own, and more than any column needs."""
 
 
 class ShardStore:
@@ -49,6 +60,56 @@ class ShardStore:
             raise DataError(f"shard '{place}': is shorter than indexed, {opened.size} bytes; {_REMEDY}")
         return data
 
+    def captions(self, shard: int, place: tuple[int, int, int], hashes: list[int], key: str) -> list[str]:
+        """The captions of a sample, cleaned.
+
+        Args:
+            shard: that holds it.
+            place: caption_offset, caption_bytes and caption_format of its row.
+            hashes: of its captions.
+            key: of the sample, for messages.
+
+        Raises:
+            DataError: they are not those that were indexed.
+        """
+        offset, size, caption_format = place
+        try:
+            found = captions_of(self.read(shard, offset, size), caption_format, self._index.caption_keys(shard))
+        except BadSample:
+            found = []
+        if [hash64(caption.encode()) for caption in found] != hashes:
+            raise DataError(
+                f"shard '{self._index.shard_place(shard)}', sample '{key}': the captions are not those that were "
+                "indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
+            )
+        return found
+
+    def members(self, row: int) -> dict[str, IndexedMember]:
+        """All members of a row's sample but its image, by extension."""
+        shard, local = self._locate(row)
+        return self._index.shard(shard).members(local)
+
+    def read_member(self, row: int, member: IndexedMember, stop: Event) -> bytes:
+        """The bytes of a member of a row's sample.
+
+        Raises:
+            BadSample: they are not those that were indexed.
+            DataError, Interrupted: see `read`.
+        """
+        data = self.read(self._locate(row)[0], member.offset, member.size, stop)
+        if fast_hash(data) != member.xxh3:
+            raise BadSample(Reason.FILE_CHANGED, "its bytes are not those that were indexed; see `mmdata verify`")
+        return data
+
+    def key(self, row: int) -> str:
+        """The key of a row's sample, with which the names of its members begin."""
+        shard, local = self._locate(row)
+        return self._index.shard(shard).keys[local].as_py()
+
+    def place(self, row: int) -> str:
+        """Shard and sample of a row, for messages."""
+        return f"shard '{self._index.shard_name(self._locate(row)[0])}', sample '{self.key(row)}'"
+
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; a shard in the cache counts as used now."""
         part, local = self._index.part(shard)
@@ -64,6 +125,10 @@ class ShardStore:
         if part.folder.cache is not None:
             with suppress(Interrupted):
                 self._open_shard(shard, stop)
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        shard = int(np.searchsorted(self._index.starts, row, side="right")) - 1
+        return shard, row - int(self._index.starts[shard])
 
     def _opened(self, shard: int, stop: Event | None) -> OpenShard:
         opened = self.open_shards.get(shard)
@@ -153,3 +218,50 @@ class OpenShards:
 
 
 _REMEDY = "the shard changed since it was indexed: fetch it again, or index it anew (`mmdata index FOLDER --overwrite`)"
+
+
+class _Block(threading.local):
+    """The block that a thread fills. Each thread has its own, so that no lock can be held when the process forks."""
+
+    memory = memoryview(b"")
+    used = 0
+
+
+_block = _Block()
+
+
+def read_together(path: str | os.PathLike[str], what: str, offset: int, size: int) -> memoryview:
+    """Bytes [offset, offset + size) of a regular file, read-only, fewer at its end.
+
+    Parts of files are read into large blocks of memory, many to a block: large blocks cost fewer page faults. A block
+    is freed with the last part in it.
+
+    Args:
+        path: of the file.
+        what: kind of file, for messages.
+        offset, size: of the part.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DataError: it is a folder, a FIFO or a device.
+    """
+    descriptor = open_regular(path, what)
+    try:
+        room = _room(min(size, max(os.fstat(descriptor).st_size - offset, 0)))
+        filled = 0
+        while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], offset + filled)):
+            filled += count
+    finally:
+        os.close(descriptor)
+    return room[:filled].toreadonly()
+
+
+def _room(size: int) -> memoryview:
+    """Writable memory for a part; a large one gets memory of its own."""
+    if size > BLOCK_BYTES // 8:
+        return np.empty(size, np.uint8).data
+    if _block.used + size > len(_block.memory):
+        _block.memory, _block.used = np.empty(BLOCK_BYTES, np.uint8).data, 0
+    begin = _block.used
+    _block.used = begin + -(-size // ALIGNMENT) * ALIGNMENT
+    return _block.memory[begin : begin + size]

@@ -1,64 +1,52 @@
-"""The tars that an index is made of: their names, and how each is read once. Here are those of a folder on a disk."""
+"""The tars that an index is made of: in a folder, or behind URLs and then fetched into the bounded cache."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Event, Lock
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from mmdata.images.probe import Limits
-from mmdata.index.staging import ReadTar
-from mmdata.storage.folder import local_folder
-from mmdata.storage.urls import check_plain_name
-from mmdata.tars.foreign import find_shards, guess_members, refuse_not_utf8
+from mmdata.errors import ConfigError
+from mmdata.hashing import file_sha256
+from mmdata.index.manifest import Manifest
+from mmdata.processes import map_concurrently, usable_cores
+from mmdata.storage.cache import Incoming, ShardCache
+from mmdata.storage.folder import ListedShard, RemoteFolder, local_folder
+from mmdata.storage.urls import PROTOCOLS, check_plain_name, display_name, is_followed, is_http
+from mmdata.tars.foreign import expand_braces, find_shards, guess_members, refuse_not_utf8
 from mmdata.tars.members import Members
-from mmdata.tars.scan import scan_shard
+
+READERS = 4
+"""Tars behind URLs that are fetched and read concurrently."""
+ASKERS = 16
+"""Tars whose sizes are asked for concurrently."""
+MAX_GUESSED_TARS = 16
+"""Tars that are looked at for a first sample, as many as fit into half of the cache."""
+_PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+Step = Callable[[int], None]
+"""Told how many bytes of a tar have come or were read."""
 
 
-class Tars(Protocol):
-    """Tars in one folder of a disk or behind a URL.
+class TarAtHand(NamedTuple):
+    """A tar on this machine's disks.
 
     Attributes:
-        names: of the files, in row order.
-        sizes: in bytes; None as long as it is not known.
-        threads: tars that are read concurrently.
-        are_remote: whether they lie behind a URL, where nothing tells a changed tar before it is read.
+        path: of it.
+        sha256: of it, if it is known.
+        step: to be told how far its reading is.
     """
 
-    names: list[str]
-    sizes: list[int | None]
-    threads: int
-    are_remote: bool
-
-    def __str__(self) -> str:
-        """Path or URL of their folder."""
-        ...
-
-    def location(self, folder: Path) -> str:
-        """What the manifest in `folder` says of where the tars lie."""
-        ...
-
-    def place(self, number: int) -> str:
-        """What messages call a tar."""
-        ...
-
-    def identity(self, number: int) -> dict[str, Any]:
-        """What tells a tar from a changed one without reading it."""
-        ...
-
-    def guess_members(self) -> Members:
-        """The members by the first samples."""
-        ...
-
-    def read(self, number: int, *, limits: Limits, members: Members, step: Callable[[int], None]) -> ReadTar:
-        """Read a tar; the arguments are those of `scan_shard`."""
-        ...
-
-    def close(self) -> None:
-        """End all reading, also that of other threads."""
-        ...
+    path: Path
+    sha256: str | None
+    step: Step
 
 
 class LocalTars:
@@ -67,12 +55,17 @@ class LocalTars:
     Args:
         source: path of the folder or of the tar.
 
+    Attributes:
+        names: of the files, in row order.
+        sizes: in bytes; None as long as it is not known.
+        threads: tars that are compared concurrently.
+        are_remote: whether they lie behind a URL, where nothing tells a changed tar before it is read.
+
     Raises:
         DataError: see `find_shards`; or a name that a manifest cannot hold.
         ConfigError: `source` is a command.
     """
 
-    threads = 1
     are_remote = False
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
@@ -85,36 +78,253 @@ class LocalTars:
         for name in self.names:
             check_plain_name(name, f"folder '{self._folder}'")
         self.sizes: list[int | None] = [path.stat().st_size for path in self._paths]
+        self.threads = usable_cores()
 
     def __str__(self) -> str:
         return str(self._folder)
 
     def location(self, folder: Path) -> str:
-        """The folder of the tars, relative to `folder`."""
+        """What the manifest in `folder` says of where the tars lie: their folder, relative to it."""
         location = Path(os.path.relpath(self._folder.resolve(), folder.resolve())).as_posix()
         if not location.isascii():
             refuse_not_utf8(location)
         return location
 
     def place(self, number: int) -> str:
-        """The name of a tar."""
+        """What messages call a tar."""
         return self.names[number]
 
     def identity(self, number: int) -> dict[str, Any]:
-        """Size in bytes and modification time."""
+        """What tells a tar from a changed one without reading it: size in bytes and modification time."""
         status = self._paths[number].stat()
         return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
 
     def guess_members(self) -> Members:
-        """See `mmdata.tars.foreign.guess_members`."""
+        """The members by the first samples; see `mmdata.tars.foreign.guess_members`."""
         return guess_members(self._paths)
 
-    def read(self, number: int, *, limits: Limits, members: Members, step: Callable[[int], None]) -> ReadTar:
-        """Read a tar; the arguments are those of `scan_shard`."""
-        path = self._paths[number]
-        digest = hashlib.sha256()
-        scan = scan_shard(path, limits=limits, members=members, step=step, name=path.name, on_bytes=digest.update)
-        return ReadTar(scan, digest.hexdigest(), path.stat().st_size)
+    @contextmanager
+    def at_hand(self, number: int, step: Step) -> Generator[TarAtHand]:
+        """A tar, to be read."""
+        yield TarAtHand(self._paths[number], None, step)
+
+    def change(self, number: int, indexed: ListedShard, *, by_size: bool) -> str | None:
+        """How a tar differs from the one that was indexed; by its size alone, or by all of its bytes."""
+        if (size := self._paths[number].stat().st_size) != indexed.bytes:
+            return f"has {size:,} bytes, and {indexed.bytes:,} were indexed"
+        if not by_size and file_sha256(self._paths[number]) != indexed.sha256:
+            return "has another SHA-256 than the tar that was indexed"
+        return None
 
     def close(self) -> None:
-        """Nothing is open."""
+        """End all reading, also that of other threads."""
+
+
+@dataclass(frozen=True)
+class TarUrls:
+    """Tars in one folder behind a URL.
+
+    Attributes:
+        folder: URL, with the query that each file's URL ends with.
+        names: of the files, not quoted, sorted as those of a folder on a disk.
+    """
+
+    folder: str
+    names: list[str]
+
+    def __str__(self) -> str:
+        return display_name(self.folder)
+
+
+class UrlTars:
+    """Tars behind URLs. Each comes into the cache, is read there as one on a disk, and leaves it.
+
+    Its methods are those of `LocalTars`.
+
+    Args:
+        urls: of the tars.
+        cache: of the loader; holds the tars that are being read.
+        keep: keep the tars in the cache; those that were read last stay.
+
+    Raises:
+        ConfigError: see `RemoteFolder`.
+    """
+
+    are_remote = True
+
+    def __init__(self, urls: TarUrls, cache: ShardCache, *, keep: bool = False) -> None:
+        self.names = urls.names
+        self.sizes: list[int | None] = [None] * len(self.names)
+        self.threads = ASKERS
+        self._folder = RemoteFolder(urls.folder, cache)
+        self._stop = Event()
+        self._keep = keep
+        self._lock = Lock()
+        self._fetched: dict[int, Incoming] = {}  # for the guess, and not read yet
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    def location(self, folder: Path) -> str:
+        """The URL of the tars' folder, with its query."""
+        return self._folder.url
+
+    def place(self, number: int) -> str:
+        """The URL of a tar."""
+        return self._folder.place(".", self.names[number])
+
+    def identity(self, number: int) -> dict[str, Any]:
+        """The URL: a tar that was read is not asked for again."""
+        return {"url": self.place(number)}
+
+    def guess_members(self) -> Members:
+        """The members by the first samples; the tars that were looked at stay in the cache until they are read."""
+        try:
+            return guess_members(self._first_paths())
+        except BaseException:
+            self.close()
+            raise
+
+    def _first_paths(self) -> Iterator[Path]:
+        for number in range(min(len(self.names), MAX_GUESSED_TARS)):
+            if sum(tar.bytes for tar in self._fetched.values()) > self._folder.cache.max_bytes // 2:
+                return
+            self._fetched[number] = self._folder.fetch_new(self.names[number], self._stop, _ignore)
+            yield self._fetched[number].path
+
+    @contextmanager
+    def at_hand(self, number: int, step: Step) -> Generator[TarAtHand]:
+        """Fetch a tar, to be read; `step` is told of the bytes that came."""
+        with self._lock:
+            tar = self._fetched.pop(number, None)
+        tar = tar or self._folder.fetch_new(self.names[number], self._stop, step)
+        try:
+            yield TarAtHand(tar.path, tar.sha256, _ignore)
+        except BaseException:
+            tar.discard()
+            raise
+        if self._keep:
+            os.close(tar.publish())
+        else:
+            tar.discard()
+
+    def change(self, number: int, indexed: ListedShard, *, by_size: bool) -> str | None:
+        """How a tar differs in size from the one that was indexed; whenever it is fetched, its hash is compared."""
+        size = self._folder.file_of(self._folder.url_of(".", self.names[number]), self._stop).bytes
+        return f"has {size:,} bytes, and {indexed.bytes:,} were indexed" if size != indexed.bytes else None
+
+    def fill_cache(self, manifest: Manifest) -> int:
+        """Fetch the indexed tars that are not in the cache, as many as it holds; how many are in it then.
+
+        Raises:
+            DataError, ConfigError: see `ShardCache.open`.
+        """
+        cache = self._folder.cache
+        here = {entry.sha256: cache.touch(entry.sha256) for entry in manifest}
+        room = cache.max_bytes - sum({entry.sha256: entry.bytes for entry in manifest if here[entry.sha256]}.values())
+        missing: list[int] = []
+        for number, entry in enumerate(manifest):
+            if not here[entry.sha256] and entry.bytes <= room:
+                here[entry.sha256] = True
+                room -= entry.bytes
+                missing.append(number)
+        stop = Event()
+        fetch = partial(manifest.open_shard, stop=stop)
+        for descriptor in map_concurrently(fetch, missing, threads=READERS, end=stop.set):
+            os.close(descriptor)
+        return sum(cache.touch(entry.sha256) for entry in manifest)
+
+    def close(self) -> None:
+        """End all reading, also that of other threads."""
+        self._stop.set()
+        with self._lock:
+            for tar in self._fetched.values():
+                tar.discard()
+            self._fetched.clear()
+
+
+Tars = LocalTars | UrlTars
+
+
+def _ignore(offset: int) -> None:
+    """A `Step` that nobody is told of."""
+
+
+def what_changed(tars: Tars, manifest: Manifest, step: Callable[[int, int], None], *, by_size: bool) -> str | None:
+    """What makes tars others than those of an index; None: they are the same.
+
+    Args:
+        tars: compared, hashes included, where they lie on this machine.
+        manifest: of the index.
+        step: told of the number and size of each tar that was compared.
+        by_size: compare sizes only.
+    """
+    entries = [*manifest]
+    if [entry.name for entry in entries] != tars.names:
+        return f"other shards ({len(entries)}, and {len(tars.names)} are to be indexed)"
+
+    def change(number: int) -> str | None:
+        return tars.change(number, entries[number], by_size=by_size)
+
+    numbers = range(len(entries))
+    for number, found in enumerate(map_concurrently(change, numbers, threads=tars.threads, end=tars.close)):
+        if found is not None:
+            return f"other contents: '{tars.place(number)}' {found}"
+        step(number, entries[number].bytes)
+    return None
+
+
+def find_urls(given: Sequence[str]) -> TarUrls:
+    """The tars that URLs and brace patterns name.
+
+    Raises:
+        ConfigError: another protocol, no tar, a compressed one, tars of several folders, one twice, or what
+            `expand_braces` raises.
+        DataError: a name that no manifest can hold.
+    """
+    for url in given:
+        if not is_followed(url):
+            raise ConfigError(
+                f"'{display_name(url)}': tars are indexed from a folder of this machine, or from URLs of "
+                f"{', '.join(PROTOCOLS)}; copy them to one of these"
+            )
+    urls = [one for url in given for one in expand_braces(url)]
+    folders: dict[str, str] = {}  # to the first URL of each
+    for url in urls:
+        folders.setdefault(_split(url)[0], url)
+    names = sorted(_split(url)[1] for url in urls)
+    for url in urls:
+        _check_is_tar(url)
+    if len(folders) > 1:
+        first, second, *_ = (display_name(url) for url in folders.values())
+        raise ConfigError(
+            f"'{first}' and '{second}' lie in different folders: make an index of each with an --out of its own, and "
+            "list both in data.shards"
+        )
+    if twice := next((name for name, following in pairwise(names) if name == following), None):
+        raise ConfigError(f"'{display_name(given[0])}': names '{twice}' twice; each tar is indexed once")
+    (folder,) = folders
+    for name in names:
+        check_plain_name(name, f"URL '{display_name(folder)}'")
+    return TarUrls(folder, names)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The URL of a tar's folder, with the query of the tar's URL, and the tar's name."""
+    head, question, query = url.partition("?") if is_http(url) else (url, "", "")
+    folder, _, name = head.rpartition("/")
+    return f"{folder}{question}{query}", unquote(name) if is_http(url) else name
+
+
+def _check_is_tar(url: str) -> None:
+    name = _split(url)[1]
+    if name.endswith(_PACKED):
+        raise ConfigError(
+            f"'{display_name(url)}': compressed, which has no random access; unpack it first, or train from it "
+            "without an index: `mmdata.stream(webdataset.WebDataset(URL), config)`"
+        )
+    if not name.endswith(".tar"):
+        shown = display_name(url)
+        raise ConfigError(
+            f"'{shown}': not the URL of a .tar; name the tars, such as {shown.rstrip('/')}/{{0000..0009}}.tar"
+        )

@@ -9,19 +9,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mmdata.errors import BadSample, DataError, Reason, explain, printable
-from mmdata.hashing import file_sha256
 from mmdata.images.probe import NO_LIMITS
 from mmdata.index.columns import SCHEMA, ShardColumns
-from mmdata.index.encode import Encoded, encode
-from mmdata.index.labels import Labels, number_labels
-from mmdata.index.manifest import Manifest
-from mmdata.index.manifest_writer import Totals
-from mmdata.index.pages import INDEX_FILE, ShardEntry
+from mmdata.index.encode import Labels, encode, number_labels, with_tokens
+from mmdata.index.manifest import FILE_SHARDS, INDEX_FILE, STREAM_END, Manifest, ShardEntry
+from mmdata.index.writer import Totals
 from mmdata.processes import map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
 from mmdata.safe_read import check_regular
@@ -29,6 +26,10 @@ from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_le
 from mmdata.tars.foreign import given_tars, guess_members
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Edges, Scan, scan_shard
+
+Step = Callable[[int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,17 @@ def verify(
         num_workers: processes; None takes one for each core from 256 MB of tars on. The problems are the same.
 
     Raises:
-        DataError: the manifest itself, or a page of it, is missing or damaged.
+        DataError: the manifest itself, or a list of shards, is missing or damaged.
         ConfigError: `folder` is a URL.
     """
     local = local_folder(folder)
     manifest = Manifest.read(local)
     problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
-    problems += _unlisted(manifest)
-    problems += _wrong_files(manifest) if shards is None else []
+    problems += [*_unlisted(manifest), *_wrong_files(manifest)]
     chosen = [(number, entry) for number, entry in enumerate(manifest) if shards is None or entry.name in shards]
     names, sizes = [entry.name for _, entry in chosen], [entry.bytes for _, entry in chosen]
-    bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
-    found = map_in_processes(_Check(local), chosen, names=names, workers=workers, step=bar.steps)
-    for place, details in enumerate(found):
-        problems += [Problem(names[place], detail) for detail in details]
-        bar.finish(place, sizes[place])
+    for name, details in zip(names, _each(_Check(local), chosen, names, sizes, progress, num_workers), strict=True):
+        problems += [Problem(name, detail) for detail in details]
     return problems
 
 
@@ -110,39 +107,75 @@ def verify_tars(
         DataError, ConfigError: see `given_tars`.
     """
     paths = given_tars(given)
-    names, report, edges = [path.name for path in paths], TarsReport(tars=len(paths)), Edges()
+    names = [path.name for path in paths]
     sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
     members = _members([path for path in paths if path.is_file()])
+    read = [*_each(partial(_read_tar, members=members), paths, names, sizes, progress, num_workers)]
+    captioned, lacks_images = any(one.has_captions for one in read), all(one.may_lack_images for one in read)
+    edges, problems = Edges(), list[Problem]()
+    for name, one in zip(names, read, strict=True):
+        if (split := edges.add(name, one.scan.edges)) is not None:
+            problems.append(Problem(name, str(split)))
+        if one.damage:
+            problems.append(Problem(name, one.damage))
+            edges = Edges()
+        scan = one.scan.of_corpus(captions=True, members=members) if captioned else one.scan
+        for line in () if lacks_images else scan.quarantined:
+            if line["reason"] != Reason.DAMAGED_SHARD.value:  # its sample is told with the damage
+                what = f"sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
+                problems.append(Problem(name, f"byte {line['offset']}: {what}"))
+    return TarsReport(problems, len(paths), sum(one.samples for one in read), sum(sizes))
+
+
+def _each(
+    check: Callable[[T, Step], R],
+    items: Sequence[T],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    progress: Progress | None,
+    num_workers: int | None,
+) -> Iterator[R]:
+    """The results of `check` for tars with these names and sizes, in processes, in order."""
     bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
-    found: list[list[str]] = [[] for _ in paths]
-    scans: dict[int, Scan] = {}
-    captioned, lacks_images = False, True
-    read = partial(_read_tar, members=members)
-    for place, one in enumerate(map_in_processes(read, paths, names=names, workers=workers, step=bar.steps)):
+    for place, one in enumerate(map_in_processes(check, items, names=names, workers=workers, step=bar.steps)):
         bar.finish(place, sizes[place])
-        if isinstance(one, str):
-            found[place].append(one)
-            edges = Edges()
-            continue
-        scan, samples, has_captions, may_lack_images = one
-        captioned, lacks_images = captioned or has_captions, lacks_images and may_lack_images
-        scans[place] = scan
-        report.samples += samples
-        report.bytes += sizes[place]
-        if (split := edges.add(names[place], scan.edges)) is not None:
-            found[place].append(str(split))
-        if scan.damage is not None:
-            found[place].append(_detail(names[place], scan.damage))
-            edges = Edges()
-    for place, one in () if lacks_images else scans.items():
-        scan = one.of_corpus(captions=True, members=members) if captioned else one
-        found[place] += [
-            f"byte {line['offset']}: sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
-            for line in scan.quarantined
-            if line["reason"] != Reason.DAMAGED_SHARD.value  # its sample is told with the damage
-        ]
-    report.problems = [Problem(names[place], detail) for place, details in enumerate(found) for detail in details]
-    return report
+        yield one
+
+
+@dataclass(frozen=True)
+class _ReadTar:
+    """What was read of a tar without an index, but for its sound rows; why not all of it, or ""."""
+
+    scan: Scan
+    samples: int
+    has_captions: bool
+    may_lack_images: bool
+    damage: str
+
+
+def _read_tar(path: Path, step: Step, *, members: Members) -> _ReadTar:
+    scan, damage = Scan(path.name), None
+    try:
+        check_regular(path, "shard")
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=path.name)
+        damage = scan.damage
+    except (DataError, OSError) as error:
+        damage = error
+    detail = "" if damage is None else _detail(path.name, damage)
+    return _ReadTar(scan.without_sound_rows(), len(scan.samples), scan.has_captions, scan.may_lack_images, detail)
+
+
+def _members(paths: list[Path]) -> Members:
+    """The members by the first samples; the usual ones where damage is in these."""
+    try:
+        return guess_members(paths)
+    except (BadSample, DataError, OSError):
+        return USUAL
+
+
+def _detail(name: str, error: Exception) -> str:
+    text = explain(error) if isinstance(error, OSError) else str(error)
+    return text.removeprefix(f"shard '{name}', ").removeprefix(f"shard '{name}': ")
 
 
 @dataclass(frozen=True)
@@ -151,7 +184,7 @@ class _Check:
 
     folder: Path
 
-    def __call__(self, shard: tuple[int, ShardEntry], step: Callable[[int], None]) -> list[str]:
+    def __call__(self, shard: tuple[int, ShardEntry], step: Step) -> list[str]:
         """What is wrong with the shard of this number and entry."""
         return [*self._problems(*shard, step)]
 
@@ -169,13 +202,11 @@ class _Check:
         # Without names of classes, the index left out labels that are names.
         return Labels(classes) if classes else None
 
-    def _problems(self, shard: int, entry: ShardEntry, step: Callable[[int], None]) -> Iterator[str]:
+    def _problems(self, shard: int, entry: ShardEntry, step: Step) -> Iterator[str]:
         path = self._manifest.shard_path(shard)
-        if not path.exists():
-            yield f"no such file: '{path}'"
-            return
         if not path.is_file():
-            yield f"not a regular file, and it was not opened: '{path}'"
+            what = "not a regular file, and it was not opened" if path.exists() else "no such file"
+            yield f"{what}: '{path}'"
             return
         if (size := path.stat().st_size) != entry.bytes:
             yield f"{size} bytes, and the manifest says {entry.bytes}"
@@ -207,50 +238,39 @@ class _Check:
             yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
         kept = [(sample.row, sample.label) for sample in scan.usable if sample.row.key in indexed]
         rows = [row for row, _ in kept]
-        if self._labels is not None:
-            rows, _ = number_labels(rows, [label for _, label in kept], self._labels)
         if [row.key for row in rows] != keys:
             gone = sorted(indexed - {row.key for row in rows})
             yield (
                 f"the index names samples that the tar does not hold or cannot use: {gone[:3]}"
                 if gone
-                else ("the samples of the index stand in another order in the tar")
+                else "the samples of the index stand in another order in the tar"
             )
             return
+        again = encode(rows)
+        if self._labels is not None:
+            again, _ = number_labels(again, [label for _, label in kept], self._labels)
         tokens = columns.lists("caption_tokens")[1].tolist()
-        fits = len(tokens) == sum(len(row.captions) for row in rows)
-        again = encode(rows, (lambda captions: tokens) if fits and tokens else None)
-        yield from _differences(columns, again, [name for name in SCHEMA.names if fits or name != "caption_tokens"])
-        yield from _wrong_entry(entry, again)
+        if fits := len(tokens) == again.num_captions:
+            again = with_tokens(again, [caption for row in rows for caption in row.captions], lambda captions: tokens)
+        names = [name for name in SCHEMA.names if fits or name != "caption_tokens"]
+        yield from _differences(columns, again, names if columns.data != again.data else [])
+        made = ShardEntry.of(again, entry.name, size=entry.bytes, sha256=entry.sha256)
+        numbers = ("images", "captions", "labels", "cells", "counts")
+        if wrong := [name for name in numbers if not np.array_equal(getattr(entry, name), getattr(made, name))]:
+            yield f"the manifest's {', '.join(wrong)} of it are not those of its columns in the index"
 
 
-def _differences(columns: ShardColumns, again: Encoded, names: Sequence[str]) -> Iterator[str]:
+def _differences(columns: ShardColumns, again: ShardColumns, names: Sequence[str]) -> Iterator[str]:
     """Which columns of an index are not those that its tar gives, and the first sample."""
-    if columns.data == again.data:
-        return
     for name in names:
-        pairs = zip(columns.values(name), again.columns.values(name), strict=True)
+        pairs = zip(*(one.arrow.column(name).to_pylist() for one in (columns, again)), strict=True)
         if differing := [row for row, (one, other) in enumerate(pairs) if one != other]:
-            yield (
-                f"index column '{name}' differs from the tar in {len(differing)} rows; the first is sample "
-                f"'{columns.keys[differing[0]].as_py()}'"
-            )
-
-
-def _wrong_entry(entry: ShardEntry, again: Encoded) -> Iterator[str]:
-    """Compare what the manifest says of a shard with its index as it was made again."""
-    made = again.entry(entry.name, size=entry.bytes, sha256=entry.sha256)
-    for name in ("images", "captions", "labels"):
-        if getattr(entry, name) != getattr(made, name):
-            yield f"the manifest lists {getattr(entry, name)} {name}, and there are {getattr(made, name)}"
-    if not (np.array_equal(entry.cells, made.cells) and np.array_equal(entry.counts, made.counts)):
-        yield "the manifest's histogram is not that of the images' aspect ratios and of index column 'caption_tokens'"
-    if entry.index_xxh3 == made.index_xxh3 and entry.index_sha256 != made.index_sha256:
-        yield "the SHA-256 of its columns in the index is not the manifest's"
+            first = columns.keys[differing[0]].as_py()
+            yield f"index column '{name}' differs from the tar in {len(differing)} rows; the first is sample '{first}'"
 
 
 def _wrong_sums(manifest: Manifest) -> Iterator[str]:
-    """Compare the totals in manifest.json with the pages."""
+    """Compare the totals in manifest.json with the lists of shards."""
     totals = Totals()
     for entry in manifest:
         totals.add(entry)
@@ -259,11 +279,17 @@ def _wrong_sums(manifest: Manifest) -> Iterator[str]:
 
 
 def _wrong_files(manifest: Manifest) -> Iterator[Problem]:
-    """Compare the hashes of the index files."""
-    for page in manifest.pages:
-        path = local_folder(str(manifest.folder)) / INNER / page.index
-        if path.is_file() and file_sha256(path) != page.index_sha256:
-            yield Problem(page.index, "its SHA-256 is not the manifest's: the content changed")
+    """Compare each byte of the index files with the schema, the hashes of the record batches, and that of the list."""
+    for number, (name, file) in enumerate(zip(manifest.files, manifest.index_files, strict=True)):
+        shards = range(number * FILE_SHARDS, min((number + 1) * FILE_SHARDS, manifest.num_shards))
+        with (local_folder(str(manifest.folder)) / INNER / name).open("rb") as opened:
+            wrong = opened.read(manifest.listed(shards[0]).index_offset) != SCHEMA.serialize().to_pybytes()
+            for entry in map(manifest.listed, shards):
+                wrong |= hashlib.sha256(opened.read(entry.index_bytes)).hexdigest() != entry.index_sha256
+            wrong |= opened.read(file.list_offset - opened.tell()) != STREAM_END
+            wrong |= hashlib.sha256(opened.read()).hexdigest() != file.sha256
+        if wrong:
+            yield Problem(name, "its content is not what the manifest says: it changed")
 
 
 def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
@@ -301,8 +327,8 @@ def _unlisted(manifest: Manifest) -> Iterator[Problem]:
     """Tars in the folder of the shards that the manifest does not list."""
     listed = {entry.name for entry in manifest}
     folder = local_folder(str(manifest.folder)) / manifest.location
-    for name in sorted(path.name for path in folder.glob("*.tar")) if folder.is_dir() else []:
-        if name not in listed and not name.startswith("."):
+    for name in sorted(path.name for path in folder.glob("[!.]*.tar")) if folder.is_dir() else []:
+        if name not in listed:
             detail = f"lies in '{folder}', and the manifest does not list it: index the folder anew, or remove the tar"
             yield Problem(name, detail)
 
@@ -319,26 +345,3 @@ def _quarantined(folder: Path) -> dict[str, set[str]]:
         if isinstance(line, dict) and isinstance(line.get("shard"), str) and isinstance(line.get("key"), str):
             excused.setdefault(line["shard"], set()).add(line["key"])
     return excused
-
-
-def _read_tar(path: Path, step: Callable[[int], None], *, members: Members) -> tuple[Scan, int, bool, bool] | str:
-    """The suspects of a tar, how many samples it has, whether any has a caption, and may lack images; or an error."""
-    try:
-        check_regular(path, "shard")
-        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=path.name)
-        return scan.without_sound_rows(), len(scan.samples), scan.has_captions, scan.may_lack_images
-    except (DataError, OSError) as error:
-        return _detail(path.name, error)
-
-
-def _members(paths: list[Path]) -> Members:
-    """The members by the first samples; the usual ones where damage is in these."""
-    try:
-        return guess_members(paths)
-    except (BadSample, DataError, OSError):
-        return USUAL
-
-
-def _detail(name: str, error: Exception) -> str:
-    text = explain(error) if isinstance(error, OSError) else str(error)
-    return text.removeprefix(f"shard '{name}', ").removeprefix(f"shard '{name}': ")

@@ -23,7 +23,6 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt, meant
 from mmdata.index import Index, ShardStore
-from mmdata.index.members import SampleMembers
 from mmdata.plan import Plan
 from mmdata.processes import cached_property
 from mmdata.tables.join import JoinedShards
@@ -37,7 +36,7 @@ PROBED_VALUES = 64
 PROBED_ROWS = 1024
 """First rows among which these values are looked for."""
 
-Samples = SampleMembers | JoinedShards
+Samples = ShardStore | JoinedShards
 """What finds the members of a row."""
 
 
@@ -263,7 +262,7 @@ class Fields:
         return FieldEntries(self, self._samples(store), num_rows, stop or Event())
 
     def _samples(self, store: ShardStore) -> dict[str, Samples]:
-        return {"": SampleMembers(self._index, store), **self._joined.shards}
+        return {"": store, **self._joined.shards}
 
 
 class FieldEntries:

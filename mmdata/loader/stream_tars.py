@@ -26,8 +26,7 @@ from mmdata.index.caption_lengths import counts_of
 from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import encode, rearranged
 from mmdata.index.index import HELD_ROWS
-from mmdata.index.manifest import Manifest
-from mmdata.index.pages import Histograms, ShardEntry
+from mmdata.index.manifest import Histograms, Manifest, ShardEntry
 from mmdata.plan.ranges import PASS_SHIFT
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
@@ -350,9 +349,9 @@ class TarIndexer:
             for sample in scan.usable
             if isinstance(sample.label, str)
         ]
-        encoded = encode(rows, None if self._counts is None else self._counts.count)
-        entry = encoded.entry(name.rpartition("/")[2], size=size, sha256="")
-        return IndexedTar(number, name, encoded.columns, entry, left_out, scan.losses + named, len(encoded.columns))
+        columns = encode(rows, None if self._counts is None else self._counts.count)
+        entry = ShardEntry.of(columns, name.rpartition("/")[2], size=size, sha256="")
+        return IndexedTar(number, name, columns, entry, left_out, scan.losses + named, len(columns))
 
     def _scan(self, descriptor: int, name: str, stop: Event) -> Scan:
         def step(offset: int) -> None:
@@ -377,9 +376,9 @@ class TarIndexer:
         if share is not None:
             mask &= below_share(index, 0, share) == (self._data.split == "val")
         rows = np.flatnonzero(mask)
-        encoded = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))])
-        entry = encoded.entry(tar.entry.name, size=tar.entry.bytes, sha256="")
-        return replace(tar, columns=encoded.columns, entry=entry, places=rows)
+        columns = rearranged([(tar.columns, rows, np.zeros(len(rows), np.int64))])
+        entry = ShardEntry.of(columns, tar.entry.name, size=tar.entry.bytes, sha256="")
+        return replace(tar, columns=columns, entry=entry, places=rows)
 
 
 @dataclass(frozen=True)
@@ -448,7 +447,7 @@ class GrowingIndex(Index):
             lengths=[(int(length), int(lengths[length])) for length in np.flatnonzero(lengths)],
             has_images=True,
             has_labels=any(tar.entry.labels for tar in first),
-            pages=[],
+            index_files=[],
             folder=LocalFolder(Path()),
             tars=tars,
             first=first,

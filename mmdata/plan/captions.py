@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
-from mmdata.index.ragged import spans
+from mmdata.index.columns import spans
 from mmdata.seeding import mix
 
 Ints = NDArray[np.int64]

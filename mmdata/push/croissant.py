@@ -77,13 +77,13 @@ def dataset_name(url: str) -> str:
 
 
 def _distribution(part: PushedFolder, base: str) -> Iterator[dict[str, Any]]:
-    """The files of a part: shards, or for very many of them the pages of the manifest, and sets of members."""
+    """The files of a part: shards, or for very many of them the index files, and sets of members."""
     by_name = {file.name: file for file in (*part.files, part.top)}
     shards = [part.prefix + part.manifest.listed(number).name for number in range(part.manifest.num_shards)]
-    pages = [part.prefix + INNER + page.file for page in part.manifest.pages]
+    index_files = [part.prefix + INNER + name for name in part.manifest.files]
     is_listed = len(shards) <= MAX_LISTED
-    formats = {"tar": "application/x-tar", "json": "application/json", "arrow": "application/vnd.apache.arrow.file"}
-    for name in [*(shards if is_listed else pages), part.top.name]:
+    formats = {"tar": "application/x-tar", "json": "application/json", "arrow": "application/vnd.apache.arrow.stream"}
+    for name in [*(shards if is_listed else index_files), part.top.name]:
         yield {
             "@type": "cr:FileObject",
             "@id": name,

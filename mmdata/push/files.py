@@ -33,7 +33,7 @@ class PushedFile:
 
     Attributes:
         name: relative to the folder behind the URL, with "/".
-        bytes, sha256: of its content; of shards, index files and pages what the manifest says.
+        bytes, sha256: of its content; of shards what the manifest says.
         source: its path, or its content.
     """
 
@@ -87,8 +87,7 @@ class PushedFolder:
 
     Attributes:
         name: of the sub-folder, such as "train"; "" for the folder that is pushed.
-        files: all but manifest.json: shards and index files in the order of the shards, then the ledger, the files of
-            the tokenizer, and the pages of the manifest.
+        files: all but manifest.json: shards, the ledger, the files of the tokenizer, and the index files.
         top: manifest.json.
     """
 
@@ -155,10 +154,10 @@ def _files(folder: Path, before: str, manifest: Manifest, faults: list[str]) -> 
         if path.is_file():
             name = path.relative_to(folder).as_posix()
             yield PushedFile(before + name, path.stat().st_size, file_sha256(path), path)
-    for page in manifest.pages:
-        for name, sha256, size in ((page.index, page.index_sha256, page.index_bytes), (page.file, page.sha256, None)):
-            if (found := _size(folder / INNER / name, size, faults)) is not None:
-                yield PushedFile(before + INNER + name, found, sha256, folder / INNER / name)
+    for name, file in zip(manifest.files, manifest.index_files, strict=True):
+        path = folder / INNER / name
+        if (found := _size(path, file.bytes, faults)) is not None:
+            yield PushedFile(before + INNER + name, found, file_sha256(path), path)
 
 
 def _size(path: Path, expected: int | None, faults: list[str]) -> int | None:

@@ -186,10 +186,10 @@ def _difference(part: PushedFolder, store: Store) -> str:
         content = json.loads(store.read(part.top.name))
     except ValueError:
         return ""
-    ours = part.manifest.content() | {"root": part.manifest.root}
+    ours = part.manifest.content()
     if not isinstance(content, dict):
         return ""
-    names = [name for name in ("rows", "num_shards", "bytes", "tokenizer", "root", "accounts") if name in ours]
+    names = [name for name in ("rows", "num_shards", "bytes", "tokenizer", "accounts") if name in ours]
     first = [name for name in names if content.get(name) != ours[name]]
     shown = [f"{name} {content.get(name)} there, {ours[name]} here" for name in first if name != "accounts"]
-    return f"'{part.top.name}' differs ({', '.join(shown[:SHOWN]) or 'accounts'})"
+    return f"'{part.top.name}' differs ({', '.join(shown[:SHOWN]) or 'accounts' * bool(first) or 'contents'})"

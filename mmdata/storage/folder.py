@@ -156,7 +156,7 @@ class LocalFolder:
         """Result of `use` on the path of a file, and where in it a part begins. `use` checks the content.
 
         Raises:
-            FileNotFoundError: there is none; and what `use` raises.
+            FileNotFoundError: there is none; and what `use`, which checks the content, raises.
         """
         return use(self.path / part.name, part.start)
 

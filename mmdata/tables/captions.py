@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.index.caption_lengths import CountsTokens
-from mmdata.index.ragged import offsets_of
+from mmdata.index.columns import offsets_of
 from mmdata.index.side import SideFile
 from mmdata.tables.values import kind_of
 from mmdata.tars.captions import clean_captions

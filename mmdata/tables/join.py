@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from mmdata.config.corpus import JoinConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, counted, meant
 from mmdata.index.index import Index
-from mmdata.index.members import SampleMembers
 from mmdata.index.side import SideFile, SideFiles, digest_of, side_name
 from mmdata.index.store import OpenShards, ShardStore
 from mmdata.storage.folder import local_folder
@@ -293,7 +292,6 @@ class JoinedShards(JoinedPart):
             raise DataError(f"{join.of}: {error}") from error
         self._known.held_rows = HELD_ROWS
         self._shards = ShardStore(self._known)
-        self._read = SampleMembers(self._known, self._shards)
         table, column = keys or (None, "")
         name = side_name(self._folder, os.path.abspath(self._folder), column, table and table.path.name)
         made_of = {"samples": self._known.fingerprint, "keys": table and table.column(column).fingerprint}
@@ -318,20 +316,20 @@ class JoinedShards(JoinedPart):
         """
         if (sample := int(self._samples[row])) < 0:
             raise BadSample(Reason.MISSING_FIELD, f"no sample of the row's key in {self}")
-        return self._read.members(sample)
+        return self._shards.members(sample)
 
     def read_member(self, row: int, member: IndexedMember, stop: Event) -> bytes:
-        """The bytes of a member of a row's sample; see `SampleMembers.read_member`."""
-        return self._read.read_member(int(self._samples[row]), member, stop)
+        """The bytes of a member of a row's sample; see `ShardStore.read_member`."""
+        return self._shards.read_member(int(self._samples[row]), member, stop)
 
     def key(self, row: int) -> str:
         """The key of a row's sample in these tars."""
-        return self._read.key(int(self._samples[row]))
+        return self._shards.key(int(self._samples[row]))
 
     def place(self, row: int) -> str:
         """Tar and sample of a row, for messages."""
         sample = int(self._samples[row])
-        return str(self) if sample < 0 else self._read.place(sample)
+        return str(self) if sample < 0 else self._shards.place(sample)
 
     def _keys(self) -> Iterator[tuple[Any, Sequence[Span], str]]:
         shards = map(self._known.shard, range(self._known.num_shards))
@@ -346,7 +344,7 @@ class JoinedShards(JoinedPart):
         return table.of_shard(shard, column)
 
     def _place(self, row: int) -> str:
-        return self._read.place(row)
+        return self._shards.place(row)
 
     def _rows_found(self) -> Any:
         return super()._rows_found().append_column("sample", [self._matched])
@@ -364,7 +362,7 @@ class JoinedShards(JoinedPart):
                 texts[sample] = self._captions_of(sample, selector, kind)
             except BadSample as bad:
                 lacking += 1
-                first = first or f"{self._read.place(sample)}: {bad}"
+                first = first or f"{self._shards.place(sample)}: {bad}"
         if lacking == len(samples):
             raise ConfigError(f"{of}: none of {counted(len(samples), 'sample')} has a caption in {selector}: {first}")
         if lacking:
@@ -373,12 +371,12 @@ class JoinedShards(JoinedPart):
 
     def _captions_of(self, sample: int, selector: Selector, kind: str) -> list[str]:
         """The captions of a sample, at least one; raises BadSample."""
-        member = self._read.members(sample).get(selector.extension)
+        member = self._shards.members(sample).get(selector.extension)
         if member is None:
             raise BadSample(Reason.MISSING_FIELD, f"no member .{selector.extension}")
         if member.size > MAX_CAPTION_BYTES:
             raise BadSample(Reason.CAPTION_TOO_LONG, f"{member.size} bytes; at most {MAX_CAPTION_BYTES}")
-        opened = open_member(self._read.read_member(sample, member, Event()), kind)
+        opened = open_member(self._shards.read_member(sample, member, Event()), kind)
         if (value := pick(opened, selector)) is None:
             raise BadSample(Reason.MISSING_FIELD, absent(selector, opened))
         return clean_captions(value)[0]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.hashing import fast_hash
-from mmdata.index.ragged import offsets_of
+from mmdata.index.columns import offsets_of
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -2,6 +2,7 @@
 
 - `tar` reads members strictly, and writes their headers.
 - `samples` groups members to samples; `scan` makes each a row of the index, or a line of the list of left-out rows.
+- `write` writes samples into a tar, and makes their rows.
 - `members` chooses image, caption and label, and reads other values; `texts` and `captions` read texts.
 - `foreign` finds the tars that a user names.
 """

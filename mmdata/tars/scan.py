@@ -198,8 +198,8 @@ class Scan:
 
     def without_sound_rows(self) -> Scan:
         """The edges, and the samples that some corpus leaves out."""
-        ends = (0, len(self.samples) - 1)
-        kept = [s for i, s in enumerate(self.samples) if i in ends or s.fault is not None or not s.has_caption]
+        edges = self.edges
+        kept = [s for s in self.samples if s.fault is not None or not s.has_caption or any(s is edge for edge in edges)]
         return replace(self, samples=kept)
 
     def to_json(self) -> dict[str, Any]:

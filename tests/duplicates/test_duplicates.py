@@ -22,9 +22,10 @@ from mmdata.duplicates.table import Duplicates
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from tests.joins import join_first, load
 from tests.programs import run_program
+from tests.shard_writer import ShardWriter
 
 ORIENTATION = 0x0112
 

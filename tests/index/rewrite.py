@@ -14,7 +14,7 @@ from mmdata.hashing import fast_hash
 from mmdata.index import Manifest, ShardEntry
 from mmdata.index.columns import SCHEMA
 from mmdata.index.encode import encode
-from mmdata.index.manifest_writer import ManifestWriter
+from mmdata.index.writer import ManifestWriter
 
 EMPTY = encode([]).data
 """Columns of no row."""
@@ -56,12 +56,8 @@ def listed(*entries: ShardEntry) -> list[Shard]:
 
 
 def write_manifest(folder: Path, shards: Iterable[Shard], **settings: Any) -> Manifest:
-    """Write the index of a folder; a failure leaves nothing of it."""
+    """Write the index of a folder."""
     writer = ManifestWriter(folder)
-    try:
-        for entry, columns in shards:
-            writer.add(entry, columns)
-        return writer.close(**settings)
-    except BaseException:
-        writer.abort()
-        raise
+    for entry, columns in shards:
+        writer.add(entry, columns)
+    return writer.close(**settings)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mmdata.index.encode import encode
 from mmdata.index.histogram import aspect_bin, count_cells, pack_cells
-from mmdata.index.manifest import Manifest
-from mmdata.index.manifest_writer import ManifestWriter
+from mmdata.index.manifest import Manifest, ShardEntry
+from mmdata.index.writer import ManifestWriter
 
 NOTHING = encode([])
 """Columns of no row."""
@@ -64,7 +64,8 @@ def write_synthetic_manifest(
     Path(folder).mkdir(parents=True, exist_ok=True)
     writer = ManifestWriter(folder)
     for shard, template in enumerate(rows.template.tolist()):
-        entry = NOTHING.entry(
+        entry = ShardEntry.of(
+            NOTHING,
             f"{shard:06d}.tar",
             size=rows_per_shard * 50_000,
             sha256=hashlib.sha256(b"tar %d %d" % (seed, shard)).hexdigest(),

@@ -227,7 +227,7 @@ def test_one_tar_is_indexed_beside_itself_or_elsewhere(shards, tmp_path):
     alone.mkdir()
     shutil.copy(shards / "000001.tar", alone / "x.tar")
     report = build_index(alone / "x.tar", out=tmp_path / "far" / "index")
-    names = ["index-00000.arrow", "manifest-00000.arrow", "manifest.json", "quarantine.jsonl"]
+    names = ["index-00000.arrow", "manifest.json", "quarantine.jsonl"]
     made = [f"__mmdata__/{name}" for name in names]
     assert sorted(content(tmp_path / "far" / "index")) == made
     assert report.manifest.location == "../../alone"
@@ -249,18 +249,21 @@ def test_the_same_index_is_left_alone_and_moved_tars_are_found(shards, tmp_path)
 
 
 def test_another_index_is_never_replaced(shards, count):
-    remedy = "; replace it with --overwrite, or give another folder with --out"
-    refuse(
-        shards, f"its manifest.json is of another tokenizer (fingerprint characters; of the one given: none){remedy}"
-    )
-    another = "another tokenizer (fingerprint characters; of the one given: fingerprint another)"
+    remedy = "; read all tars again with --overwrite, or give another folder with --out"
+    another = f"its manifest.json is of another tokenizer (fingerprint characters; of the one given: another){remedy}"
     refuse(shards, another, count_tokens=count, tokenizer="another")
-    build_index(shards, count_tokens=count, tokenizer="characters")  # the same as the writer's
-    build_index(shards, out=shards / "one", count_tokens=lambda captions: [1 for _ in captions], tokenizer="characters")
-    with pytest.raises(DataError, match="is of other contents; replace it"):
-        build_index(shards, out=shards / "one", count_tokens=count, tokenizer="characters")
-    with pytest.raises(DataError, match=r"is of other shards \(\d+, and 1 are to be indexed\); replace it"):
+    refuse(shards, f"its manifest.json is of other members (captions: {{}}){remedy}", members=Members.parse(label="n"))
+    assert build_index(shards).unchanged
+    assert build_index(shards, count_tokens=count, tokenizer="characters").unchanged  # the same as the writer's
+    build_index(shards, out=shards / "one", count_tokens=count, tokenizer="characters")
+    with pytest.raises(DataError, match=r"is of other shards \(\d+, and 1 are to be indexed\); read all"):
         build_index(shards / "000001.tar", out=shards / "one", count_tokens=count, tokenizer="characters")
+    whole = (shards / "000001.tar").read_bytes()
+    (shards / "000001.tar").write_bytes(whole.replace(b"picture", b"Picture"))
+    refuse(shards, f"is of other contents: '000001.tar' has another SHA-256 than the tar that was indexed{remedy}")
+    (shards / "000001.tar").write_bytes(whole + bytes(512))
+    refuse(shards, f"other contents: '000001.tar' has {len(whole) + 512:,} bytes, and {len(whole):,} were indexed")
+    (shards / "000001.tar").write_bytes(whole)
     replaced = build_index(shards, count_tokens=count, tokenizer="another", overwrite=True)  # what the message says
     assert replaced.manifest.tokenizer == "another"
 
@@ -322,6 +325,17 @@ def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any
     done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True, env=root)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20  # moments at which it was killed
+
+
+def test_a_rerun_after_a_kill_is_as_if_undisturbed(shards, tmp_path):
+    build_index(shards, out=tmp_path / "good")
+    killed = tmp_path / "killed"
+    inner = killed / "__mmdata__"
+    inner.mkdir(parents=True)
+    shutil.copy(tmp_path / "good" / "__mmdata__" / "index-00000.arrow", inner)
+    (inner / "index-00001.arrow").write_bytes(b"of an earlier try")  # it had more shards
+    build_index(shards, out=killed)
+    assert content(killed) == content(tmp_path / "good")
 
 
 def test_progress_ends_at_the_bytes_of_all_shards(shards, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.index import Index, Manifest, build, build_index, tars, verify
-from mmdata.index import builder as index_builder
+from mmdata.index import Index, Manifest, build_index, builder, verify
 from mmdata.index.staging import STAGING_NAME
+from mmdata.tars.members import Members
 from tools.index import account_lines
 
 NUM_SHARDS = 4
@@ -51,8 +50,8 @@ def cut(path: Path, key: str) -> int:
 def scanned(monkeypatch) -> list[str]:
     """Names of the tars that are read from now on."""
     names: list[str] = []
-    scan = tars.scan_shard
-    monkeypatch.setattr(tars, "scan_shard", lambda path, **given: names.append(path.name) or scan(path, **given))
+    scan = builder.scan_shard
+    monkeypatch.setattr(builder, "scan_shard", lambda path, **given: names.append(path.name) or scan(path, **given))
     return names
 
 
@@ -69,7 +68,7 @@ def test_all_damaged_shards_are_listed_with_their_offsets(folder):
 
 
 def test_a_long_list_of_damaged_shards_is_cut(folder, monkeypatch):
-    monkeypatch.setattr(index_builder, "MAX_LISTED", 1)
+    monkeypatch.setattr(builder, "MAX_LISTED", 1)
     cut(folder / "0.tar", "01")
     (folder / "3.tar").write_bytes(b"<html>login</html>" + bytes(600))
     with pytest.raises(DataError, match=r"2 of 4 shards are damaged: shard '0\.tar', byte .*; and 1 more\. Fetch"):
@@ -134,7 +133,7 @@ def test_other_settings_read_all_shards_again(folder, monkeypatch):
         build_index(folder)
     names = scanned(monkeypatch)
     with pytest.raises(DataError):
-        build_index(folder, members=build.Members.parse(caption="txt"))
+        build_index(folder, members=Members.parse(caption="txt"))
     assert names == ["0.tar", "1.tar", "2.tar", "3.tar"]
 
 
@@ -143,7 +142,9 @@ def test_a_staged_file_that_is_damaged_is_not_used(folder, monkeypatch):
     with pytest.raises(DataError):
         build_index(folder)
     staged = folder / STAGING_NAME / "2.tar.scan"
-    staged.write_bytes(staged.read_bytes().replace(b",20,30,", b",21,30,", 1))
+    data = bytearray(staged.read_bytes())
+    data[-300] ^= 1
+    staged.write_bytes(data)
     names = scanned(monkeypatch)
     build_index(folder, skip_damaged=True, max_bad_share=0.2)
     assert names == ["2.tar"]
@@ -154,13 +155,13 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
     program = textwrap.dedent(
         f"""
         import os, signal
-        from mmdata.index import build, tars
-        scan = tars.scan_shard
+        from mmdata.index import build, builder
+        scan = builder.scan_shard
         def until_the_third(path, **given):
             if path.name == "2.tar":
                 os.kill(os.getpid(), signal.SIGKILL)
             return scan(path, **given)
-        tars.scan_shard = until_the_third
+        builder.scan_shard = until_the_third
         build.build_index({str(folder)!r})
         """
     )
@@ -172,7 +173,7 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
     assert verify(folder) == []
 
 
-@pytest.mark.parametrize("moves", [1, 2, 3])
+@pytest.mark.parametrize("moves", [1, 2])
 def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monkeypatch, count, moves):
     """The index that is replaced has other lengths; at no moment do files of both make one index."""
     build_index(folder, count_tokens=count, tokenizer="characters")
@@ -208,7 +209,7 @@ def test_overwrite_leaves_no_file_of_the_old_index(folder):
     more.write_bytes(b"of an index of 1,025 shards")
     (folder / "3.tar").unlink()
     with pytest.raises(
-        DataError, match=r"is of other shards \(4, and 3 are to be indexed\); replace it with --overwrite"
+        DataError, match=r"is of other shards \(4, and 3 are to be indexed\); read all tars again with --ov"
     ):
         build_index(folder)
     build_index(folder, overwrite=True)
@@ -254,7 +255,7 @@ def vars_of(manifest: Manifest) -> dict[str, object]:
         "lengths",
         "has_images",
         "has_labels",
-        "pages",
+        "index_files",
         "tokenizer",
         "location",
     )
@@ -273,7 +274,7 @@ def test_a_tokenizer_added_later_reads_captions_only(folder, monkeypatch, count)
     build_index(folder, out=out, count_tokens=count, tokenizer="characters")
     ours, theirs = listing(folder), listing(out)
     assert {name for name in ours if ours[name] != theirs[name]} == {"manifest.json"}  # its location
-    assert json.loads(ours["manifest.json"])["root"] == json.loads(theirs["manifest.json"])["root"]
+    assert Manifest.read(folder).root == Manifest.read(out).root
 
 
 def test_a_tokenizer_added_after_the_tars_were_moved(folder, tmp_path, count):
@@ -301,7 +302,7 @@ def test_a_caption_that_changed_since_it_was_indexed_is_not_counted(folder, coun
     build_index(folder)
     before = listing(folder)
     (folder / "1.tar").write_bytes((folder / "1.tar").read_bytes().replace(b"a dog 1", b"a cat 1"))
-    with pytest.raises(DataError, match="sample '11': the caption is not the one that was indexed"):
+    with pytest.raises(DataError, match="sample '11': the captions are not those that were indexed"):
         build_index(folder, count_tokens=count, tokenizer="characters")
     assert listing(folder) == before
 

@@ -10,11 +10,13 @@ import pytest
 import mmdata
 from mmdata.errors import BadSample, DataError
 from mmdata.images import probe
-from mmdata.index import Index, Sample, ShardWriter, verify
+from mmdata.index import Index, verify
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.conftest import make_photo
+from tests.shard_writer import ShardWriter
 
-FILES = ["000000.tar", "__mmdata__/index-00000.arrow", "__mmdata__/manifest-00000.arrow", "__mmdata__/manifest.json"]
+FILES = ["000000.tar", "__mmdata__/index-00000.arrow", "__mmdata__/manifest.json"]
 LOADER_STRIDE = 97
 """A loader is made for each of so many damages; a prime number, so that all parts of a header are met."""
 

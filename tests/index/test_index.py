@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import FORMATS
-from mmdata.index import Index, ShardStore, ShardWriter
+from mmdata.index import Index, ShardStore
 from mmdata.index import index as index_module
 from mmdata.index.columns import FIXED
 from mmdata.tars import captions_of
+from tests.shard_writer import ShardWriter
 
 
 @pytest.fixture(scope="module")

@@ -320,7 +320,7 @@ def test_a_tokenizer_is_added_to_an_index_of_urls(tars, tmp_path, cache, count):
         assert build_index(far, cache=cache, **counting).only_counted
         assert build_index(far, cache=cache).unchanged
         with pytest.raises(
-            DataError, match=r"is of another tokenizer \(characters; the one given: another\); read all"
+            DataError, match=r"is of another tokenizer \(fingerprint characters; of the one given: another\)"
         ):
             build_index(far, cache=cache, count_tokens=count, tokenizer="another")
         at_once = of_urls(server, tmp_path / "at once", cache, **counting)
@@ -609,7 +609,7 @@ def test_the_command_takes_urls_that_a_shell_has_expanded(tars, tmp_path):
         ]
         run = program(far)
         assert run.stdout.splitlines()[0] == (
-            f"6 shards, of the same sizes as in {far}, whose index stays; --overwrite reads them again"
+            f"6 shards, the same as those of the index in {far}, which stays; --overwrite reads them again"
         )
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.index import read_together as module
-from mmdata.index.read_together import ALIGNMENT, BLOCK_BYTES, read_together
+from mmdata.index.store import ALIGNMENT, BLOCK_BYTES, read_together
 
 
 def write(folder: Path, sizes: list[int]) -> list[tuple[Path, bytes]]:
@@ -58,6 +57,6 @@ def test_a_block_is_freed_with_its_last_file(tmp_path: Path):
 def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(DataError, match=r"index '.*/fifo': is a FIFO, and only regular files are read"):
-        module.read_together(tmp_path / "fifo", "index", 0, 1)
+        read_together(tmp_path / "fifo", "index", 0, 1)
     with pytest.raises(FileNotFoundError):
-        module.read_together(tmp_path / "none", "index", 0, 1)
+        read_together(tmp_path / "none", "index", 0, 1)

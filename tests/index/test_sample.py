@@ -13,7 +13,9 @@ from PIL import Image
 from mmdata.cli import main
 from mmdata.errors import DataError
 from mmdata.images import probe
-from mmdata.index import Index, IndexedSample, Sample, ShardWriter, build_index
+from mmdata.index import Index, IndexedSample, build_index
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 
 
 def test_index_gives_key_captions_label_and_image_of_a_row(shards: Path, samples: list[Sample]):
@@ -89,9 +91,7 @@ def test_index_caption_that_changed_since_it_was_indexed_is_an_error(shards: Pat
     tar = shards / sample.shard
     data = tar.read_bytes()
     tar.write_bytes(data.replace(b"picture 0", b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8\xf7"))
-    with pytest.raises(
-        DataError, match=r"^shard '000000\.tar', sample '0000': bad_caption.*; `mmdata verify` says what"
-    ):
+    with pytest.raises(DataError, match=r"000000\.tar', sample '0000': the captions are not .*; `mmdata verify` s"):
         index[0].captions  # noqa: B018
 
 

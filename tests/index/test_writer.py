@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
@@ -16,11 +12,12 @@ import pyarrow as pa
 import pytest
 import webdataset
 
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.errors import BadSample, Reason
 from mmdata.images import ImageInfo
-from mmdata.index import Index, Manifest, Sample, ShardWriter, build_index
+from mmdata.index import Index, Manifest, build_index
 from mmdata.index.histogram import aspect_bin, unpack_cells
-from tests.programs import run_program
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -65,7 +62,6 @@ def test_same_samples_give_same_bytes(shards, samples, count, tmp_path):
     assert sorted(content(shards)) == [
         *(f"{i:06d}.tar" for i in range(3)),
         "__mmdata__/index-00000.arrow",
-        "__mmdata__/manifest-00000.arrow",
         "__mmdata__/manifest.json",
     ]
 
@@ -77,21 +73,13 @@ def test_indexing_written_shards_anew_gives_the_same_index(shards, count, tmp_pa
     assert (tmp_path / "out" / name).read_bytes() == (shards / name).read_bytes()
 
 
-def test_an_index_file_is_read_by_arrow_and_has_a_record_batch_a_shard(shards):
-    file = pa.ipc.open_file((shards / "__mmdata__/index-00000.arrow").read_bytes())
-    assert file.num_record_batches == 3
-    assert file.read_all().column("key").to_pylist() == Index.open(shards).keys(np.arange(10))
-
-
-def test_shards_are_cut_by_rows_and_by_bytes(samples, tmp_path):
-    by_rows = write(tmp_path / "rows", samples, shard_rows=3)
-    assert [entry.rows for entry in Manifest.read(by_rows)] == [3, 3, 3, 1]
-    by_bytes = Manifest.read(write(tmp_path / "bytes", samples, shard_bytes=8192))
-    assert all(entry.bytes <= 8192 for entry in by_bytes)
-    assert by_bytes.rows == 10
-    assert by_bytes.num_shards > 3
-    single = Manifest.read(write(tmp_path / "single", samples[:2], shard_bytes=1))
-    assert [entry.rows for entry in single] == [1, 1]
+def test_an_index_file_is_two_arrow_streams(shards):
+    with (shards / "__mmdata__/index-00000.arrow").open("rb") as file:
+        batches = [*pa.ipc.open_stream(file)]
+        assert [batch.num_rows for batch in batches] == [4, 4, 2]
+        keys = [key for batch in batches for key in batch.column("key").to_pylist()]
+        assert keys == Index.open(shards).keys(np.arange(10))
+        assert pa.ipc.open_stream(file).read_all().column("name").to_pylist() == [f"{i:06d}.tar" for i in range(3)]
 
 
 def test_manifest_says_what_lies_there(shards, samples):
@@ -101,7 +89,7 @@ def test_manifest_says_what_lies_there(shards, samples):
     assert (manifest.rows, manifest.num_shards, manifest.captions, manifest.has_labels) == (10, 3, 19, True)
     assert [entry.labels for entry in manifest] == [1, 1, 1]
     assert manifest.tokenizer == "characters"
-    entry = manifest.entry(0)
+    entry = next(iter(manifest))
     expected = Counter(
         (len(caption), int(aspect_bin(sample.info.height, 30))) for sample in samples[:4] for caption in sample.captions
     )
@@ -112,7 +100,7 @@ def test_manifest_says_what_lies_there(shards, samples):
 def test_aspect_ratios_are_of_the_image_as_displayed(samples, tmp_path):
     turned = replace(samples[0], info=ImageInfo("JPEG", 20, 40, orientation=6))
     manifest = Manifest.read(write(tmp_path, [turned]))
-    entry = manifest.entry(0)
+    entry = next(iter(manifest))
     assert [part.tolist() for part in (*unpack_cells(entry.cells), entry.counts)] == [[0], [96], [1]]
     assert manifest.token_histogram().tolist() == [1]  # no tokenizer counted: all captions are of 0 tokens
 
@@ -130,104 +118,6 @@ def test_no_samples_make_an_empty_index(tmp_path):
     assert len(index) == 0
     assert index.column("height").tolist() == []
     assert index.keys(index.column("image_offset")) == []
-
-
-def test_an_exception_publishes_nothing(samples, tmp_path):
-    def failing_source():
-        yield from samples[:2]
-        raise RuntimeError("the caller's")
-
-    with pytest.raises(RuntimeError, match="the caller's"):
-        write(tmp_path, failing_source(), shard_rows=1)
-    assert content(tmp_path) == {}
-    write(tmp_path, samples)
-
-
-@pytest.mark.parametrize("fails_at", [1, 2, 3, 5])
-def test_a_failing_sync_publishes_nothing(samples, tmp_path, monkeypatch, fails_at):
-    calls = 0
-    sync = os.fsync
-
-    def failing(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == fails_at:
-            raise OSError(5, "Input/output error")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="Input/output error"):
-        write(tmp_path, samples, shard_rows=6)
-    assert content(tmp_path) == {}
-
-
-def test_a_full_disk_publishes_nothing(samples, tmp_path):
-    program = (
-        "import resource, signal\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        + WRITE.format(folder=str(tmp_path / "out"), after="pass")
-    )
-    run = run_program([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 1
-    assert "OSError: [Errno 27] File too large" in run.stderr
-    assert content(tmp_path / "out") == {}
-
-
-WRITE = """
-from mmdata.images import ImageInfo
-from mmdata.index import Sample, ShardWriter
-with ShardWriter({folder!r}, shard_rows=2) as writer:
-    for i in range(5):
-        writer.write(Sample(f"{{i:04d}}", bytes([i]) * 3000, ImageInfo("JPEG", 9, 9), [f"caption {{i}}"]))
-    {after}
-"""
-KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-KILL_AT_RENAME = """
-import os, signal
-rename, count = os.rename, 0
-def killing(source, target):
-    global count
-    if count == {renames}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    count += 1
-    rename(source, target)
-os.rename = killing
-"""
-
-
-@pytest.mark.parametrize("renames", [None, 0, 3, 4, 5])
-def test_after_a_kill_at_any_moment_a_rerun_is_as_if_undisturbed(tmp_path, renames):
-    """Killed in mid-shard (None), or while publishing, after so many of the six renames into place."""
-    good, killed = tmp_path / "good", tmp_path / "killed"
-    exec(WRITE.format(folder=str(good), after="pass"))
-    if renames is None:
-        program = WRITE.format(folder=str(killed), after=KILL)
-    else:
-        program = KILL_AT_RENAME.format(renames=renames) + WRITE.format(folder=str(killed), after="pass")
-    assert run_program([sys.executable, "-c", program]).returncode == -signal.SIGKILL
-    with pytest.raises(DataError, match=r"no manifest\.json"):
-        Index.open(killed)
-    exec(WRITE.format(folder=str(killed), after="pass"))
-    assert content(killed) == content(good)
-
-
-def test_a_second_writer_is_refused(samples, tmp_path):
-    with ShardWriter(tmp_path) as writer:
-        with pytest.raises(DataError, match="another process is writing here; wait for it or choose another folder"):
-            ShardWriter(tmp_path)
-        writer.write(samples[0])
-    assert len(Index.open(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("name", ["0.tar", "mine.tar", "manifest.json", "index-00000.arrow", "manifest-00000.arrow"])
-def test_foreign_shards_are_refused_and_kept(tmp_path, name):
-    name = name if name.endswith(".tar") else f"__mmdata__/{name}"
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(DataError, match=re.escape(f"already holds '{name}' (1 such files); choose an empty folder")):
-        ShardWriter(tmp_path)
-    assert content(tmp_path) == {name: b"mine"}
 
 
 @pytest.mark.parametrize(
@@ -272,19 +162,6 @@ def test_a_name_too_long_for_a_header_leaves_the_shard_whole(samples, tmp_path):
     assert index.keys(index.starts[:1]) == ["0001"]
 
 
-def test_limits_must_be_positive(tmp_path):
-    with pytest.raises(ValueError, match="shard_rows and shard_bytes must be positive: got 0, 5"):
-        ShardWriter(tmp_path, shard_rows=0, shard_bytes=5)
-
-
 def test_a_count_of_another_length_is_refused(samples, tmp_path):
     with pytest.raises(ValueError, match="count_tokens returned 0 lengths for 1 captions"):
         write(tmp_path, samples[:1], count_tokens=lambda captions: [])
-
-
-def test_a_folder_of_others_called_staging_is_kept(tmp_path):
-    (tmp_path / ".staging").mkdir()
-    (tmp_path / ".staging" / "a").write_bytes(b"a")
-    with ShardWriter(tmp_path):
-        pass
-    assert (tmp_path / ".staging" / "a").read_bytes() == b"a"

@@ -17,8 +17,9 @@ from mmdata.commands.train import train
 from mmdata.config import Config
 from mmdata.files import shipped
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from tests.shard_writer import ShardWriter
 
 ROWS = 22
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & 'quotes'"

@@ -18,11 +18,12 @@ import yaml
 from mmdata import Index
 from mmdata.errors import ConfigError
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
 from mmdata.inspect import against, peers
 from mmdata.loader.loader import data_config
+from mmdata.tars.write import Sample
 from tests.flat_settings import grouped
 from tests.programs import run_program
+from tests.shard_writer import ShardWriter
 from tests.storage.servers import serve
 
 

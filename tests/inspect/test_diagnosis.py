@@ -18,7 +18,6 @@ from PIL import Image
 import mmdata
 from mmdata.images import probe
 from mmdata.images.pixels import PixelTransform
-from mmdata.index import Sample, ShardWriter
 from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
 from mmdata.inspect.remedies import Remedy, cores_in_words, remedies, storage_in_words
@@ -26,8 +25,10 @@ from mmdata.loader import BatchBuilder, BatchSpec, Loader, Stats
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
 from mmdata.plan.from_config import build_plan
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
+from tests.shard_writer import ShardWriter
 from tests.storage.servers import Answer, Server, running
 
 ROWS = 32

@@ -17,11 +17,13 @@ import yaml
 from mmdata.config import DataConfig
 from mmdata.errors import DataError
 from mmdata.images import probe
-from mmdata.index import Index, Sample, ShardWriter
+from mmdata.index import Index
 from mmdata.inspect.gallery import samples
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import read_evaluation, read_metrics
+from mmdata.tars.write import Sample
 from tests.programs import PATIENCE_S, run_program
+from tests.shard_writer import ShardWriter
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

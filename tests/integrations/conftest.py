@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from mmdata.images import ImageInfo
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from tests.shard_writer import ShardWriter
 
 ROWS = 22  # with batches of 8: two full steps and one with two masked rows
 

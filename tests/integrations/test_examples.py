@@ -23,8 +23,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from tests.programs import PATIENCE_S, run_program
+from tests.shard_writer import ShardWriter
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

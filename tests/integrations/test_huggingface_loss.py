@@ -17,8 +17,9 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import ImageInfo
-from mmdata.index import Sample, ShardWriter
 from mmdata.loader import Loader
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from mmdata import Batch, Index, Loader
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
 from tests.joins import load
+from tests.shard_writer import ShardWriter
 
 WORDS = ["a", "red", "blue", "green", "small", "large", "dog", "cat", "tree", "on", "under", "near", "the", "street"]
 SHAPES = [(48, 48), (40, 64), (64, 40)]

@@ -120,7 +120,7 @@ def test_loader_that_must_count_lengths_refuses_a_changed_caption(damaged: Corpu
     damaged.overwrite(three, "caption", b'{"captions":["one left"]'.ljust(size - 1) + b"}")
     # Another tokenizer than the index was made with: all captions are read and counted, and decide the plan.
     train_tokenizer([c for s in corpus.samples for c in s.captions], damaged.folder / "other", vocab_size=350)
-    with pytest.raises(DataError, match=r"sample '\d+': the caption is not the one that was indexed; `mmdata verify`"):
+    with pytest.raises(DataError, match=r"sample '\d+': the captions are not those that were indexed; `mmdata verify`"):
         damaged.loader(tokenizer=str(damaged.folder / "other"))
 
 
@@ -279,7 +279,7 @@ def test_loader_names_a_shard_that_was_replaced(damaged: Corpus, num_workers: in
 def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
     folder = damaged.folder / "shards"
     path = folder / "__mmdata__" / "index-00000.arrow"
-    entry, content = damaged.index.manifests[0].entry(1), bytearray(path.read_bytes())
+    entry, content = damaged.index.manifests[0].listed(1), bytearray(path.read_bytes())
     content[entry.index_offset + entry.index_bytes // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=str(path.name)):

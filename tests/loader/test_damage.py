@@ -13,7 +13,7 @@ import torch
 
 from mmdata.errors import DataError
 from mmdata.images import probe
-from mmdata.index import Sample
+from mmdata.tars.write import Sample
 
 from .conftest import FORMATS, SHAPES, Corpus
 

@@ -12,8 +12,9 @@ import pytest
 from mmdata import Index
 from mmdata.errors import DataError
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer
+from tests.shard_writer import ShardWriter
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from mmdata.images import pillow, probe
-from mmdata.index import Sample
+from mmdata.tars.write import Sample
 from tests.images.by_hand import png_chunk
 from tests.loader.conftest import Corpus
 

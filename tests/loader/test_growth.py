@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mmdata.index import ShardWriter, store
+from mmdata.index import store
 from mmdata.loader.workers import buffers
 from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S, run_program
+from tests.shard_writer import ShardWriter
 
 from .conftest import Corpus
 from .worker_processes import ROOT

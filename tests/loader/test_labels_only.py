@@ -25,8 +25,9 @@ from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
-from mmdata.index import Index, Sample, ShardWriter, build_index, verify
+from mmdata.index import Index, build_index, verify
 from mmdata.loader import Loader
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
@@ -34,6 +35,7 @@ from mmdata.trained import TrainedRun
 from tests.joins import join_first
 from tests.made_shards import make_tar
 from tests.programs import run_program
+from tests.shard_writer import ShardWriter
 
 CLASSES = ["dog", "cat", "tree"]
 NUM_IMAGES = 20

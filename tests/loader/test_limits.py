@@ -16,7 +16,6 @@ import pytest
 
 from mmdata.config import DataConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.index import ShardWriter
 from mmdata.loader.corpus import files_needed, most_shards
 from mmdata.plan import LengthAspectPolicy, Plan
 from mmdata.tables.selection import Selection
@@ -24,6 +23,7 @@ from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.plan.conftest import FakeRows
 from tests.programs import PATIENCE_S, run_program
+from tests.shard_writer import ShardWriter
 
 from .conftest import Corpus
 from .worker_processes import ROOT, worker_processes

@@ -22,9 +22,9 @@ from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.index import ShardWriter
 from mmdata.plan import Bucket, choose_captions
 from tests.images.placed import pixels
+from tests.shard_writer import ShardWriter
 
 from .conftest import Corpus
 

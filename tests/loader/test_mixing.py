@@ -13,8 +13,8 @@ import pytest
 from mmdata.config.batches import GroupsConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
-from mmdata.index import Sample
 from mmdata.plan.groups import groups_of, save_groups
+from mmdata.tars.write import Sample
 
 
 def saved(path: Path, values: Any, **settings: bool) -> Path:

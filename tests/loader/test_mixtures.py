@@ -16,7 +16,7 @@ import torch
 from mmdata import Batch
 from mmdata.errors import ConfigError
 from mmdata.images import probe
-from mmdata.index import Sample
+from mmdata.tars.write import Sample
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ import yaml
 
 from mmdata.commands.plan import plan_of
 from mmdata.errors import ConfigError
-from mmdata.index import ShardWriter
 from tests.joins import join_first
 from tests.programs import run_program
+from tests.shard_writer import ShardWriter
 
 from .test_join import write_table
 

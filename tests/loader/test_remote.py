@@ -18,13 +18,13 @@ import torch
 
 from mmdata import Index, Loader
 from mmdata.errors import DataError
-from mmdata.index import ShardWriter
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
 from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S, Program
+from tests.shard_writer import ShardWriter
 from tests.storage.servers import Server, running, serve, serve_s3
 
 

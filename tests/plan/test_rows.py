@@ -11,8 +11,10 @@ import pytest
 from PIL import Image
 
 from mmdata.images import probe
-from mmdata.index import Index, Sample, ShardWriter
+from mmdata.index import Index
 from mmdata.plan import CaptionSources, IndexRows, LengthAspectPolicy, Rows, ShardCaptions, choose_captions
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 
 
 class Letters:

@@ -10,7 +10,8 @@ import pytest
 import s3fs
 
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
+from tests.shard_writer import ShardWriter
 from tests.storage.servers import Server, serve_s3
 
 

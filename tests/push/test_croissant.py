@@ -13,11 +13,13 @@ import pytest
 
 import mmdata.push.croissant as croissant_module
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter, build_index
+from mmdata.index import build_index
 from mmdata.push.croissant import croissant, dataset_name
 from mmdata.push.files import read_parts
 from mmdata.push.store import open_store
+from mmdata.tars.write import Sample
 from tests.made_shards import make_tar
+from tests.shard_writer import ShardWriter
 
 
 def described(folder: Path, url: str = "s3://bucket/photos", license: str = "mit") -> dict[str, Any]:
@@ -120,12 +122,12 @@ def test_captions_in_json_say_which_value_they_are(tmp_path, photo):
     assert found["distribution"][-1]["includes"] == ["*.json"]
 
 
-def test_of_very_many_shards_the_pages_are_listed(shards, monkeypatch):
+def test_of_very_many_shards_the_index_files_are_listed(shards, monkeypatch):
     monkeypatch.setattr(croissant_module, "MAX_LISTED", 2)
     found = described(shards)
     check_ids(found)
     assert [item["@id"] for item in found["distribution"]] == [
-        *("__mmdata__/manifest-00000.arrow", "__mmdata__/manifest.json"),
+        *("__mmdata__/index-00000.arrow", "__mmdata__/manifest.json"),
         *("train-shards", "train-images", "train-captions"),
     ]
     assert found["distribution"][2]["includes"] == ["*.tar"]

@@ -27,10 +27,21 @@ def test_a_folder_is_its_shards_index_pages_and_what_lies_in_the_inner_folder(sh
         "__mmdata__/quarantine.jsonl",
         "__mmdata__/tokenizer/tokenizer.json",
         "__mmdata__/index-00000.arrow",
-        "__mmdata__/manifest-00000.arrow",
     ]
     assert part.top.source == (inner / "manifest.json").read_bytes()
     assert (part.prefix, part.split) == ("", "train")
+
+
+def test_a_folder_whose_index_is_gone_or_damaged_is_refused(shards):
+    index = shards / "__mmdata__/index-00000.arrow"
+    index.write_bytes(index.read_bytes().replace(b"0001", b"0009", 1))
+    with pytest.raises(
+        DataError, match=r"'index-00000\.arrow': its content is not what the manifest says: it changed; `mm"
+    ):
+        read_parts(shards)
+    index.unlink()
+    with pytest.raises(DataError, match=r"index-00000\.arrow': no such file, and the manifest names it"):
+        read_parts(shards)
 
 
 def test_parts_are_the_sub_folders_with_a_manifest(write, tmp_path):
@@ -50,7 +61,6 @@ def test_parts_are_the_sub_folders_with_a_manifest(write, tmp_path):
     [
         (lambda f: (f / "000001.tar").unlink(), r"'\S*/000001\.tar' is missing; `mmdata verify` says where"),
         (lambda f: (f / "000001.tar").write_bytes(b"x"), r"'\S*/000001\.tar' has 1 bytes of \d+; `mmdata verify`"),
-        (lambda f: (f / "__mmdata__/index-00000.arrow").unlink(), r"'\S*/index-00000\.arrow' is missing; `mmd"),
         (lambda f: shutil.copy(f / "000001.tar", f / "more.tar"), r"shard 'more\.tar': lies in .* does not list it"),
         (
             lambda f: [path.unlink() for path in f.rglob("0*")],

@@ -85,7 +85,7 @@ def test_verify_and_the_store_refuse_it(shards: Path, tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("manifest.json", "file"), ("manifest-00000.arrow", "manifest page"), ("index-00000.arrow", "")],
+    [("manifest.json", "file"), ("index-00000.arrow", "index")],
 )
 def test_opening_an_index_refuses_it(shards: Path, kind: str, name: str, what: str):
     message = f"^{what}.* ?" + put(kind, shards / "__mmdata__" / name)

@@ -15,10 +15,12 @@ from transformers import AutoTokenizer, CLIPTokenizerFast
 
 from mmdata.errors import ConfigError
 from mmdata.images import ImageInfo
-from mmdata.index import Index, Sample, ShardWriter
+from mmdata.index import Index
 from mmdata.loader import Loader
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import CLIP, CLIP_NAMES, Tokenizer, locate_tokenizer, save_tokenizer
 from mmdata.trained.export_tokenizer import export_tokenizer
+from tests.shard_writer import ShardWriter
 
 OPEN_CLIP: list[tuple[str, list[int]]] = json.loads((Path(__file__).parent / "clip_ids.json").read_text("utf-8"))
 """Captions and their ids by open_clip 3.3.0, `SimpleTokenizer.encode`, without the start and the end."""

@@ -16,10 +16,11 @@ from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, Problems
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.models.limits import ModelLimits, limits_of, shape_problems
+from tests.shard_writer import ShardWriter
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 CLIP = {

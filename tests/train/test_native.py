@@ -17,13 +17,14 @@ from mmdata import Batch, Loader
 from mmdata.config import DataConfig, ModelConfig, TrainConfig
 from mmdata.config.data import evaluation_data
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train import DualEncoder, train_step
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
 from tests.rounding import rounding
+from tests.shard_writer import ShardWriter
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT = {**LAYERS, "vocab_size": 400, "max_position_embeddings": 12, "pad_token_id": 1, "projection_size": 16}

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from mmdata.images import probe
-from mmdata.index import Sample, ShardWriter
 from mmdata.storage import attempts
+from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
+from tests.shard_writer import ShardWriter
 
 NUM_SAMPLES = 38
 

@@ -1,4 +1,4 @@
-"""The tar of a shard that is being written, with its hash and the rows of its index."""
+"""Writes samples into a tar, with its hash and the rows of its index."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from mmdata.errors import BadSample, Reason
 from mmdata.files import end_file, naming
 from mmdata.hashing import fast_hash, hash64
 from mmdata.images.probe import EXTENSIONS, FORMATS, ImageInfo
-from mmdata.index.encode import Encoded
-from mmdata.index.pages import ShardEntry
 from mmdata.tars.captions import JSON, MAX_CAPTION_BYTES, NO_CAPTION, TXT, clean_caption
 from mmdata.tars.scan import IndexedMember, IndexRow
 from mmdata.tars.tar import BLOCK, END, header, padding, split_name
@@ -114,12 +112,12 @@ class TarWriter:
         with naming(self.path):
             self._put([data])
 
-    def finish(self, encoded: Encoded) -> ShardEntry:
-        """End the tar, which is on disk when this returns; `encoded` are the columns of its rows."""
+    def finish(self) -> str:
+        """End the tar, which is on disk when this returns; its SHA-256."""
         with naming(self.path):
             self._put([END])
             end_file(self._file)
-        return encoded.entry(self.path.name, size=self.bytes, sha256=self._hash.hexdigest())
+        return self._hash.hexdigest()
 
     def discard(self) -> None:
         """Close the file; what was written of it is the caller's to remove."""
