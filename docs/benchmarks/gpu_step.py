@@ -33,7 +33,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmdata.config import ModelConfig, TrainConfig
-from mmdata.plan.choose import choose_lengths
 from mmdata.train import DualEncoder, miners
 from mmdata.train.compiler import compiler_error
 from mmdata.train.objective import ContrastiveLoss
@@ -45,7 +44,9 @@ from mmdata.train.step import train_step
 
 ROWS = {"vit_b_32": 1536, "vit_b_16": 640, "vit_l_14": 224}
 """Rows of a batch that 80 GB hold with room: 57, 58 and 65 GiB by torch's MemTracker, with the optimizer's averages."""
-LONGEST, BOUNDS, VOCABULARY = 77, 4, 49408
+LONGEST, VOCABULARY = 77, 49408
+BOUNDS = [12, 20, 34, 77]
+"""What `mmdata.plan.choose.choose_lengths` gives for `caption_lengths`; importing it needs more than torch."""
 
 
 @cache
@@ -58,9 +59,8 @@ def caption_lengths() -> NDArray[np.int64]:
 def text_lengths() -> dict[int, float]:
     """The plan's bounds for these captions, and the share of the rows that each pads."""
     histogram = np.bincount(caption_lengths())
-    bounds = choose_lengths(histogram, BOUNDS)
-    cumulative = np.cumsum(histogram)[bounds] / histogram.sum()
-    return dict(zip(bounds, np.diff(cumulative, prepend=0.0).tolist(), strict=True))
+    cumulative = np.cumsum(histogram)[BOUNDS] / histogram.sum()
+    return dict(zip(BOUNDS, np.diff(cumulative, prepend=0.0).tolist(), strict=True))
 
 
 class Step:

@@ -15,7 +15,7 @@ from rich.progress import track
 
 from mmdata.batch import Batch
 from mmdata.config import Config
-from mmdata.config.corpus import ValConfig, val_in_words
+from mmdata.config.corpus import CorpusConfig, ValConfig, val_in_words
 from mmdata.config.data import DataConfig, evaluation_data
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
@@ -188,7 +188,7 @@ def _zero_shot(trained: TrainedRun, features: Features, classes: Classes, data: 
     return {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
 
 
-def _check_labels(index: Index, classes: Classes, data: DataConfig) -> None:
+def _check_labels(index: Index, classes: Classes, data: CorpusConfig) -> None:
     """Check before anything is embedded that each label has a class, and that it is the one of its name.
 
     Shards may name their classes otherwise than prompts do (n01440764, tench): only a name that both have must have the

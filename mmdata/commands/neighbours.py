@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import Config, DataConfig, load_config
+from mmdata.config.corpus import CorpusConfig
 from mmdata.config.data import once_in_order
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import DataError
@@ -50,7 +51,7 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
 
 
-def embed_corpus(trained: TrainedRun, data: DataConfig, out: Path, *, side: FeatureSide = "pair") -> dict[str, int]:
+def embed_corpus(trained: TrainedRun, data: CorpusConfig, out: Path, *, side: FeatureSide = "pair") -> dict[str, int]:
     """Write the features of all rows of a corpus into a .npy file, float16 (rows, D).
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdata.config import DataConfig, load_config
-from mmdata.config.corpus import sources
+from mmdata.config import load_config
+from mmdata.config.corpus import CorpusConfig, sources
 from mmdata.config.run_folder import not_a_run
 from mmdata.config.wrong_file import not_a_config
 from mmdata.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ def check_run(run: Path) -> None:
         raise DataError(f"'{run}': {not_a_run(run)}")
 
 
-def check_shards(data: DataConfig) -> None:
+def check_shards(data: CorpusConfig) -> None:
     """Raise a ConfigError if a folder of shards that the settings name is not there."""
     named = [("data.shards", source.shards) for source in sources(data)]
     if data.val.shards is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.config import DataConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.files import read_json_lines
 from mmdata.index import Index
 from mmdata.inspect.charts import Mark, histogram, share_bars
@@ -88,7 +88,7 @@ def _aspects(index: Index, image_shapes: Sequence[tuple[int, int]]) -> Chart:
     return Chart(svg, caption + (f"; dashed: the buckets' image shapes, height × width: {shapes}." if marks else "."))
 
 
-def waste(summary: PlanSummary, data: DataConfig, plan: Plan, *, num_rows: int) -> ReportSection:
+def waste(summary: PlanSummary, data: TextsConfig, plan: Plan, *, num_rows: int) -> ReportSection:
     """The padding share of the plan against padding every text to `data.max_length`, and the rows it leaves out.
 
     Args:

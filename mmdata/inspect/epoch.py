@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmdata.config import DataConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.index import Index
 from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
 
@@ -59,7 +60,7 @@ def _reading(summary: PlanSummary, index: Index) -> str:
     return f"{each}, of {sizes.sum() / 1e6:,.1f} MB in all"
 
 
-def _padding(summary: PlanSummary, data: DataConfig) -> str:
+def _padding(summary: PlanSummary, data: TextsConfig) -> str:
     return (
         f"padding: {summary.padding_share:.1%} of the text positions; "
         f"padded to {data.max_length} tokens: {summary.padding_share_at(data.max_length):.1%}"

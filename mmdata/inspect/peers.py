@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
 from mmdata.config import DataConfig
+from mmdata.config.images import ImagesConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.index import Index, ShardStore
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
@@ -122,7 +124,7 @@ class PeerRows(Dataset[tuple[Tensor, str]]):
         return self._transform(image), sample.caption(0)
 
 
-def transform(data: DataConfig) -> Callable[[Image.Image], Tensor]:
+def transform(data: ImagesConfig) -> Callable[[Image.Image], Tensor]:
     """The crop of the settings, by torchvision, and CLIP's normalisation."""
     bicubic, side = InterpolationMode.BICUBIC, data.image_size
     crop: list[Any] = (
@@ -133,7 +135,7 @@ def transform(data: DataConfig) -> Callable[[Image.Image], Tensor]:
     return v2.Compose([*crop, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
 
-def tokenizer(data: DataConfig) -> Any:
+def tokenizer(data: TextsConfig) -> Any:
     """The tokenizer of the settings, loaded by transformers."""
     from transformers import AutoTokenizer
 

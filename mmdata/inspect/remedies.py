@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from mmdata.config import DataConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.convert.recipe import ConvertConfig
 from mmdata.convert.resize import Resize, as_jpeg
 from mmdata.errors import BadSample
@@ -222,7 +223,7 @@ def _read_again(sample: _FirstRows) -> Remedy:
     return Remedy(words, sample.read_s / again_s, measured, sample.share("read"))
 
 
-def _fast_tokenizer(sample: _FirstRows, data: DataConfig) -> Remedy | None:
+def _fast_tokenizer(sample: _FirstRows, data: TextsConfig) -> Remedy | None:
     tokenizer = sample.tokenizer
     if type(tokenizer) is Tokenizer or tokenizer is None or data.tokenizer is None:
         return None

@@ -23,6 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
+from mmdata.config.corpus import CorpusConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import check_launched, judged_together
@@ -241,7 +242,7 @@ def _gathered(values: Tensor) -> Tensor:
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-def _check_arguments(data: DataConfig, others: dict[str, Any]) -> None:
+def _check_arguments(data: CorpusConfig, others: dict[str, Any]) -> None:
     """Raise for arguments of the Trainer that would be ignored, or that would fail after an epoch."""
     if given := [name for name in ("train_dataset", "data_collator") if others.get(name) is not None]:
         raise ValueError(f"a LoaderTrainer makes its batches from data.shards: leave {' and '.join(given)} out")

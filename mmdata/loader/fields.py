@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import DataConfig
+from mmdata.config.data import RowsConfig
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt, meant
 from mmdata.index import Index, ShardStore
 from mmdata.plan import Plan
@@ -180,7 +181,7 @@ class Fields:
         ConfigError: a name that batches have already, or no such source; the nearest one is named.
     """
 
-    def __init__(self, data: DataConfig, index: Index, joined: Joined) -> None:
+    def __init__(self, data: RowsConfig, index: Index, joined: Joined) -> None:
         self.members: list[MemberField] = []
         self.columns: list[Column] = []
         self._index, self._joined, self._settings = index, joined, data.fields
@@ -315,7 +316,7 @@ class FieldEntries:
         return result
 
 
-def _member_field(name: str, source: str, joined: Joined, data: DataConfig) -> MemberField:
+def _member_field(name: str, source: str, joined: Joined, data: RowsConfig) -> MemberField:
     of, rest = f"data.fields.{name}", source.removeprefix(JOINED)
     join, colon, member = rest.partition(":")
     if rest != source and colon and join in joined.shards:

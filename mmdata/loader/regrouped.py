@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
+from mmdata.config.batches import BatchesConfig
 from mmdata.errors import ConfigError
 from mmdata.launcher import resolve_ranks
 from mmdata.loader.loader import Loader, open_parts
@@ -107,6 +108,6 @@ class RegroupedLoader(Loader):
         return self._folder / f"epoch-{epoch}.npy"
 
 
-def is_of_run(data: DataConfig) -> bool:
+def is_of_run(data: BatchesConfig) -> bool:
     """Whether the groups are made by the run."""
     return data.groups is not None and data.groups.source == "run"

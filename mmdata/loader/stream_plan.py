@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
+from mmdata.config.corpus import CorpusConfig
 from mmdata.errors import DataError
 from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
 from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
@@ -46,7 +47,7 @@ class TarWindow(NamedTuple):
     is_last: bool
 
 
-def read_windows(tars: TarIndexer, data: DataConfig, number: int, stop: Event) -> Generator[TarWindow]:
+def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event) -> Generator[TarWindow]:
     """Read the windows of a pass; the last may have no rows."""
     source, usable_left = tars.source, data.max_rows
     threads, numbers = source.num_threads, source.of_pass(number)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.index import Index
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
 from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, TokenBudgetPolicy
@@ -60,7 +61,7 @@ def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None 
 
 
 def text_lengths(
-    data: DataConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
+    data: TextsConfig, index: Index, captions: CaptionSources, *, selection: Selection | None = None
 ) -> list[int]:
     """The text length bounds that the settings name, or those that leave the least padding; at most max_length."""
     if not captions.has_texts:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
 from mmdata.config.corpus import sources
+from mmdata.config.data import RowsConfig
 from mmdata.errors import ConfigError, DataError, meant
 from mmdata.hashing import hash64
 from mmdata.index import Index
@@ -252,7 +253,7 @@ def _check_rows(captions: CaptionSources, index: Index, starts: NDArray[np.int64
             )
 
 
-def equal_rows(data: DataConfig, index: Index, joined: Joined) -> NDArray[np.int64] | None:
+def equal_rows(data: RowsConfig, index: Index, joined: Joined) -> NDArray[np.int64] | None:
     """What stands for the hashes of captions, by the column that `data.caption_hash` names; None: nothing does.
 
     Returns:

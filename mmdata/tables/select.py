@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.corpus import SelectFile, sources
+from mmdata.config.corpus import CorpusConfig, SelectFile, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index
@@ -107,7 +107,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
     return selection
 
 
-def filters_of(data: DataConfig, joined: Joined) -> Iterator[Filter]:
+def filters_of(data: CorpusConfig, joined: Joined) -> Iterator[Filter]:
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out.
 
     Raises:
@@ -253,7 +253,7 @@ def _check_selected(index: Index, selection: Selection, filters: Sequence[Filter
             )
 
 
-def _check_share(data: DataConfig, share: float, rows: int, chosen: int) -> None:
+def _check_share(data: CorpusConfig, share: float, rows: int, chosen: int) -> None:
     """Raise ConfigError if a share of some rows leaves none to train on or to evaluate on."""
     train, val = (rows - chosen, chosen) if data.split == "val" else (chosen, rows - chosen)
     if not (train and val):

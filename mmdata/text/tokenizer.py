@@ -23,6 +23,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 
 from mmdata.config import DataConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
 from mmdata.files import write_whole
 
@@ -256,7 +257,7 @@ def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str])
     _from_transformers(found, name).save_pretrained(str(folder))
 
 
-def load_tokenizer(data: DataConfig) -> Tokenizer | None:
+def load_tokenizer(data: TextsConfig) -> Tokenizer | None:
     """The tokenizer of a section `data`; None if it names none, and batches have no texts.
 
     Raises:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mmdata.config import DataConfig, ModelConfig
+from mmdata.config import ModelConfig
+from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import remove, whole_folder, write_whole
 from mmdata.recognize import CHECKPOINTS
@@ -25,7 +26,7 @@ TOWERS = ("clip", "vision", "text")
 """Settings of `model` that may name a folder of transformers, or a model on the Hugging Face hub."""
 
 
-def keep_tokenizer(output: Path, data: DataConfig, tokenizer: Tokenizer) -> None:
+def keep_tokenizer(output: Path, data: TextsConfig, tokenizer: Tokenizer) -> None:
     """Copy a run's tokenizer into RUN/tokenizer, unless an equal one is there.
 
     A kill at any moment leaves a whole folder or none. If the copy would give other ids, there is none, and the log

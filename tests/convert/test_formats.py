@@ -1,4 +1,4 @@
-"""AVIF, HEIC and JPEG XL: stored as they are, shrunk where their decoder is installed, and named where it is not."""
+"""AVIF and HEIC: stored as they are, shrunk where their decoder is installed, and named where it is not."""
 
 from __future__ import annotations
 

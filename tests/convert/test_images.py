@@ -62,6 +62,7 @@ BAD = {
     "PDF": (lambda: b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "not_an_image"),
     "FITS": (lambda: b"SIMPLE  =                    T" + b" " * 50, "not_an_image"),
     "broken HEIC header": (lambda: b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), "corrupt_image"),
+    "TIFF of floats": (lambda: encode(Image.new("F", (40, 30)), "TIFF"), "unsupported_format"),
     "pickle": (lambda: b"\x80\x04\x95\x1a\0\0\0\0\0\0\0\x8c\x05posix\x8c\x06system", "not_an_image"),
     "broken JPEG header": (lambda: file(64, 64)[:30] + bytes(200), "corrupt_image"),
 }

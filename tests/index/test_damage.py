@@ -122,7 +122,7 @@ def forge(folder: Path, name: str, row: int, value: int) -> int:
         ("image_bytes", 2**40, "bytes that lie in the shard"),
         ("caption_offset", -(2**63), "0 to SIZE, the shard's bytes"),
         ("caption_bytes", 2**63 - 1, "bytes that lie in the shard"),
-        ("image_format", 9, "0 to 8, or a newer mmdata"),
+        ("image_format", 9, "0 to 7, or a newer mmdata"),
         ("caption_format", 4, "0 to 3, or a newer mmdata"),
         ("height", 0, "1 or more pixels"),
         ("width", -3, "1 or more pixels"),

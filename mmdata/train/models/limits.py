@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.config import DataConfig, ModelConfig
+from mmdata.config.images import ImagesConfig
 from mmdata.train.models.clip_sizes import CLIP_SIZES, TEXT_POSITIONS
 from mmdata.train.models.towers import PRESETS
 
@@ -88,7 +89,7 @@ def length_problem(longest: int, positions: int | None) -> list[str]:
     ]
 
 
-def _side_problems(patch_size: int, data: DataConfig) -> list[str]:
+def _side_problems(patch_size: int, data: ImagesConfig) -> list[str]:
     """Messages for image sides that are no multiples of the model's patch size."""
     if data.image_buckets == "auto":
         if data.patch_size % patch_size == 0:

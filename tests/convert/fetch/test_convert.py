@@ -190,7 +190,7 @@ def test_settings_of_opt_outs_are_in_the_manifest_and_others_are_not(album: Site
     assert report.accounts["written"] == 3
     settings = (Manifest.read(tmp_path / "out").accounts or {})["run"]["settings"]
     assert (settings["ignore_opt_outs"], settings["allow_private_addresses"]) == (True, True)
-    assert not {"contact", "connections", "hash_column"} & set(settings)
+    assert not {"contact", "connections"} & set(settings)
     assert album.headers["User-Agent"].endswith(" (+me@lab.example)")
     assert make(table, tmp_path / "out", ignore_opt_outs=True).was_complete
     with pytest.raises(ValueError, match=r"ignore_opt_outs: was true, is not set"):
