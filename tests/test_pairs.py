@@ -163,7 +163,7 @@ def test_pairs_missing_or_empty_file_is_named(tmp_path: Path):
         ({"image_1": "none.jpg"}, r"side 1: missing_image: 'none\.jpg': No such file or directory"),
         ({"image_0": "../pairs.jsonl"}, r"side 0: outside_root: '\.\./pairs\.jsonl' leads out of the corpus's folder"),
         ({"image_0": "/dev/zero"}, r"side 0: outside_root: '/dev/zero' leads out of the corpus's folder"),
-        ({"image_0": "fifo"}, r"side 0: not_a_file: FIFO 'fifo' is not read"),
+        ({"image_0": "fifo"}, r"side 0: not_a_file: 'fifo' is no regular file, and was not opened"),
         ({"image_0": "pairs.jsonl"}, r"side 0: not_an_image: starts with b'\{\"type\"'?"),
         ({"image_0": "cut.jpg"}, r"side 0: corrupt_image: JPEG does not decode: "),
         ({"caption_1": " "}, r"side 1: empty_caption: "),
