@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class Joined:
         absent |= {"class_name"} if index.class_names is None else set()
         of_index = {name: kind for name, kind in OF_INDEX.items() if name not in absent}
         self.types_of_rows: dict[str, Any] = {**self.types, **of_index}
-        self.index, self._class_names = index, pa.array(index.class_names or [], pa.large_string())
+        self.index = index
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, *, writes: bool = False) -> Joined:
@@ -149,15 +149,20 @@ class Joined:
             return pa.repeat(pa.scalar(self.index.listed(shard).name, pa.large_string()), len(columns))
         if name in ("label", "class_name"):
             labels = columns.fixed("label")
-            is_missing = (labels < 0) | (labels >= len(self._class_names)) if name == "class_name" else labels < 0
-            known: Any = pa.array(labels, mask=is_missing)
-            return known if name == "label" else self._class_names.take(known)
+            if name == "label":
+                return pa.array(labels, mask=labels < 0)
+            names = self._class_names
+            return names.take(pa.array(labels, mask=(labels < 0) | (labels >= len(names))))
         if name in ("height", "width"):
             turned, other = columns.fixed("orientation") >= 5, "width" if name == "height" else "height"
             return pa.array(np.where(turned, columns.fixed(other), columns.fixed(name)))
         if name == "captions":
             return pa.array(np.diff(columns.lists("caption_hash")[0]))
         return pa.array(_longest(*columns.lists("caption_tokens")) if name == "caption_tokens" else columns.fixed(name))
+
+    @cached_property  # pyarrow imports pandas to make it
+    def _class_names(self) -> Any:
+        return pa.array(self.index.class_names or [], pa.large_string())
 
     def _keys(self, join: Joining) -> tuple[JoinedTable, str] | None:
         """The column of texts that has the keys of rows in tars; None: they are the rows' own."""

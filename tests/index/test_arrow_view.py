@@ -14,6 +14,14 @@ from mmdata.errors import DataError
 from mmdata.index.columns import view
 from tests.programs import PATIENCE_S
 
+PROGRAM_OF_LOADER = """
+import sys
+from mmdata import Loader
+data = {"shards": sys.argv[1], "global_batch_size": 4, "loading": {"num_workers": 1, "worker_type": "thread"}}
+with Loader.from_config(data) as loader:
+    next(iter(loader))
+print("pandas" in sys.modules)
+"""
 PROGRAM = """
 import sys
 import numpy as np
@@ -43,3 +51,10 @@ def test_view_of_missing_values_names_the_file():
 def test_reading_an_index_imports_no_pandas(shards: Path):
     done = subprocess.run([sys.executable, "-c", PROGRAM, shards], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_the_first_batch_comes_without_pandas(shards: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_OF_LOADER, shards], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout.split() == ["False"], done.stderr
