@@ -61,9 +61,9 @@ def make() -> None:
     tokenizer = str(loading.HOME / "tokenizer")
     subprocess.run([sys.executable, "-m", "mmdata", "index", str(source), "--tokenizer", tokenizer], check=True)
     manifest = Manifest.read(source)
-    writer = ManifestWriter(FOLDER)
+    entries, writer = [*manifest], ManifestWriter(FOLDER)
     for shard, number in zip(range(SHARDS), cycle(range(manifest.num_shards)), strict=False):
-        entry = manifest.entry(number)
+        entry = entries[number]
         writer.add(replace(entry, name=f"{shard:05d}.tar"), bytes(manifest.columns(number).data))
         os.link(source / entry.name, FOLDER / f"{shard:05d}.tar")
     writer.close(tokenizer=manifest.tokenizer)

@@ -29,7 +29,7 @@ from docs.benchmarks.loading import HOME, mmdata_batches, webdataset_batches
 STEADY = 20  # batches
 EPOCHS = 20
 LOADERS: dict[str, Callable[[str], Iterator[Any]]] = {
-    "mmdata": lambda workload: mmdata_batches(workload, train=False, exact=False, augment=None),
+    "mmdata": lambda workload: mmdata_batches(workload, train=False, decode="fast", augment=None),
     "webdataset by hand": lambda workload: webdataset_batches(workload, train=False, tuned=True),
 }
 
