@@ -182,8 +182,8 @@ class Staged:
     """What a folder will hold, while it is made in a hidden folder inside it.
 
     One file, `last`, says what else belongs to it. It is withdrawn first and published last, so the folder has the old
-    content, none, or the new one at any moment. What a kill has stopped is finished with `publish`, or undone with
-    `retract`. Only who holds the `lock` of the folder may call a method.
+    content, none, or the new one at any moment. What a kill has stopped is finished with `publish`. Only who holds the
+    `lock` of the folder may call a method.
 
     Args:
         folder: where it is published; it may hold files of others.
@@ -233,12 +233,6 @@ class Staged:
         sync_folder(self.folder)
         os.rename(self.new / self._last, self.folder / self._last)
         sync_folder(inner)
-
-    def retract(self) -> None:
-        """Remove what was made, and what a stopped `publish` has moved into place."""
-        if self.is_whole:
-            self._remove(self._names(self.new))
-        remove(self.new)
 
     def _made(self) -> Iterable[str]:
         """Paths of what is published, but for the last one."""

@@ -150,11 +150,6 @@ class Scan:
         return [sample.row for sample in self.usable]
 
     @property
-    def labels(self) -> list[int | str | None]:
-        """Those of the usable samples."""
-        return [sample.label for sample in self.usable]
-
-    @property
     def losses(self) -> list[tuple[str, dict[Loss, str]]]:
         """(key, what was lost) of the usable samples with losses."""
         return [(sample.row.key, sample.losses) for sample in self.usable if sample.losses]
