@@ -193,7 +193,7 @@ def test_settings_of_opt_outs_are_in_the_manifest_and_others_are_not(album: Site
     assert not {"contact", "connections"} & set(settings)
     assert album.headers["User-Agent"].endswith(" (+me@lab.example)")
     assert make(table, tmp_path / "out", ignore_opt_outs=True).was_complete
-    with pytest.raises(ValueError, match=r"ignore_opt_outs: was true, is not set"):
+    with pytest.raises(ValueError, match=r"ignore_opt_outs: was true, is false"):
         make(table, tmp_path / "out")
 
 
