@@ -7,7 +7,7 @@ and bin 141 stands for the ratio 2^(13 / 32) = 1.325; the image's own is 1.333.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,19 @@ MAX_TOKENS = 2**31 // ASPECT_BINS - 1
 """Longest caption that fits into a cell, an int32: 8,388,607 tokens."""
 
 Ints = npt.NDArray[np.integer[Any]]
+
+
+class Histograms(NamedTuple):
+    """The histograms of n shards.
+
+    Attributes:
+        offsets: int32 (n + 1,); shard i has cells[offsets[i]:offsets[i + 1]], and counts likewise.
+        cells, counts: int32.
+    """
+
+    offsets: npt.NDArray[np.int32]
+    cells: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.int32]
 
 
 def aspect_bin(height: npt.ArrayLike, width: npt.ArrayLike) -> npt.NDArray[np.int32]:

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from mmdata.errors import ConfigError
 from mmdata.index.columns import FIXED, LISTS, ShardColumns, offsets_of, spans
-from mmdata.index.manifest import Histograms, Manifest
+from mmdata.index.histogram import Histograms
+from mmdata.index.manifest import Manifest
 from mmdata.index.sample import IndexedSample, row_of_key
 from mmdata.index.store import ShardStore
 from mmdata.processes import new_lock

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from mmdata.errors import DataError
 from mmdata.files import write_whole
 from mmdata.hashing import fast_hash
 from mmdata.index.columns import SCHEMA_VERSION, ShardColumns, offsets_of, view
+from mmdata.index.histogram import Histograms
 from mmdata.index.store import read_together
 from mmdata.processes import cached_property, new_lock
 from mmdata.storage.cache import ShardCache
@@ -130,19 +131,6 @@ class IndexFile:
 def index_name(number: int) -> str:
     """Name of an index file: 3 -> "index-00003.arrow"."""
     return f"index-{number:05d}.arrow"
-
-
-class Histograms(NamedTuple):
-    """The histograms of n shards.
-
-    Attributes:
-        offsets: int32 (n + 1,); shard i has cells[offsets[i]:offsets[i + 1]], and counts likewise.
-        cells, counts: int32.
-    """
-
-    offsets: Int32s
-    cells: Int32s
-    counts: Int32s
 
 
 def encode_list(entries: list[ShardEntry]) -> bytes:

@@ -25,8 +25,9 @@ from mmdata.index import Index
 from mmdata.index.caption_lengths import counts_of
 from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import encode, rearranged
+from mmdata.index.histogram import Histograms
 from mmdata.index.index import HELD_ROWS
-from mmdata.index.manifest import Histograms, Manifest, ShardEntry
+from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.plan.ranges import PASS_SHIFT
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular

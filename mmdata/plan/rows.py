@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.index.columns import offsets_of
-from mmdata.index.histogram import ASPECT_BINS, aspect_ratio, unpack_cells
+from mmdata.index.histogram import ASPECT_BINS, Histograms, aspect_ratio, unpack_cells
 from mmdata.index.index import Index
-from mmdata.index.manifest import Histograms
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.plan.ranges import passes_of, rows_of
