@@ -33,6 +33,9 @@ from mmdata.tables.values import DATES
 
 logger = logging.getLogger("mmdata")
 
+NOTICEABLE_PADDING = 0.2
+"""Share of masked places from which on the log says so."""
+
 SHARDS = "shards"
 """Name of the source of captions that is the captions in the shards."""
 
@@ -107,6 +110,8 @@ def build_plan(
         else:
             plan = WeightedPlan(weights=weights, **settings)
     _check_full(data, plan)
+    if isinstance(plan, WeightedPlan):
+        _tell_padding(data, plan)
     return plan
 
 
@@ -140,16 +145,31 @@ def _check_full(data: DataConfig, plan: Plan) -> None:
     unit = unit if data.token_budget is None else math.lcm(unit, data.batch_multiple)
     among = "" if selection is None else f" of {int(plan.rows.starts[-1]):,} ({selection.name})"
     remedy = f"set it to {limit // unit * unit:,} or less, or " if limit >= unit else "set "
+    most, full = "no batch can have more", "none would be full"
     if isinstance(plan, WeightedPlan) and limit < plan.num_rows:
         among = (
             f" ({plan.weights.name}: an epoch has {plan.weights.num_parts} parts, as many as the largest weight, so "
             "that no batch has a row twice)"
         )
+        most, full = "a batch has on average no more", "few would be full"
         remedy += "data.max_repeats to less, or " if data.row_weights else "data.captions to one, or "
     raise ConfigError(
-        f"data.global_batch_size {data.global_batch_size:,}: no batch can have more than {limit:,} rows{among}, so "
-        f"none would be full; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
+        f"data.global_batch_size {data.global_batch_size:,}: {most} than {limit:,} rows{among}, so "
+        f"{full}; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
     )
+
+
+def _tell_padding(data: DataConfig, plan: WeightedPlan) -> None:
+    """Warn of weights by which many places of an epoch are masked: no batch has a row twice, so parts may be small."""
+    rows, batch_rows, weights = plan.rows_of_part, min(plan.batch_sizes), plan.weights
+    masked = 1 - rows / (math.ceil(rows / batch_rows) * batch_rows)
+    if masked > NOTICEABLE_PADDING:
+        less = ", or a smaller largest weight (data.max_repeats)," if data.row_weights else ""
+        logger.warning(
+            "%s: an epoch has %d parts of about %.1f rows, and batches of %d: about %.0f %% of the places are masked; "
+            "a smaller data.global_batch_size%s masks less",
+            *(weights.name, weights.num_parts, rows, batch_rows, 100 * masked, less),
+        )
 
 
 def num_rows(data: DataConfig) -> int:

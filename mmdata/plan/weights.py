@@ -190,7 +190,13 @@ class WeightedPlan(Plan):
     @property
     def most_rows(self) -> int:
         """As `Plan.most_rows`: the rows of a part, on average."""
-        return int(self.weights.values.sum(dtype=np.float64) / self.weights.num_parts)
+        # Weights are rounded to 24 bits: a sum that is a whole number may be a little less.
+        return int(self.rows_of_part + 1e-3)
+
+    @property
+    def rows_of_part(self) -> float:
+        """Rows of a part, on average."""
+        return float(self.weights.values.sum(dtype=np.float64)) / self.weights.num_parts
 
     @property
     def epochs_differ(self) -> bool:

@@ -115,13 +115,17 @@ class Condition:
         """The rows for which the condition is true: bool (num_rows,).
 
         Raises:
-            ConfigError: a sum, difference or product of whole numbers is beyond 64 bits.
+            ConfigError: a sum, difference or product of whole numbers is beyond 64 bits, or a time beyond microseconds.
         """
         try:
             found = self._condition(self._tree, {name: plain_values(columns[name]) for name in self.names})
-        except pa.ArrowInvalid:
-            what = f"a whole number beyond 64 bits in {excerpt(self._text, 200)}"
-            raise ConfigError(f"{self._of}: {what}; multiply its values by 1.0 to calculate in floats") from None
+        except pa.ArrowInvalid as error:
+            shown = excerpt(self._text, 200)
+            if "timestamp" in str(error):
+                what = f"a time of a year that microseconds do not hold (about 290,000 from 1970 they do) in {shown}"
+            else:
+                what = f"a whole number beyond 64 bits in {shown}; multiply its values by 1.0 to calculate in floats"
+            raise ConfigError(f"{self._of}: {what}") from None
         if isinstance(found, pa.Scalar):
             return np.full(num_rows, found.as_py() is True)
         return found.fill_null(False).to_numpy(zero_copy_only=False)
@@ -217,7 +221,7 @@ class Condition:
         if isinstance(right, ast.Name):
             texts = self._value(right, columns)
             if not (isinstance(left, ast.Constant) and kind == self._kind(right) == "text"):
-                self._refuse(right, "`in` a column looks for a text in a text: 'flickr' in url")
+                self._refuse(right, "`in` a column looks for a text in quotes: 'flickr' in url")
             return compute.match_substring(texts, value.as_py())
         if kind in _NUMBERS:
             value = as_number(value)

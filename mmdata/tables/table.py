@@ -246,7 +246,7 @@ class NpyFile:
             shape, _, self.dtype = read_header(self._file)
         except ValueError as error:
             raise DataError(f"{self._of} is no .npy file ({excerpt(str(error), 100)}); numpy.save writes one") from None
-        if len(shape) != 1 or self.dtype.hasobject:
+        if len(shape) != 1 or self.dtype.hasobject or not self.dtype.itemsize:
             raise ConfigError(
                 f"{self._of} is an array of {self.dtype} and shape {shape}; a mask, row numbers and uids have one "
                 "dimension"

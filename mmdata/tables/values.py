@@ -101,7 +101,9 @@ def plain_values(values: Any) -> Any:
     if (kind := kind_of(values.type)) == "number":
         return values.cast(pa.int64())
     if kind in DATES:
-        return values.cast(TIME, safe=False)
+        if pa.types.is_timestamp(values.type) and values.type.unit == "ns":  # whose last digits are left out
+            values = compute.floor_temporal(values.cast(pa.timestamp("ns", "UTC")), unit="microsecond")
+        return values.cast(TIME)
     return values.cast(pa.large_string()) if kind == "text" else values
 
 

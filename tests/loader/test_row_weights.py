@@ -235,13 +235,30 @@ def test_shards_without_labels_cannot_be_balanced(corpus: Corpus, tmp_path: Path
         corpus.loader(shards=str(tmp_path / "shards"), row_weights="label_balanced")
 
 
+def test_parts_with_much_padding_are_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 0, 10.0, 1.0))
+    with corpus.loader(row_weights=str(tmp_path / "weights.npy"), global_batch_size=4):
+        (said,) = caplog.messages
+    assert "an epoch has 10 parts of about 5.9 rows, and batches of 4: about 26 % of the places are masked; a " in said
+
+
+def test_a_batch_may_have_all_rows_of_a_part_though_weights_are_rounded(corpus: Corpus, tmp_path: Path):
+    labels = [0] + [1] * 2 + [2] * 12
+    corpus.write_beside(
+        tmp_path / "shards",
+        [replace(sample, label=label) for sample, label in zip(corpus.samples, labels, strict=False)],
+    )
+    with corpus.loader(shards=str(tmp_path / "shards"), row_weights="label_balanced", global_batch_size=3) as loader:
+        assert loader.plan.most_rows == 3  # 15 rows in 5 parts
+
+
 def test_weights_whose_parts_are_smaller_than_a_batch_are_refused(corpus: Corpus, tmp_path: Path):
     np.save(tmp_path / "weights.npy", np.where(np.arange(50) == 0, 100.0, 1.0))
     settings: dict[str, Any] = {"row_weights": str(tmp_path / "weights.npy"), "global_batch_size": 8}
     message = (
-        r"^data.global_batch_size 8: no batch can have more than 1 rows \(data.row_weights weights.npy \(\w{16}\): an "
-        r"epoch has 100 parts, as many as the largest weight, so that no batch has a row twice\), so none would be "
-        r"full; set it to 1 or less, or data.max_repeats to less, or data.allow_larger_batch=true, which "
+        r"^data.global_batch_size 8: a batch has on average no more than 1 rows \(data.row_weights weights.npy "
+        r"\(\w{16}\): an epoch has 100 parts, as many as the largest weight, so that no batch has a row twice\), "
+        r"so few would be full; set it to 1 or less, or data.max_repeats to less, or data.allow_larger_batch=true, which "
     )
     with pytest.raises(ConfigError, match=message):
         corpus.loader(**settings, max_repeats=100)

@@ -193,7 +193,7 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
         ("width in [key]", "a list has numbers or texts; at character 11"),
         ("width in ['a']", "a number is looked for in a list of other values"),
         ("key in [3]", "a text is looked for in a list of other values"),
-        ("width in height", "`in` a column looks for a text in a text"),
+        ("width in height", "`in` a column looks for a text in quotes"),
         ("key in keys('f')", "`in` takes a list, lines\\(FILE\\) or a text column"),
         ("key in lines()", "lines takes a file, and for a table a column"),
         ("key in lines(key)", "lines takes a file"),
@@ -361,10 +361,10 @@ def test_dates_are_compared_as_dates(text: str, rows: list[int]):
         ("day == url", "a date is compared with a text; write a text of ISO 8601"),
         ("day in [2024]", "a date is looked for in a list of numbers; write '2024-01-05'"),
         ("day in ['x']", "'x' is compared with a date: expected a date that exists"),
-        ("'2024' in day", "`in` a column looks for a text in a text"),
+        ("'2024' in day", "`in` a column looks for a text in quotes"),
         ("day + 1 > day", "a number is needed, and this is a date"),
         ("time > '2024-01-03T12:00:00.0000001'", "with a timestamp: expected a date that exists"),  # microseconds
-        ("url in url", "`in` a column looks for a text in a text"),
+        ("url in url", "`in` a column looks for a text in quotes"),
     ],
 )
 def test_what_is_no_date_is_refused(text: str, message: str):
@@ -395,3 +395,17 @@ def test_a_number_too_small_for_the_column_is_no_zero():
     columns = {"s": pa.array(np.array([0.0, 1.0, -1.0, 0.1], np.float16))}
     assert rows_where("s < 1e-8", columns) == [0, 2]
     assert rows_where("s == 1e-8", columns) == []
+
+
+def test_times_before_1970_lose_their_nanoseconds_downwards():
+    times = {"fine": pa.array(np.array([-1, 0, 1, -1000], "datetime64[ns]"))}
+    parse = Condition("fine >= '1970-01-01'", {"fine": times["fine"].type}, of="data.select")
+    assert parse(times, 4).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_a_time_that_microseconds_do_not_hold_is_an_error_and_never_another_time(unit: str):
+    times = {"time": pa.array([0, 2**62], pa.timestamp(unit))}
+    parse = Condition("time > '2024-01-05'", {"time": times["time"].type}, of="data.select")
+    with pytest.raises(ConfigError, match="a time of a year that microseconds do not hold"):
+        parse(times, 2)
