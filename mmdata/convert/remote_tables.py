@@ -81,12 +81,12 @@ def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
     """Fetch a table, or the tables of a folder, from a server that lists its files."""
     files, protocol = FileSystem(url), url.partition("://")[0]
     whole = url.rstrip("/")
-    found: dict[str, Any] = repeated(lambda: files.call("info", whole), display_name(url))
+    found: dict[str, Any] = repeated(lambda: files.call("info", whole), display_name(url), start=0)
     if found["type"] != "directory":
         root, names = posixpath.dirname(found["name"]), [posixpath.basename(found["name"])]
         sizes = {names[0]: int(found["size"])}
     else:
-        listed: dict[str, Any] = repeated(lambda: files.call("find", whole, detail=True), display_name(url))
+        listed: dict[str, Any] = repeated(lambda: files.call("find", whole, detail=True), display_name(url), start=0)
         root = str(found["name"]).rstrip("/")
         sizes = {posixpath.relpath(name, root): int(entry["size"]) for name, entry in listed.items()}
         names = _choose(display_name(url), sorted(sizes), config)

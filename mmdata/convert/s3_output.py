@@ -245,7 +245,7 @@ class S3Output(Output):
         return found is not None and found.data == data
 
     def _left(self, name: str) -> Manifest | None:
-        """A manifest in the hidden folder, without its pages."""
+        """A manifest in the hidden folder, without its index files."""
         if (found := self._hidden.get(name)) is None:
             return None
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:

@@ -220,7 +220,7 @@ class S3Staging(Staging):
     def _download(self, stored: StoredUnit, file: str, path: Path) -> None:
         name = self._name(stored.receipt.unit, stored.attempt, file)
         try:
-            self.bucket.download(name, path, stored.files[file].sha256)
+            self.bucket.download(name, path, *stored.files[file])
         except Absent as error:
             raise units_are_gone(self.bucket.url_of(name)) from error
 

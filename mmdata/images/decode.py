@@ -32,7 +32,7 @@ def decode(
     """Decode an encoded image to a tensor, upright.
 
     libjpeg-turbo decodes JPEG; Pillow decodes the other formats and CMYK (`mmdata.images.pillow`). Transparency is
-    composited on white, samples of 16 and 32 bits are scaled to 8, CMYK is converted through its ICC profile if it has
+    composited on white, samples of 16 bits are scaled to 8, CMYK is converted through its ICC profile if it has
     one, and an animation gives its first frame. The checksums of a PNG are compared.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError, DataError, counted
 from mmdata.files import lock
 from mmdata.hashing import hash64
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
@@ -22,7 +22,15 @@ from mmdata.index.store import ShardStore
 from mmdata.index.tars import LocalTars, Tars, TarUrls, UrlTars, find_urls, what_changed
 from mmdata.progress import Bar, Progress
 from mmdata.storage.cache import ShardCache
-from mmdata.storage.folder import MANIFEST_NAME, LocalFolder, find_ledger, folder_of_index, has_manifest, local_folder
+from mmdata.storage.folder import (
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    LocalFolder,
+    find_ledger,
+    folder_of_index,
+    has_manifest,
+    local_folder,
+)
 from mmdata.storage.urls import display_name, is_url
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.texts import Loss
@@ -82,7 +90,8 @@ def build_index(
 
     Memory holds the rows of one shard at a time, in each process. What is read of each tar is kept until the index is
     published, so a run that failed or was killed is continued by the next one. An index that exists is left alone if it
-    is of the same tars, and is an error otherwise: hashes are compared, and of tars behind URLs the sizes. If it has no
+    is of the same tars, whatever `limits` it was made with, and is an error otherwise: hashes are compared, and of tars
+    behind URLs the sizes. If it has no
     caption lengths it gets those of the tokenizer, for which only captions are read.
 
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
@@ -127,6 +136,7 @@ def build_index(
         if has_manifest(folder) and not overwrite:
             known = Manifest.read(folder, cache)
             _check_same(known, tars, members, counting, progress)
+            _check_losses(known, skip_damaged=skip_damaged, max_bad_share=max_bad_share)
         if known is not None and (known.tokenizer is not None or counting.tokenizer is None):
             report = IndexReport(folder, known.moved(location), dict(known.accounts or {}), unchanged=True)
         elif known is not None:
@@ -240,6 +250,26 @@ def _check_same(
         replacing = "" if "run" in (known.accounts or {}) else "read all tars again with --overwrite, or "
         raise DataError(
             f"folder '{known.folder}': its {MANIFEST_NAME} is of {other}; {replacing}give another folder with --out"
+        )
+
+
+def _check_losses(known: Manifest, *, skip_damaged: bool, max_bad_share: float) -> None:
+    """Raise DataError if an index leaves out more than is allowed."""
+    accounts = known.accounts or {}
+    damaged: dict[str, str] = accounts.get("damaged_shards", {})
+    if damaged and not skip_damaged:
+        first = next(iter(damaged.values()))
+        raise DataError(
+            f"folder '{known.folder}': its index leaves out what lies behind the damage of "
+            f"{counted(len(damaged), 'shard')}, such as: {first}; keep it with --skip-damaged, or fetch the tars again "
+            "and index them with --overwrite"
+        )
+    bad, samples = accounts.get("quarantined", 0), accounts.get("samples", 0)  # a conversion counts rows
+    if samples and bad > max_bad_share * samples:
+        raise DataError(
+            f"folder '{known.folder}': its index leaves out {bad} of {samples} samples, more than {max_bad_share:.0%} "
+            f"of them; its {QUARANTINE_NAME} lists them. Allow more with --max-bad-share, or mend the shards and index "
+            "them with --overwrite"
         )
 
 

@@ -146,11 +146,11 @@ class _TarScanner:
                     members=self.members,
                     step=tar.step,
                     name=name,
-                    on_bytes=_ignore if tar.sha256 else digest.update,
+                    on_bytes=None if tar.sha256 else digest.update,
                 )
                 known = ReadTar.of(scan, tar.sha256 or digest.hexdigest(), tar.path.stat().st_size)
             self.staging.save(name, identity, known)
-        return known.facts
+        return known.facts.in_brief()
 
 
 class Builder:
@@ -239,7 +239,9 @@ class Builder:
         if self._tars.are_remote:
 
             def read(number: int) -> TarFacts:
-                return self._reader(number, bar.steps(number))
+                facts = self._reader(number, bar.steps(number))
+                bar.finish(number, facts.bytes)  # here: the size of a tar that is read is known before those before it
+                return facts
 
             return map_concurrently(read, numbers, threads=min(READERS, len(names)), end=self._tars.close)
         workers = workers_for(sum(size or 0 for size in self._tars.sizes), num_workers)
@@ -306,7 +308,3 @@ class Builder:
             f"{len(damaged)} of {len(self._tars.names)} shards are damaged: {listed}{more}. {mend} run this again, "
             f"which reads only them{instead.replace(' of it', '')}"
         )
-
-
-def _ignore(data: memoryview) -> None:
-    """Of a tar whose hash is known."""

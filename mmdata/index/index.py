@@ -90,7 +90,7 @@ class Index:
 
     Raises:
         ConfigError: two manifests are of the same folder, or list the same shard.
-        DataError: a page of a manifest is missing or damaged.
+        DataError: a list of shards is missing or damaged.
 
     Example:
         Of folders with 3 and 2 shards, shards 0, 1 and 2 are the first folder's and 3 and 4 the second's:
@@ -128,7 +128,7 @@ class Index:
     def open(cls, folder: Location | Sequence[Location], *, cache: ShardCache | None = None) -> Index:
         """Open the index of one folder, or of several.
 
-        For one folder only manifest.json is read; for several the pages too, to compare their shards.
+        For one folder only manifest.json is read; for several the lists of shards too, to compare their shards.
 
         Args:
             folder: a folder or a URL (http, https, s3, gs, hf, file and others that fsspec opens), or several.
@@ -191,7 +191,7 @@ class Index:
 
     @cached_property
     def starts(self) -> Rows:
-        """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the manifests' pages."""
+        """The first row of each shard, and `len(index)`: int64 (num_shards + 1,); reads the lists of shards."""
         return offsets_of(np.concatenate([manifest.shard_rows for manifest in self.manifests]))
 
     def check_images(self, *, of: str = "") -> None:
@@ -436,7 +436,7 @@ def _check_distinct(manifests: Sequence[Manifest]) -> None:
 
     Raises:
         ConfigError: two manifests are of the same folder, or list the same shard.
-        DataError: a page is missing or damaged.
+        DataError: a list of shards is missing or damaged.
     """
     _check_folders_differ(manifests)
     _check_shards_differ(manifests)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,12 @@ class TarFacts(NamedTuple):
         """The facts of a tar that was read."""
         has = scan.has_captions, scan.has_mute, scan.may_lack_images
         return cls(scan.without_sound_rows(), len(scan.samples), len(scan.usable), *has, sha256, size)
+
+    def in_brief(self) -> TarFacts:
+        """The facts without those samples that only lack a caption: a corpus of labels has no others."""
+        edges = self.suspects.edges
+        kept = [s for s in self.suspects.samples if s.fault is not None or any(s is edge for edge in edges)]
+        return self._replace(suspects=replace(self.suspects, samples=kept))
 
     def content(self) -> dict[str, Any]:
         """The facts as JSON; `from_content` is the inverse."""

@@ -58,6 +58,10 @@ class RankPipeline:
         """The work on a step."""
         return self._builder.begin(step, stop)
 
+    def stop(self) -> None:
+        """End what the steps wait for."""
+        self._plan.stop()
+
     def identity(self) -> Identity:
         """What the batches depend on."""
         return identity_of(self._plan, self._builder.spec)

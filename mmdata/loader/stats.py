@@ -43,8 +43,8 @@ class Stats:
         wall_s: seconds by stage, summed over all workers.
         cpu_s: processor seconds by stage, estimated from one row in `WATCH_EVERY`. The difference to `wall_s` is
             waiting: for a disk or a network, for a core, or for the interpreter's lock.
-        workers: thread name to seconds by stage and "rows". Threads of worker process p are called
-            `mmdata-process_p-worker_0` and so on.
+        workers: thread name to seconds by stage and "rows", those whose pixels it has written. Threads of worker
+            process p are called `mmdata-process_p-worker_0` and so on.
         wait_s: seconds for which the caller waited for a batch.
         transfer_s: seconds for which the caller copied batches to the device (`DevicePrefetcher`).
         read_bytes: bytes of images.

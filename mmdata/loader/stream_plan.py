@@ -86,15 +86,19 @@ class WindowReader:
 
     def __init__(self, tars: TarIndexer, data: DataConfig) -> None:
         self._tars, self._data = tars, data
-        self.stop = Stop()
+        self._ended = Stop()
 
     def steps(self, epoch: int, start: int) -> Generator[TarWindow, None, None]:
         """The windows of a pass."""
-        return read_windows(self._tars, self._data, epoch, self.stop)
+        return read_windows(self._tars, self._data, epoch, self._ended)
 
     def begin(self, step: TarWindow, stop: Event | None = None) -> Work:
         """The window itself."""
         return Work([_nothing], lambda: step)
+
+    def stop(self) -> None:
+        """Read no further tar."""
+        self._ended.set()
 
 
 def _nothing() -> None:
@@ -124,9 +128,11 @@ class Reading:
         self.waited_s = 0.0
         self._first: TarWindow | None = None
         reader = WindowReader(tars, data)
-        self._ahead: ThreadedBatches[TarWindow] = ThreadedBatches(reader, num_threads=1, prefetch=1)
+        self._ahead: ThreadedBatches[TarWindow] = ThreadedBatches(
+            reader, num_threads=1, prefetch=1, name="mmdata-index"
+        )
         self._ahead.begin(number, 0)
-        self._end = weakref.finalize(self, reader.stop.set)  # before the threads are waited for
+        self._end = weakref.finalize(self, reader.stop)  # before the threads are waited for
 
     def first(self) -> TarWindow:
         """The first window, which is also the first that is taken."""

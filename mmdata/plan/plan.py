@@ -248,6 +248,9 @@ class Plan:
                 yield Step(epoch, number, self.policy.buckets[bucket], rows_of(occurrences), passes_of(occurrences))
                 number += 1
 
+    def stop(self) -> None:
+        """End what the steps wait for: nothing, where all is known beforehand."""
+
     def check_ranks(self, rank: int, world_size: int) -> None:
         """Raise ValueError where the ranks cannot share every batch equally, with whole groups."""
         rank_slice(world_size, rank, world_size)

@@ -18,7 +18,7 @@ from mmdata.tars.members import Selector
 
 CROISSANT_NAME = "croissant.json"
 MAX_LISTED = 10_000
-"""Most shards of a part that are listed, each with its hash: some 4 MB. Of more, the pages of the manifest are listed,
+"""Most shards of a part that are listed, each with its hash: some 4 MB. Of more, the index files are listed,
 which have the hashes; mlcroissant checks such a description, and reads no records by it."""
 
 _CONTEXT: dict[str, Any] = {

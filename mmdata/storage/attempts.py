@@ -171,7 +171,7 @@ def _explained(error: Exception, name: str, *, start: int | None, attempts: int)
     if is_denied(error):
         return ConfigError(f"'{name}': access denied ({cause}); {GIVE_CREDENTIALS}")
     if isinstance(error, FileNotFoundError) or status_of(error) in (404, 410):
-        return Absent(f"'{name}': no such file; upload it, or correct the URL")
+        return Absent(f"'{name}': no such file" + ("" if start is None else "; upload it, or correct the URL"))
     if status_of(error) == 416:
         return DataError(f"'{name}': ends before byte {start}: shorter than indexed; upload it again, or index it anew")
     if start is None:

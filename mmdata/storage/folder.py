@@ -38,7 +38,7 @@ JOINS_NAME = "joins"
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
 MAX_INDEX_BYTES = 2**30
-"""Largest page of the manifest."""
+"""Largest part of a file that is fetched whole."""
 _OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
 
 T = TypeVar("T")

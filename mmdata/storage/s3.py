@@ -128,25 +128,26 @@ class S3Folder:
         settings |= {"Bucket": self.bucket, **(condition or {})}
         if name is not None:
             settings["Key"] = self.key(name)
-        once = partial(self._ask_once, method, body, settings, is_conditional=bool(condition))
-        return repeated(once, self.url if name is None else self.url_of(name))
-
-    def _ask_once(
-        self, method: str, body: bytes | Path | None, settings: dict[str, Any], *, is_conditional: bool
-    ) -> dict[str, Any]:
+        # Opened here: what is wrong with a file of this machine is no answer of the server.
         with body.open("rb") if isinstance(body, Path) else nullcontext(body) as content:
-            sent = {} if content is None else {"Body": content}
-            try:
-                return awaited(_request(self._files.get(), method, {**settings, **sent}))
-            except Exception as error:
-                if code_of(error) == "NoSuchBucket":
-                    url = f"s3://{self.bucket}"
-                    message = f"'{url}': no such bucket; make it with `aws s3 mb {url}`, or correct the URL"
-                    raise ConfigError(message) from error
-                status = status_of(error)
-                if is_conditional and status in (400, 404, 412, 501) and code_of(error) != "RequestTimeout":
-                    raise Refused(status, cause_of(error)) from error
-                raise
+            settings |= {} if content is None else {"Body": content}
+            once = partial(self._ask_once, method, settings, is_conditional=bool(condition))
+            return repeated(once, self.url if name is None else self.url_of(name))
+
+    def _ask_once(self, method: str, settings: dict[str, Any], *, is_conditional: bool) -> dict[str, Any]:
+        if not isinstance(content := settings.get("Body", b""), bytes):
+            content.seek(0)  # an attempt before may have sent a part
+        try:
+            return awaited(_request(self._files.get(), method, settings))
+        except Exception as error:
+            if code_of(error) == "NoSuchBucket":
+                url = f"s3://{self.bucket}"
+                message = f"'{url}': no such bucket; make it with `aws s3 mb {url}`, or correct the URL"
+                raise ConfigError(message) from error
+            status = status_of(error)
+            if is_conditional and status in (400, 404, 412, 501) and code_of(error) != "RequestTimeout":
+                raise Refused(status, cause_of(error)) from error
+            raise
 
     def listing(self, prefix: str = "", *, sub_folders: bool = True) -> dict[str, Listed]:
         """The files whose name begins so, with or without those in sub-folders."""
@@ -165,15 +166,15 @@ class S3Folder:
             return None
         return Tagged(answer["Body"], answer["ETag"])
 
-    def download(self, name: str, path: Path, sha256: str) -> None:
-        """Fetch a file into a new one.
+    def download(self, name: str, path: Path, size: int, sha256: str) -> None:
+        """Fetch a file of this size and hash into a new one.
 
         Raises:
             Absent: there is none.
             DataError: it has other content.
         """
         digest = hashlib.sha256()
-        remote = RemoteFile(self._files, self.url_of(name), Event())
+        remote = RemoteFile(self._files, self.url_of(name), Event(), size=size)
         with closing(remote), naming(path), path.open("wb") as file:
             for data in iter(remote.read, b""):
                 file.write(data)

@@ -192,10 +192,10 @@ class Scan:
         return replace(self, samples=[judged(sample) for sample in self.samples])
 
     def without_sound_rows(self) -> Scan:
-        """The edges, and the samples that some corpus leaves out."""
+        """The edges, and the samples that some corpus leaves out; of their rows the keys alone."""
         edges = self.edges
         kept = [s for s in self.samples if s.fault is not None or not s.has_caption or any(s is edge for edge in edges)]
-        return replace(self, samples=kept)
+        return replace(self, samples=[sample._replace(row=IndexRow(sample.row.key)) for sample in kept])
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON."""
@@ -221,7 +221,7 @@ def scan_shard(
     name: str,
     members: Members = USUAL,
     step: Callable[[int], object] = lambda offset: None,
-    on_bytes: Callable[[memoryview], object] = lambda data: None,
+    on_bytes: Callable[[memoryview], object] | None = None,
 ) -> Scan:
     """Read a tar strictly, once, from front to back.
 
@@ -231,7 +231,7 @@ def scan_shard(
         name: of the tar, for messages and the list of left-out rows.
         members: which members are image, caption and label.
         step: called with the offset of each sample.
-        on_bytes: called with all bytes of the file, in order, also with those behind damage.
+        on_bytes: called with all bytes of the file, in order, also with those behind damage; None: these are not read.
 
     Returns:
         The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
@@ -246,6 +246,7 @@ def scan_shard(
             for group in reader:
                 with name_warnings(partial(sample_name, name, group.key)):
                     samples.append(scan_sample(group, tar.payload, limits=limits, members=members))
+                tar.forget()
                 step(group.start)
         except DamagedShard as error:
             damage = error
@@ -253,14 +254,15 @@ def scan_shard(
             if key:
                 fault = (Reason.DAMAGED_SHARD, error.what)
                 samples.append(ScannedSample(IndexRow(key), start, None, {}, fault, has_image=True, has_caption=True))
-        tar.seek(tar.size)
+        if on_bytes is not None:
+            tar.seek(tar.size)
     return Scan(name, samples, reader.ignored, damage)
 
 
 class _File(io.FileIO):
     """A file from its first byte on; it shows all that is read of it."""
 
-    def __init__(self, file: Path | int, on_bytes: Callable[[memoryview], object]) -> None:
+    def __init__(self, file: Path | int, on_bytes: Callable[[memoryview], object] | None) -> None:
         super().__init__(file)
         self._on_bytes = on_bytes
         self._at = 0
@@ -269,7 +271,8 @@ class _File(io.FileIO):
         """Fill a buffer. Others may read by the same descriptor, whose own position is of no use."""
         count = os.preadv(self.fileno(), [buffer], self._at)
         self._at += count
-        self._on_bytes(memoryview(buffer)[:count])
+        if self._on_bytes is not None:
+            self._on_bytes(memoryview(buffer)[:count])
         return count
 
 
@@ -311,6 +314,11 @@ class _TarInPassing:
             self._held[offset] = data
             self._held_bytes += size
             yield Member(name, offset, size, start, split, fast_hash(data))
+
+    def forget(self) -> None:
+        """Hold no payload but the last, which may be of the next sample."""
+        for offset in [*self._held][:-1]:
+            self._held_bytes -= len(self._held.pop(offset))
 
     def payload(self, member: Member) -> bytes:
         """The bytes of a member that was read."""

@@ -215,10 +215,6 @@ class _TarReader:
 
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
         """Type and payload size of a header block, whose checksum and magic are checked."""
-        if position == 0:
-            for start, what, remedy in _OTHER_FILES:
-                if start.match(block):
-                    raise DamagedShard(f"shard '{self._shard}': {what}", remedy)
         try:
             return _checked(block)
         except ValueError as error:
@@ -264,6 +260,10 @@ class _TarReader:
 
     def _block(self, position: int) -> bytes:
         block = self._read(position, BLOCK)
+        if position == 0:
+            for start, what, remedy in _OTHER_FILES:
+                if start.match(block):
+                    raise DamagedShard(f"shard '{self._shard}': {what}", remedy)
         if not block:
             self._fail(position, "the file ends without end blocks: cut")
         if len(block) < BLOCK:
@@ -303,19 +303,23 @@ def _checked(block: bytes) -> tuple[bytes, int]:
 
 
 _OTHER_FILES = tuple(
-    (re.compile(start, re.IGNORECASE), what, remedy)
+    (re.compile(start), what, remedy)
     for start, what, remedy in (
         (
-            rb"\s*(\xef\xbb\xbf)?\s*<(!doctype html|html|head|script)",
+            rb"(?i:\s*(\xef\xbb\xbf)?\s*<(!doctype html|html|head|script))",
             "is an HTML page, not a tar: a page of login or of an error was saved in its place",
             "open its URL in a browser, and fetch it again with credentials",
         ),
         (
-            rb'\s*(\xef\xbb\xbf)?\s*(<\?xml|\{")',
+            rb'(?i:\s*(\xef\xbb\xbf)?\s*(<\?xml|\{"))',
             "is text, not a tar: a server's error was saved in its place",
             "read it, and fetch the shard again",
         ),
-        (rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd", "compressed, which has no random access", "unpack it first"),
+        (
+            rb"\x1f\x8b|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd",
+            "compressed, which has no random access",
+            "unpack it first",
+        ),
         (rb"PK\x03\x04|PAR1", "is a ZIP archive or a Parquet table, not a tar", "use `mmdata convert`"),
         (
             rb"version https://git-lfs",

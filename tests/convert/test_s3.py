@@ -414,6 +414,11 @@ def test_s3_file_is_put_under_a_condition_also_after_a_conflict(s3):
     assert bucket.get("one") is None
 
 
+def test_s3_file_of_this_machine_that_is_gone_is_not_said_to_be_missing_in_the_store(s3, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
+        S3Folder.of_url(URL).put("0.tar", tmp_path / "gone.tar", "00" * 32)
+
+
 def test_s3_store_that_ignores_conditions_is_an_error(s3, table):
     def ignore(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)

@@ -110,6 +110,17 @@ def test_without_skip_damaged_the_same_shards_stay_an_error(folder):
         build_index(folder)
 
 
+def test_an_index_that_leaves_out_more_than_is_allowed_is_not_taken_for_done(folder):
+    cut(folder / "1.tar", "12")
+    given = {"skip_damaged": True, "max_bad_share": 0.2}
+    build_index(folder, **given)
+    assert build_index(folder, **given).unchanged
+    with pytest.raises(DataError, match=r"leaves out what lies behind the damage of 1 shard, such as: shard '1\.tar'"):
+        build_index(folder, max_bad_share=0.2)
+    with pytest.raises(DataError, match=r"leaves out 1 of 12 samples, more than 5% of them; its quarantine\.jsonl"):
+        build_index(folder, skip_damaged=True, max_bad_share=0.05)
+
+
 def test_a_rerun_reads_only_the_shards_that_changed(folder, monkeypatch):
     whole = (folder / "1.tar").read_bytes()
     cut(folder / "1.tar", "12")

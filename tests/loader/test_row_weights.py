@@ -258,7 +258,7 @@ def test_weights_whose_parts_are_smaller_than_a_batch_are_refused(corpus: Corpus
     message = (
         r"^data.global_batch_size 8: a batch has on average no more than 1 rows \(data.row_weights weights.npy "
         r"\(\w{16}\): an epoch has 100 parts, as many as the largest weight, so that no batch has a row twice\), "
-        r"so few would be full; set it to 1 or less, or data.max_repeats to less, or data.allow_larger_batch=true, which "
+        r"so few would be full; set it to 1 or less, or data.max_repeats to less, or data.allow"
     )
     with pytest.raises(ConfigError, match=message):
         corpus.loader(**settings, max_repeats=100)

@@ -275,6 +275,22 @@ def test_a_compressed_tar_is_refused():
     )
 
 
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "is a pointer of Git LFS"),
+        (b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>", "is text, not a tar: a server's error"),
+    ],
+)
+def test_other_files_of_less_than_a_block_are_named(data, what):
+    refuse(data, what)
+
+
+@pytest.mark.parametrize("name", ["bzh0.jpg", "BZh9.jpg", "par1/0.jpg", "PAR0.jpg"])
+def test_a_first_member_whose_name_resembles_another_format_is_read(tar, name):
+    assert [member[0] for member in members_of(tar([(name, b"x")]))] == [name]
+
+
 def test_an_empty_tar_has_no_members(tar):
     assert members_of(END) == []
     assert members_of(tar([])) == []

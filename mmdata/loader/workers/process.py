@@ -355,6 +355,7 @@ class _BatchServer:
         elif do == "begin":
             self._batches.begin(epoch, step)
         else:
+            self._pipeline.stop()
             self._batches.stop()
 
     def steps(self, epoch: int, start: int) -> Generator[Any, None, None]:

@@ -66,6 +66,10 @@ class Pipeline(Protocol):
         """The work on a step. Its units raise Interrupted once `stop` is set."""
         ...
 
+    def stop(self) -> None:
+        """End what a step waits for; called before the threads are ended."""
+        ...
+
 
 class ThreadedBatches(Generic[T]):
     """Makes the batches of one rank in threads of this process; with 0 threads, `take` makes each in the caller's.
@@ -97,10 +101,11 @@ class ThreadedBatches(Generic[T]):
             return
         queues: _Queues[T] = _Queues(self._num_threads)
         threads: list[threading.Thread] = []
-        self._queues, self._owner = queues, os.getpid()
+        self._owner = os.getpid()
         # `_close` runs when `stop` is called, when this object is collected, or when the program ends. It gets the
         # queues and the threads, not this object: a finalizer that refers to its object would keep it alive.
         self._finalize = weakref.finalize(self, _close, queues, threads, self._owner)
+        self._queues = queues  # last: `stop` needs the others
         work = {f"{self._name}_steps": partial(_begin_steps, steps, begin, queues)}
         work |= {f"{self._name}_{number}": partial(_do_units, queues) for number in range(self._num_threads)}
         _start(work, threads)
@@ -133,13 +138,13 @@ class ThreadedBatches(Generic[T]):
         """Make no more batches, and drop those that were made; `begin` starts again."""
         self._unthreaded = iter(())
         self._asked.clear()
-        if self._queues is None:
+        if (queues := self._queues) is None:  # another thread may stop it, too
             return
         try:
             # A finalizer runs once. If an interrupt cut it short, the threads would never be told to end: so they are
             # told before it.
             if self._finalize.alive and self._owner == os.getpid():  # a forked child has none of the threads
-                self._queues.end()
+                queues.end()
         finally:
             self._finalize()
         self._queues = None

@@ -56,7 +56,7 @@ def test_an_interrupt_while_a_thread_starts_that_reads_ahead_is_a_keyboard_inter
     shards: Path, config: Any, no_threads_left: None
 ):
     before = sys.gettrace()
-    sys.settrace(interrupt_at_thread("mmdata-worker"))
+    sys.settrace(interrupt_at_thread("mmdata-index"))
     try:
         with pytest.raises(KeyboardInterrupt):
             mmdata.stream(shards, config(num_workers=0))
