@@ -345,10 +345,9 @@ def _no_sample(source: TarSource, window: TarWindow) -> DataError:
 
 def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs the rows of an index."""
-    select = data.select if isinstance(data.select, str) else data.select and data.select.file
     defaults = {name: DataConfig.model_fields[name].get_default(call_default_factory=True) for name in OF_AN_INDEX}
     settings = {name: getattr(data, name) != default for name, default in defaults.items()} | {
-        "select by a file of rows": bool(select) and str(select).lower().endswith(".npy"),
+        "select by a file of rows": (data.select or "").lower().endswith(".npy"),
         "leftover: drop": data.leftover == "drop",
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),

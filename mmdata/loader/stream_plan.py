@@ -236,7 +236,7 @@ class StreamPlan(Plan):
         return {
             **super().identity(),
             "max_rows": data.max_rows,
-            "select": data.select if isinstance(data.select, str | None) else data.select.model_dump(),
+            "select": data.select,
             "val_share": [data.val.share, data.split],
             "members": data.members and data.members.model_dump(),
             "skip_damaged": data.skip_damaged,

@@ -202,7 +202,7 @@ class Condition:
         for side in sides:
             if side.kind not in _NUMBERS:
                 self._refuse(side.node, f"a number is needed, and this is a {side.kind}")
-        return _Part(node, "number", without_nan(operate(*(side.values for side in sides))))
+        return _Part(node, "number", without_nan(operate(*alike(*(side.values for side in sides)))))
 
     def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr, columns: Columns) -> Any:
         if isinstance(how, (ast.In, ast.NotIn)):
@@ -296,8 +296,7 @@ class Condition:
         is_none = isinstance(node, ast.Constant) and node.value is None
         is_word = isinstance(node, ast.Name) and node.id.lower() in _NONE and node.id not in self._types
         if is_none or is_word:
-            is_column = isinstance(left, ast.Name) and left.id in self._types
-            shown = in_condition(left.id) if is_column else "score"
+            shown = in_condition(left.id) if isinstance(left, ast.Name) and left.id in self._types else "score"
             self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
 
     def _check_depth(self, node: ast.AST, depth: int = 1) -> None:

@@ -176,7 +176,7 @@ def test_a_token_budget_and_shapes_that_are_chosen_hold(shards: Path, config: An
     ("changes", "named"),
     [
         ({"captions": "every"}, "captions: every"),
-        ({"select": "rows.npy"}, "select by a file of rows"),
+        ({"select": "mask.npy"}, "select by a file of rows"),
         ({"num_lanes": 2}, "num_lanes"),
         ({"leftover": "drop"}, "leftover: drop"),
         ({"join": [{"table": "scores.parquet", "key": "key"}]}, "join"),
