@@ -274,8 +274,8 @@ class Condition:
             self._refuse(node, f"{what}: store the column as texts, as the list has them")
         if pa.types.is_floating(part.values.type):
             return pa.array([float(number) for number in numbers], pa.float64())
-        whole = [int(number) for number in numbers if isinstance(number, int) or number.is_integer()]
-        return pa.array([number for number in whole if -(2**63) <= number < 2**63], pa.int64())
+        whole = [int(number) for number in numbers if number % 1 == 0 and -(2**63) <= number < 2**63]
+        return pa.array(whole, pa.int64())
 
     def _listed(self, node: ast.expr) -> Sequence[Any]:
         """The values of a list, or of `lines(…)`."""
