@@ -187,7 +187,7 @@ def test_stream_refuses_several_datasets(shards, config):
 def test_stream_refuses_shards_that_are_not_there(config, tmp_path):
     with pytest.raises(DataError, match=r"shard '.*/0\.tar': no such file or directory; check the path"):
         mmdata.stream(f"{tmp_path}/{{0..3}}.tar", config())
-    with pytest.raises(DataError, match=r"folder '.*': no shard in it \(\.tar, "):
+    with pytest.raises(DataError, match=r"folder '.*': no \.tar in it; `mmdata convert "):
         mmdata.stream(tmp_path, config())
     with pytest.raises(DataError, match="an empty list of shards"):
         mmdata.stream([], config())
