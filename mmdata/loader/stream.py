@@ -195,9 +195,8 @@ class Stream(Loader):
         self._is_lasting, self._plan = source.is_lasting, plan
         self._steps = steps_per_epoch
         self._found_steps: dict[int, int] = {}  # of epochs that are passes
-        # With steps_per_epoch, batches are counted through all epochs: the pass that begins with a batch, for the
-        # passes that are known, and the last batch whose place is known.
-        self._passes, self._reached = {0: 0}, 0
+        # The pass, and the step of it, with which epochs begin, and with which the newest batches go on.
+        self._places: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}
 
     def __bool__(self) -> bool:
         """True; without this, `if stream:` would ask for the length."""
@@ -230,8 +229,8 @@ class Stream(Loader):
         the iterable must give the samples of the pass again, in the same order.
         """
         epoch, step = self._position.epoch, self._position.step
-        first = (epoch, 0) if self._steps is None else self._place(epoch, 0)
-        return {**super().state_dict(), **dict(zip(PLACES, (*self._place(epoch, step), *first), strict=True))}
+        places = *self._place(epoch, step), *self._place(epoch, 0)
+        return {**super().state_dict(), **dict(zip(PLACES, places, strict=True))}
 
     def other_shards(self, state: dict[str, Any]) -> str:
         """ "": `load_state_dict` says what differs."""
@@ -251,30 +250,31 @@ class Stream(Loader):
     def _known_steps(self, epoch: int) -> int | None:
         return self._found_steps.get(epoch) if self._steps is None else self._steps
 
+    def _normal(self, epoch: int, step: int) -> tuple[int, int]:
+        """A position; that at the end of an epoch is the start of the next one."""
+        return (epoch + 1, 0) if step == self._known_steps(epoch) else (epoch, step)
+
     def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """The pass of a position, and the step in the pass."""
-        if self._steps is None:
-            return (epoch, step) if step != self._known_steps(epoch) else (epoch + 1, 0)
-        number = epoch * self._steps + step
-        if not min(self._passes) <= number <= self._reached:
-            logger.warning(
-                "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
-                "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
-                epoch,
-                epoch,
-            )
-            self._passes, self._reached = {number: epoch}, number
-        begin = max(first for first in self._passes if first <= number)
-        return self._passes[begin], number - begin
+        position = self._normal(epoch, step)
+        if position not in self._places:
+            if self._steps is not None:
+                logger.warning(
+                    "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
+                    "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
+                    epoch,
+                    epoch,
+                )
+            self._places[position] = position
+        return self._places[position]
 
     def _restore_places(self, state: dict[str, Any], epoch: int, step: int) -> None:
         most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
-        number, place_step, *first = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
-        if self._steps is not None:
-            self._reached = epoch * self._steps + step
-            self._passes = {epoch * self._steps - first[1]: first[0], self._reached - place_step: number}
-        elif number > epoch:  # it was taken at the end of an epoch
+        values = [check_count(state, name, of="stream", at_most=most[name]) for name in PLACES]
+        number, place_step, first, first_step = values
+        if self._steps is None and number > epoch:  # it was taken at the end of an epoch
             self._found_steps[epoch] = step
+        self._places = {(epoch, 0): (first, first_step), self._normal(epoch, step): (number, place_step)}
         if not self._is_lasting and place_step:
             logger.warning(
                 "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
@@ -286,14 +286,13 @@ class Stream(Loader):
         """The rows of a batch that could not be used, and the samples that were left out since the batch before."""
         mark = made.mark
         assert mark is not None
-        if self._steps is None:
-            if mark["is_last"]:
-                self._found_steps[epoch] = step + 1
-        else:
-            number = epoch * self._steps + step
-            if mark["is_last"]:
-                self._passes[number + 1] = self._place(epoch, step)[0] + 1
-            self._reached = max(self._reached, number + 1)
+        if mark["is_last"] and self._steps is None:
+            self._found_steps[epoch] = step + 1
+        number, place_step = self._place(epoch, step)
+        after = (number + 1, 0) if mark["is_last"] else (number, place_step + 1)
+        self._places[self._normal(epoch, step + 1)] = after
+        if step > 1:
+            self._places.pop((epoch, step - 1), None)
         self.stats.wall_s["read"] += mark["waited_s"]
         self.stats.masked += len(mark["left_out"])
         left_out = [LedgerEntry(epoch, step, -1, stage="read", **line) for line in mark["left_out"]]

@@ -32,6 +32,9 @@ from mmdata.processes import map_concurrently
 
 Ints = NDArray[np.int64]
 
+MAX_ROWS = 2**63 - 1
+"""Rows that a pass takes from its tars, if `data.max_rows` does not say."""
+
 
 class TarWindow(NamedTuple):
     """Tars whose rows are shuffled together.
@@ -49,7 +52,7 @@ class TarWindow(NamedTuple):
 
 def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event) -> Generator[TarWindow]:
     """Read the windows of a pass; the last may have no rows."""
-    source, usable_left = tars.source, data.max_rows
+    source, usable_left = tars.source, data.max_rows or MAX_ROWS
     threads, numbers = source.num_threads, source.of_pass(number)
     get = partial(tars.get, stop=stop)
     found = map(get, numbers)
@@ -66,8 +69,9 @@ def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event)
     for tar in found:
         read.append(tar)
         # As for a loader, `select` chooses among the first `max_rows` rows.
-        rows.append(len(tar.columns) if usable_left is None else tar.rows_among(usable_left))
-        if usable_left is not None and (usable_left := usable_left - tar.num_usable) <= 0:
+        rows.append(int(np.searchsorted(tar.places, usable_left)))
+        usable_left -= tar.num_usable
+        if usable_left <= 0:
             break
         if sum(rows) >= wanted or sum(tar.entry.bytes for tar in read) >= source.window_bytes:
             yield window(is_last=False)
@@ -94,15 +98,11 @@ class WindowReader:
 
     def begin(self, step: TarWindow, stop: Event | None = None) -> Work:
         """The window itself."""
-        return Work([_nothing], lambda: step)
+        return Work([lambda: None], lambda: step)
 
     def stop(self) -> None:
         """Read no further tar."""
         self._ended.set()
-
-
-def _nothing() -> None:
-    pass
 
 
 class Reading:

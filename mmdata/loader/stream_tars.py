@@ -244,7 +244,7 @@ class IndexedTar:
         entry: of these rows, as in a manifest.
         left_out: the unusable samples, as in the quarantine list of an index.
         num_usable: usable samples, selected or not.
-        places: of the selected rows among the usable samples, rising; None: all are selected.
+        places: of the selected rows among the usable samples, rising.
     """
 
     number: int
@@ -253,11 +253,7 @@ class IndexedTar:
     entry: ShardEntry
     left_out: list[dict[str, Any]]
     num_usable: int
-    places: NDArray[np.int64] | None = None
-
-    def rows_among(self, usable: int) -> int:
-        """How many of its first `usable` usable samples are selected."""
-        return min(usable, self.num_usable) if self.places is None else int(np.searchsorted(self.places, usable))
+    places: NDArray[np.int64]
 
 
 class TarIndexer:
@@ -338,7 +334,7 @@ class TarIndexer:
             self._tell(sample_name(name, sample.row.key), lost)
         columns = encode(rows, self._count)
         entry = ShardEntry.of(columns, name.rpartition("/")[2], size=size, sha256="")
-        return IndexedTar(number, name, columns, entry, scan.quarantined, len(columns))
+        return IndexedTar(number, name, columns, entry, scan.quarantined, len(rows), np.arange(len(rows)))
 
     def _tell(self, sample: str, lost: dict[Loss, str]) -> None:
         """Log the first loss of each kind."""
