@@ -331,7 +331,7 @@ class Loader(Interoperable):
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""
-        self._position.interrupt("close")
+        self._position.overtake("close")
         self._next = None
         self._source.close()
 

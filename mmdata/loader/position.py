@@ -70,13 +70,13 @@ class Position:
             return False
         if epoch == self.epoch and self.step != length:
             return False
-        self._overtake("set_epoch")
+        self.overtake("set_epoch")
         self.epoch, self.step, self._resume, self._stay = epoch, 0, False, False
         return True
 
     def restore(self, epoch: int, step: int) -> None:
         """Go where a state was taken."""
-        self._overtake("load_state_dict")
+        self.overtake("load_state_dict")
         self.epoch, self.step, self._resume, self._stay = epoch, step, True, False
         self.restores += 1
 
@@ -91,16 +91,17 @@ class Position:
         elif not self._resume:
             self.step = 0
         self._resume = self._stay = False
-        self._overtake("a newer iteration")
+        self.overtake("a newer iteration")
         return self._iteration
 
-    def interrupt(self, mover: str) -> None:
+    def overtake(self, mover: str) -> None:
         """End the running iteration; as after a loop that was left early, the next one gives the epoch again.
 
         Args:
             mover: who did it, for the message that the iteration raises.
         """
-        self._overtake(mover)
+        self._iteration += 1
+        self._mover = mover
 
     def is_of(self, iteration: int) -> bool:
         """Whether no one has overtaken an iteration."""
@@ -131,10 +132,6 @@ class Position:
         if ends:
             self.epoch, self.step = self.epoch + 1, 0
         return ends
-
-    def _overtake(self, mover: str) -> None:
-        self._iteration += 1
-        self._mover = mover
 
 
 def check_state(state: Any, *, of: str) -> Mapping[str, Any]:

@@ -238,7 +238,7 @@ class Stream(Loader):
 
     def close(self) -> None:
         """End the workers and the reading. An iteration under way ends; iterating again begins its epoch anew."""
-        self._position.interrupt("close")
+        self._position.overtake("close")
         self._stop()
         super().close()
 

@@ -31,9 +31,10 @@ from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards
 from mmdata.plan.ranges import PASS_SHIFT
+from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
-from mmdata.seeding import Purpose, permutation
+from mmdata.seeding import Purpose
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB, Remote
 from mmdata.storage.folder import ListedShard, RemoteFolder
@@ -94,16 +95,13 @@ class TarFiles:
         self.first_rows = max(FIRST_ROWS, 4 * data.global_batch_size)
         self.window_rows = max(self.first_rows, data.shuffle_window_rows)
         self._cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
-        self._seed = data.seed
         # max_rows are the first rows, as with an index: each pass then reads the same tars.
-        self._shuffles = data.shuffle and data.max_rows is None
+        self._order = KeyedPermutation(data.seed, data.shuffle and data.max_rows is None)
         self._files: dict[int, Remote] = {}
 
     def of_pass(self, number: int) -> Iterator[int]:
         """The numbers of the tars of a pass, in its order; every tar once."""
-        if not self._shuffles:
-            return iter(range(self.num_tars))
-        return iter(permutation(self.num_tars, seed=self._seed, epoch=number, purpose=Purpose.SHARD_ORDER).tolist())
+        return iter(self._order(self.num_tars, number, Purpose.SHARD_ORDER, 0).tolist())
 
     def name(self, tar: int) -> str:
         """Name of a tar, for messages."""
