@@ -223,7 +223,7 @@ def test_state_of_another_stream_is_refused(uneven, config):
     state = stream.state_dict()
     (other,) = open_ranks(folder, config(seed=1), 1, 5)
     with pytest.raises(
-        ConfigError, match=r"stream state belongs to another plan: seed was 0 and is 1, steps_per_epoch was 4 and is 5"
+        ConfigError, match=r"stream state belongs to other batches: seed was 0 and is 1, steps_per_epoch was 4 and is 5"
     ):
         other.load_state_dict(state)
     with pytest.raises(ConfigError, match="stream state: 'plan' must say what its batches depend on: got"):
@@ -305,7 +305,7 @@ def test_state_of_a_stream_of_other_pixels_is_refused(uneven, config, changes, m
     folder = uneven(9, 14)
     (stream,) = open_ranks(folder, config(), 1, 4)
     (other,) = open_ranks(folder, config(**changes), 1, 4)
-    with pytest.raises(ConfigError, match=rf"stream state belongs to other pixels or tokens: {message}; resume"):
+    with pytest.raises(ConfigError, match=rf"stream state belongs to other batches: {message}; resume"):
         other.load_state_dict(stream.state_dict())
 
 
