@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-from itertools import chain, islice
+from itertools import chain
 
 import pytest
 import torch
@@ -210,16 +209,6 @@ def test_stream_in_order_logs_nothing(shards, config, caplog, steps_per_epoch: i
             for _ in stream:
                 pass
     assert caplog.messages == []
-
-
-def test_stream_left_early_leaves_no_thread(shards, config):
-    before = threading.enumerate()
-    stream = mmdata.stream(shards, config())
-    batches = iter(stream)
-    first = [batch["keys"] for batch in islice(batches, 2)]
-    batches.close()  # type: ignore[attr-defined]
-    assert not [one.name for one in {*threading.enumerate()} - {*before} if one.name.startswith("mmdata-")]
-    assert keys_in_order([*stream])[:2] == first  # the same epoch, from its start
 
 
 def test_stream_is_a_function_also_after_its_module_was_imported():

@@ -91,9 +91,10 @@ def test_loop_that_counts_to_len_gets_the_next_epoch(uneven, config):
     assert stream.state_dict()["epoch"] == 1
 
 
-def test_iteration_left_early_begins_the_same_epoch_again_and_leaves_no_thread(uneven, config):
+@pytest.mark.parametrize("steps_per_epoch", [4, None])
+def test_iteration_left_early_begins_the_same_epoch_again_and_leaves_no_thread(uneven, config, steps_per_epoch):
     before = threading.enumerate()
-    (stream,) = open_ranks(uneven(9, 14), config(num_workers=2), 1, 4)
+    (stream,) = open_ranks(uneven(9, 14), config(num_workers=2), 1, steps_per_epoch)
     list(stream)
     batches = iter(stream)
     first = content([*islice(batches, 2)])
