@@ -138,9 +138,6 @@ class CorpusConfig(Settings):
     And tars in other folders, whose members `fields` names."""
     max_rows: Positive | None = None
     """Uses only the first rows of the index, for a quick try; null: all rows. `select` chooses among these."""
-    skip_damaged: bool = False
-    """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
-    and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""
     members: MembersConfig | None = None
     """Which members of a sample a stream takes as image, caption and label. Shards with an index: `mmdata index
     --image … --caption … --label …`, which the index keeps."""

@@ -240,7 +240,7 @@ def test_a_state_goes_on_with_the_selected_rows_and_is_refused_for_others(corpus
     for other in (None, str(tmp_path / "keys.txt"), "width > 0"):
         with (
             corpus.loader(select=other) as loader,
-            pytest.raises(ConfigError, match=r"belongs to another plan: .*selection was 'data.select keys.txt \("),
+            pytest.raises(ConfigError, match=r"belongs to other batches: .*selection was 'data.select keys.txt \("),
         ):
             loader.load_state_dict(state)
 

@@ -92,7 +92,7 @@ def test_a_tar_that_is_not_kept_is_read_again(uneven, config, monkeypatch):
     expected = keys([*mmdata.stream(folder, settings)])
     monkeypatch.setattr("mmdata.loader.stream_tars.HELD_ROWS", 5)
     stream = mmdata.stream(folder, settings)
-    stream.builder.index.manifests[0].tars._held_rows = 5
+    stream.builder.index.tars._held_rows = 5
     assert keys([*stream]) == expected
 
 
