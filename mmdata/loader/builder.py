@@ -85,25 +85,22 @@ class BatchBuilder:
     Args:
         index: of the shards.
         spec: what batches are made of.
-        buffers: lends the memory of pixels; default: memory of this process.
 
     Attributes:
         store: reads the shards.
-        buffers: as given.
+        buffers: lends the memory of pixels.
     """
 
-    def __init__(self, index: Index, spec: BatchSpec, *, buffers: BufferPool | None = None) -> None:
+    def __init__(self, index: Index, spec: BatchSpec) -> None:
         self.index, self.spec = index, spec
         self.store = ShardStore(index)
-        self.buffers = buffers or BufferPool()
+        self.buffers = BufferPool()
         self._captions = spec.captions or CaptionSources.in_turn(ShardCaptions(index))
 
     @classmethod
-    def from_config(
-        cls, data: DataConfig, corpus: Corpus, plan: Plan, *, buffers: BufferPool | None = None
-    ) -> BatchBuilder:
+    def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchBuilder:
         """Build a builder from a section `data`, its corpus and its plan."""
-        builder = cls(corpus.index, BatchSpec.from_config(data, corpus, plan), buffers=buffers)
+        builder = cls(corpus.index, BatchSpec.from_config(data, corpus, plan))
         for tars in (builder.store, *corpus.joined.shards.values()):
             tars.open_shards.most = most_shards(data, plan)
         return builder
@@ -160,11 +157,11 @@ class BatchBuilder:
         )
 
 
-def open_builder(data: DataConfig, buffers: BufferPool | None = None) -> tuple[Plan, BatchBuilder]:
+def open_builder(data: DataConfig) -> tuple[Plan, BatchBuilder]:
     """The plan and the builder of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
     corpus = open_corpus(data)
     plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    return plan, BatchBuilder.from_config(data, corpus, plan, buffers=buffers)
+    return plan, BatchBuilder.from_config(data, corpus, plan)
 
 
 def _caption(reader: RowReader, i: int) -> str:

@@ -19,8 +19,7 @@ from mmdata.loader.builder import BatchBuilder, open_builder
 from mmdata.loader.identity import Identity, identity_of
 from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.unfinished import LoadedBatch
-from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.process import Task, WorkerProcesses
+from mmdata.loader.workers.process import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import Plan, Step
 from mmdata.processes import most_workers
@@ -83,9 +82,7 @@ class RankPipeline:
                 return
 
 
-def make_source(
-    data: DataConfig, pipeline: RankPipeline, opened: Callable[[BufferPool], RankPipeline] | None
-) -> BatchSource:
+def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], RankPipeline] | None) -> BatchSource:
     """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
 
     Args:
@@ -106,17 +103,19 @@ def make_source(
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
     checked = partial(_checked, opened, pipeline.identity())
-    return WorkerProcesses(Task(checked, loading.num_processes, num_threads, loading.prefetch_batches))
+    return WorkerProcesses(
+        checked, num_processes=loading.num_processes, num_threads=num_threads, prefetch=loading.prefetch_batches
+    )
 
 
-def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+def open_pipeline(settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
     """Open the pipeline of a section `data`, as JSON, in a worker process."""
-    return RankPipeline(*open_builder(DataConfig.model_validate(settings), buffers), ranks)
+    return RankPipeline(*open_builder(DataConfig.model_validate(settings)), ranks)
 
 
-def _checked(opened: Callable[[BufferPool], RankPipeline], expected: Identity, buffers: BufferPool) -> RankPipeline:
+def _checked(opened: Callable[[], RankPipeline], expected: Identity) -> RankPipeline:
     """Open a pipeline in a worker process, whose batches must be those of the training process."""
-    pipeline = opened(buffers)
+    pipeline = opened()
     if (found := pipeline.identity()) != expected:
         raise DataError(
             f"the loader's worker process made another plan, {found}, than this process, {expected}: the shards or the "

@@ -28,7 +28,6 @@ from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.stream_plan import Reading, StreamPlan, TarWindow
 from mmdata.loader.stream_tars import GrowingIndex, SampleTars, TarFiles, TarIndexer, TarSource
 from mmdata.loader.unfinished import LoadedBatch
-from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
@@ -127,9 +126,7 @@ def stream(
     return Stream(SampleTars(samples, data), data, ranks, steps_per_epoch=steps_per_epoch)
 
 
-def open_stream(
-    source: TarSource, data: DataConfig, *, buffers: BufferPool | None = None
-) -> tuple[StreamPlan, BatchBuilder]:
+def open_stream(source: TarSource, data: DataConfig) -> tuple[StreamPlan, BatchBuilder]:
     """The plan of a stream, and what makes its batches; reads the first window.
 
     Raises:
@@ -145,7 +142,7 @@ def open_stream(
     index = GrowingIndex.of(tars, first.tars)
     captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
     plan = StreamPlan(data, index, captions, bucket_policy(data, index, captions), reading)
-    builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan, buffers=buffers)
+    builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan)
     # One more: a window ends with the tar that completes it.
     of_window = len(first.tars) * source.window_rows // rows + 1
     builder.store.open_shards.most = most_of_windows(data, of_window, source.num_tars)
@@ -153,10 +150,10 @@ def open_stream(
     return plan, builder
 
 
-def open_pipeline(shards: list[str], settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+def open_pipeline(shards: list[str], settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
     """Open the pipeline of a stream, whose settings are JSON, in a worker process."""
     data = DataConfig.model_validate(settings)
-    return RankPipeline(*open_stream(TarFiles(shards, data), data, buffers=buffers), ranks)
+    return RankPipeline(*open_stream(TarFiles(shards, data), data), ranks)
 
 
 class Stream(Loader):

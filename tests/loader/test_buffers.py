@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from mmdata.loader.stats import Stats
-from mmdata.loader.workers.buffers import BufferPool, own_memory
+from mmdata.loader.workers import buffers
+from mmdata.loader.workers.buffers import BufferPool
 from tests.programs import PATIENCE_S
 
 SHAPE = (2, 3, 4, 5)
@@ -59,13 +60,15 @@ def test_ring_keeps_memory_that_something_still_looks_at(view):
 
 
 class Allocated:
-    """Allocates, and knows how many of its arrays are alive."""
+    """Allocates in place of numpy, and knows how many of its arrays are alive."""
+
+    uint8 = np.uint8
 
     def __init__(self) -> None:
         self._arrays: list[weakref.ref[NDArray[np.uint8]]] = []
 
-    def __call__(self, size: int) -> NDArray[np.uint8]:
-        array = own_memory(size)
+    def empty(self, size: int, dtype: type[np.uint8]) -> NDArray[np.uint8]:
+        array = np.empty(size, dtype)
         self._arrays.append(weakref.ref(array))
         return array
 
@@ -73,9 +76,15 @@ class Allocated:
         return sum(array() is not None for array in self._arrays)
 
 
-def test_ring_replaces_memory_that_is_too_small():
-    allocated = Allocated()
-    ring = BufferPool(allocated)
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> Allocated:
+    counting = Allocated()
+    monkeypatch.setattr(buffers, "np", counting)
+    return counting
+
+
+def test_ring_replaces_memory_that_is_too_small(allocated: Allocated):
+    ring = BufferPool()
     for side in range(1, 50):
         ring.lend((1, 3, side, side))
     assert len(allocated) == 1
@@ -105,9 +114,8 @@ def test_an_interrupt_is_not_lost_where_memory_comes_back(monkeypatch):
     assert (caught, lost) == (300, [])
 
 
-def test_ring_serves_many_threads():
-    allocated = Allocated()
-    ring = BufferPool(allocated)
+def test_ring_serves_many_threads(allocated: Allocated):
+    ring = BufferPool()
     wrong: list[int] = []
 
     def work(value: int) -> None:

@@ -47,7 +47,7 @@ def chosen(loader: Loader) -> tuple[str, int]:
     if isinstance(workers, ThreadedBatches):
         return "thread", 0
     assert isinstance(workers, WorkerProcesses)
-    return "process", workers._task.num_processes
+    return "process", workers._num_processes
 
 
 def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corpus, caplog: pytest.LogCaptureFixture):

@@ -17,8 +17,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -81,12 +82,22 @@ class ThreadedBatches(Generic[T]):
         num_threads: that do the units. Each uses one thread of torch, since more would compete for the other workers'
             cores; the caller's own `torch.get_num_threads` does not change.
         prefetch: batches that may be ready or in progress while the caller uses another.
+        part: (p, n): of the steps every n-th, from the p-th on.
         name: prefix of the threads' names. `Stats.workers` keeps its sums by these names, so the threads of several
             processes of one loader need prefixes of their own.
     """
 
-    def __init__(self, pipeline: Pipeline, *, num_threads: int, prefetch: int, name: str = "mmdata-worker") -> None:
-        self._pipeline, self._num_threads, self._prefetch, self._name = pipeline, num_threads, prefetch, name
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        num_threads: int,
+        prefetch: int,
+        part: tuple[int, int] = (0, 1),
+        name: str = "mmdata-worker",
+    ) -> None:
+        self._pipeline, self._num_threads, self._prefetch = pipeline, num_threads, prefetch
+        self._part, self._name = part, name
         self._asked: deque[Promise[T]] = deque()  # not taken yet, oldest first
         self._unthreaded: Iterator[T] = iter(())
         self._queues: _Queues[T] | None = None  # of the threads that run
@@ -95,7 +106,7 @@ class ThreadedBatches(Generic[T]):
     def begin(self, epoch: int, start: int) -> None:
         """Make the batches from step `start` of an epoch on; drops those that were made."""
         self.stop()
-        steps, begin = self._pipeline.steps(epoch, start), self._pipeline.begin
+        steps, begin = _every(self._pipeline.steps(epoch, start), *self._part), self._pipeline.begin
         if not self._num_threads:
             self._unthreaded = (begin(step).run() for step in steps)
             return
@@ -263,6 +274,12 @@ def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread])
         # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
         # without this line the caller's next threads would have 1.
         torch.set_num_threads(callers)
+
+
+def _every(steps: Generator[T, None, None], first: int, step: int) -> Generator[T, None, None]:
+    """Every step-th step, beginning with step number `first`."""
+    with closing(steps):  # `islice` does not close what it is given
+        yield from islice(steps, first, None, step)
 
 
 def _begin_steps(steps: Generator[Any, None, None], begin: Begin, queues: _Queues[Any]) -> None:
