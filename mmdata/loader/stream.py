@@ -174,6 +174,13 @@ class Stream(Loader):
     """
 
     _kind = "stream"
+    _how_to_skip = (
+        "to skip the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and call "
+        "stream.load_state_dict(stream.state_dict()). A stream need not go through Accelerator.prepare: its batches "
+        "are already those of this rank"
+    )
+    _how_to_look = ""
+    _how_to_make = "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
     def __init__(
         self, source: TarSource, data: DataConfig, ranks: Ranks, *, steps_per_epoch: int | None = None
@@ -313,19 +320,6 @@ class Stream(Loader):
                 logger.warning(told, self._losses.first[loss], loss)
         left_out = [LedgerEntry(epoch, step, -1, stage="read", **line) for line in mark["left_out"]]
         return left_out + [replace(entry, epoch=epoch, step=step) for entry in made.masked]
-
-    def _how_to_skip(self) -> str:
-        return (
-            "to skip the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and call "
-            "stream.load_state_dict(stream.state_dict()). A stream need not go through Accelerator.prepare: its "
-            "batches are already those of this rank"
-        )
-
-    def _how_to_look(self) -> str:
-        return ""
-
-    def _how_to_make(self) -> str:
-        return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
 
 def _no_sample(source: TarSource, window: TarWindow) -> DataError:
