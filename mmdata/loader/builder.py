@@ -15,7 +15,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index, ShardStore
-from mmdata.loader.corpus import Corpus, most_shards, needs_hashes, open_corpus
+from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
 from mmdata.loader.fields import Fields
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.reader import RowReader
@@ -23,7 +23,6 @@ from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
 from mmdata.plan import CaptionSources, IndexRows, Plan, ShardCaptions, Step
-from mmdata.plan.from_config import build_plan
 from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
@@ -155,13 +154,6 @@ class BatchBuilder:
             caption_hash=torch.from_numpy(np.array(reader.caption_hashes(), np.int64)),
             rows=torch.from_numpy(of_rows),
         )
-
-
-def open_builder(data: DataConfig) -> tuple[Plan, BatchBuilder]:
-    """The plan and the builder of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
-    corpus = open_corpus(data)
-    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    return plan, BatchBuilder.from_config(data, corpus, plan)
 
 
 def _caption(reader: RowReader, i: int) -> str:

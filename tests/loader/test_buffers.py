@@ -13,7 +13,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mmdata.loader.stats import Stats
 from mmdata.loader.workers import buffers
 from mmdata.loader.workers.buffers import BufferPool
 from tests.programs import PATIENCE_S
@@ -21,14 +20,10 @@ from tests.programs import PATIENCE_S
 SHAPE = (2, 3, 4, 5)
 
 
-def test_ring_lends_what_was_asked_for():
-    tensor = BufferPool().lend(SHAPE)
-    assert (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous()) == (torch.uint8, SHAPE, True)
-
-
-def test_ring_lends_memory_again_when_it_was_dropped():
+def test_ring_lends_what_was_asked_for_and_its_memory_again_when_that_was_dropped():
     ring = BufferPool()
     tensor = ring.lend(SHAPE)
+    assert (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous()) == (torch.uint8, SHAPE, True)
     place = tensor.data_ptr()
     del tensor
     assert ring.lend(SHAPE).data_ptr() == place
@@ -156,14 +151,3 @@ def test_ring_does_not_wait_for_itself_when_garbage_is_collected():
         assert not thread.is_alive(), "deadlock"
     finally:
         gc.set_threshold(*before)
-
-
-def test_stats_are_summed():
-    stats = Stats(wait_s=1.0, rows=2, masked=1, tokens=6, token_places=8)
-    stats.add(Stats(wait_s=0.5, transfer_s=2.0, rows=3, tokens=1, token_places=2))
-    assert stats == Stats(wait_s=1.5, transfer_s=2.0, rows=5, masked=1, tokens=7, token_places=10)
-    assert stats.padding_share == pytest.approx(0.3)
-
-
-def test_stats_of_nothing_have_no_padding():
-    assert Stats().padding_share == 0.0

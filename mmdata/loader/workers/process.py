@@ -52,8 +52,6 @@ KILLED = (
 CLOSED = "the program ends, or another thread raised an error"
 KNOWN_ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
 LINE_END = "\n"
-OF_START = -1
-"""The run of an error before the first one."""
 LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of the operating system that come of this process, and not of the other."""
 
@@ -146,14 +144,13 @@ class WorkerProcesses(Generic[T]):
 class _WorkerProcess:
     """One worker process, and the memory that it shares with this process.
 
-    A run is the batches between two calls of `begin`. Answers carry its number, so that those of an earlier one are
-    recognised. The buffers that were sent for these are not used again: the process may still write into them.
+    It answers each request for a batch once, in their order. Answers to requests from before `begin` are skipped.
     """
 
     def __init__(self, opened: Callable[[], Pipeline], part: tuple[int, int], num_threads: int) -> None:
         self._memory = SharedBuffers()
-        self._asked: deque[SharedBuffer] = deque()  # for the next batches of this run, in their order
-        self._run = 0
+        self._asked: deque[SharedBuffer] = deque()  # of the requests whose answers are to come
+        self._unwanted = 0  # how many of these, the first ones, are from before the last `begin`
         try:
             self._connection, theirs = Pipe()
         except OSError as error:
@@ -181,33 +178,40 @@ class _WorkerProcess:
         return self._ending.alive
 
     def begin(self, epoch: int, start: int) -> None:
-        """Begin a run, with the batch of step `start` of an epoch."""
-        self._run += 1
-        self._asked.clear()
+        """Have the next batch be that of step `start` of an epoch."""
+        self._unwanted = len(self._asked)
         self._send("'begin'", "begin", epoch, start)
 
     def ask(self, epoch: int) -> None:
-        """Ask for one more batch of the run; `epoch`: of the batches that the caller takes."""
+        """Ask for one more batch; `epoch`: of the batches that the caller takes."""
         with self._naming_its_end("before it got 'next'"):
             buffer = self._memory.take()
-            self._connection.send(("next", self._run, epoch))
+            self._connection.send(("next", epoch))
             send_handle(self._connection, buffer.file, self._process.pid)
             self._asked.append(buffer)
 
     def take(self, when: str) -> Any:
-        """Wait for the next batch of the run."""
+        """Wait for the next batch."""
         with self._naming_its_end(when):
             while True:
-                kind, run, *content = self._connection.recv()
+                kind, *content = self._connection.recv()
                 if kind == "log":
-                    logger.log(run, "%s", *content)
-                elif kind == "error" and run in (self._run, OF_START):
+                    level, text = content
+                    logger.log(level, "%s", text)
+                    continue
+                if kind == "no start":
                     raise _error_of(*content)
-                elif kind == "batch" and run == self._run:
-                    return self._memory.read(self._asked.popleft(), *content)
+                buffer = self._asked.popleft()
+                if self._unwanted:
+                    self._unwanted -= 1
+                    self._memory.give_back(buffer)
+                elif kind == "error":
+                    raise _error_of(*content)
+                elif kind == "batch":
+                    return self._memory.read(buffer, *content)
 
     def stop(self) -> None:
-        """End the run."""
+        """Have no more batches made."""
         self._send("'stop'", "stop")
 
     def close(self) -> None:
@@ -278,7 +282,7 @@ def serve(descriptor: int) -> None:
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:  # a user's module may raise SystemExit
-        answers.send_error(OF_START, error)
+        answers.send_error("no start", error)
     # Not sys.exit: that would wait for worker threads, which may wait for a server.
     os._exit(0)
 
@@ -299,9 +303,9 @@ class _Answers(logging.Handler):
         except ConnectionError:  # the training process has ended
             os._exit(0)
 
-    def send_error(self, run: int, error: BaseException) -> None:
+    def send_error(self, kind: str, error: BaseException) -> None:
         """Send type, message and traceback of an error."""
-        self.send("error", run, type(error).__name__, str(error), traceback.format_exc())
+        self.send(kind, type(error).__name__, str(error), traceback.format_exc())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send the level and the text of a log record."""
@@ -322,7 +326,7 @@ class _BatchServer:
         self, answers: _Answers, opened: Callable[[], Pipeline], part: tuple[int, int], num_threads: int
     ) -> None:
         self._answers = answers
-        self._asked: SimpleQueue[tuple[int, int, Promise[Any]]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[int, Promise[Any]]] = SimpleQueue()
         self._pipeline = opened()
         self._batches: ThreadedBatches[Any] = ThreadedBatches(
             self._pipeline, num_threads=num_threads, prefetch=0, part=part, name=f"mmdata-process_{part[0]}-worker"
@@ -332,14 +336,14 @@ class _BatchServer:
     def obey(self, do: str, *of: int) -> None:
         """Do what the training process asks for; see `_WorkerProcess`."""
         if do == "next":
-            run, self._pipeline.current_epoch = of
+            (self._pipeline.current_epoch,) = of
             try:
                 file = recv_handle(self._answers.connection)
             except RuntimeError as error:  # at the limit on open files the message comes without its descriptor
                 raise out_of_memory(error) from error
             promise: Promise[Any] = Promise()
             self._batches.ask(promise)
-            self._asked.put((run, file, promise))
+            self._asked.put((file, promise))
         elif do == "begin":
             self._batches.begin(*of)
         else:
@@ -351,14 +355,14 @@ class _BatchServer:
         while True:
             self._send_next(*self._asked.get())
 
-    def _send_next(self, run: int, file: int, promise: Promise[Any]) -> None:
+    def _send_next(self, file: int, promise: Promise[Any]) -> None:
         try:
             written = write(promise.take(), file)
-        except (StopIteration, CancelledError):  # the next epoch has no steps, or the run was stopped
-            return
+        except (StopIteration, CancelledError):  # the next epoch has no steps, or nobody wants it
+            self._answers.send("nothing")
         except BaseException as error:  # a user's transform may raise SystemExit, and the training process waits
-            self._answers.send_error(run, error)
-            return
+            self._answers.send_error("error", error)
+        else:
+            self._answers.send("batch", *written)
         finally:
             os.close(file)
-        self._answers.send("batch", run, *written)

@@ -71,6 +71,10 @@ class SharedBuffers:
             self._forks, self._lending = forks[0], Lending()
         return self._free.pop() if self._free else SharedBuffer()
 
+    def give_back(self, buffer: SharedBuffer) -> None:
+        """Use a buffer again of which nothing was read."""
+        self._free.append(buffer)
+
     def read(self, buffer: SharedBuffer, body: bytes, spans: list[Span]) -> Any:
         """What `write` has written into a buffer, which is in use until the largest array of it is gone.
 

@@ -143,7 +143,7 @@ class ThreadedBatches(Generic[T]):
         if (queues := self._queues) is not None:
             queues.asked.put(promise)
         if queues is None or queues.stop.is_set():  # the thread that begins steps may have ended already
-            promise.cancel()
+            promise.fail(CancelledError())
 
     def stop(self) -> None:
         """Make no more batches, and drop those that were made; `begin` starts again."""
@@ -209,10 +209,6 @@ class Promise(Generic[T]):
         """Give an error, which `take` raises. After an earlier result or error it has no effect."""
         self._box.put((None, error))
 
-    def cancel(self) -> None:
-        """Give a CancelledError: no thread makes the result."""
-        self.fail(CancelledError())
-
     def take(self) -> T:
         """Wait for the result; raises the error that was given instead."""
         result, error = self._box.get()
@@ -255,10 +251,6 @@ class Stop(threading.Event):
                 self._gate.release()
         return self._stopped
 
-    def clear(self) -> None:
-        """Raises TypeError."""
-        raise TypeError("a Stop is set for good")
-
 
 def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread]) -> None:
     callers = torch.get_num_threads()
@@ -299,7 +291,7 @@ def _begin_next(steps: Iterator[Any], begin: Begin, queues: _Queues[Any], promis
         for unit in batch.work.units:
             queues.units.put(partial(batch.do, unit))
         if queues.stop.is_set():  # the threads may have ended before these units came
-            promise.cancel()
+            promise.fail(CancelledError())
     except BaseException as error:
         promise.fail(error)
         # The promise holds the error, whose traceback holds this frame: without `del` they would keep each other.
