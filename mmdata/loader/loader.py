@@ -27,7 +27,7 @@ from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
 from mmdata.loader.position import Position
-from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_again, open_pipeline
+from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pipeline
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
@@ -347,11 +347,11 @@ class Loader(Interoperable):
 
 def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:
     """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them."""
-    pipeline = open_pipeline(data, ranks)
+    pipeline = RankPipeline.from_config(data, ranks)
     plan, builder = pipeline.plan, pipeline.builder
     if (fields := builder.spec.fields) is not None:
         fields.check(plan.rows.planned)
-    return plan, builder, make_source(data, pipeline, partial(open_again, data.model_dump(mode="json"), ranks))
+    return plan, builder, make_source(data, pipeline, partial(open_pipeline, data.model_dump(mode="json"), ranks))
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

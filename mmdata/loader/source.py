@@ -50,6 +50,13 @@ class RankPipeline:
         self.plan, self.builder, self._ranks = plan, builder, ranks
         self.current_epoch = 0
 
+    @classmethod
+    def from_config(cls, data: DataConfig, ranks: Ranks) -> RankPipeline:
+        """The pipeline of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
+        corpus = open_corpus(data)
+        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
+        return cls(plan, BatchBuilder.from_config(data, corpus, plan), ranks)
+
     def steps(self, epoch: int, start: int) -> Generator[Step, None, None]:
         """The steps from step `start` of an epoch on, and those of the next epochs, until an epoch has no steps."""
         # Set by the caller's thread: the generator below first runs in a worker thread, perhaps after `take`.
@@ -111,16 +118,9 @@ def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], R
     )
 
 
-def open_pipeline(data: DataConfig, ranks: Ranks) -> RankPipeline:
-    """The pipeline of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
-    corpus = open_corpus(data)
-    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    return RankPipeline(plan, BatchBuilder.from_config(data, corpus, plan), ranks)
-
-
-def open_again(settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
-    """The pipeline of a section `data`, as JSON, in a worker process."""
-    return open_pipeline(DataConfig.model_validate(settings), ranks)
+def open_pipeline(settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
+    """Open the pipeline of a section `data`, as JSON, in a worker process."""
+    return RankPipeline.from_config(DataConfig.model_validate(settings), ranks)
 
 
 def _checked(opened: Callable[[], RankPipeline], expected: Identity) -> RankPipeline:

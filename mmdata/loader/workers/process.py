@@ -153,9 +153,6 @@ class _WorkerProcess:
         self._unwanted = 0  # how many of these, the first ones, are from before the last `begin`
         try:
             self._connection, theirs = Pipe()
-        except OSError as error:
-            raise ConfigError(f"data.loading.worker_type process: no socket: {error}; {REMEDY}") from error
-        try:
             with theirs:
                 # In a session of its own, so that Ctrl-C at the terminal interrupts the training process alone.
                 self._process = subprocess.Popen(
@@ -165,7 +162,6 @@ class _WorkerProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._connection.close()
             raise ConfigError(
                 f"data.loading.worker_type process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
             ) from error
