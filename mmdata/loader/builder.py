@@ -15,7 +15,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index, ShardStore
-from mmdata.loader.corpus import Corpus, most_shards, needs_hashes, open_corpus
+from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
 from mmdata.loader.fields import Fields
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.reader import RowReader
@@ -23,7 +23,6 @@ from mmdata.loader.unfinished import LoadedBatch, UnfinishedBatch
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
 from mmdata.plan import CaptionSources, IndexRows, Plan, ShardCaptions, Step
-from mmdata.plan.from_config import build_plan
 from mmdata.tars.captions import filled
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
@@ -85,25 +84,22 @@ class BatchBuilder:
     Args:
         index: of the shards.
         spec: what batches are made of.
-        buffers: lends the memory of pixels; default: memory of this process.
 
     Attributes:
         store: reads the shards.
-        buffers: as given.
+        buffers: lends the memory of pixels.
     """
 
-    def __init__(self, index: Index, spec: BatchSpec, *, buffers: BufferPool | None = None) -> None:
+    def __init__(self, index: Index, spec: BatchSpec) -> None:
         self.index, self.spec = index, spec
         self.store = ShardStore(index)
-        self.buffers = buffers or BufferPool()
+        self.buffers = BufferPool()
         self._captions = spec.captions or CaptionSources.in_turn(ShardCaptions(index))
 
     @classmethod
-    def from_config(
-        cls, data: DataConfig, corpus: Corpus, plan: Plan, *, buffers: BufferPool | None = None
-    ) -> BatchBuilder:
+    def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchBuilder:
         """Build a builder from a section `data`, its corpus and its plan."""
-        builder = cls(corpus.index, BatchSpec.from_config(data, corpus, plan), buffers=buffers)
+        builder = cls(corpus.index, BatchSpec.from_config(data, corpus, plan))
         for tars in (builder.store, *corpus.joined.shards.values()):
             tars.open_shards.most = most_shards(data, plan)
         return builder
@@ -158,13 +154,6 @@ class BatchBuilder:
             caption_hash=torch.from_numpy(np.array(reader.caption_hashes(), np.int64)),
             rows=torch.from_numpy(of_rows),
         )
-
-
-def open_builder(data: DataConfig, buffers: BufferPool | None = None) -> tuple[Plan, BatchBuilder]:
-    """The plan and the builder of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
-    corpus = open_corpus(data)
-    plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
-    return plan, BatchBuilder.from_config(data, corpus, plan, buffers=buffers)
 
 
 def _caption(reader: RowReader, i: int) -> str:

@@ -151,7 +151,7 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
 
     Example:
         2 threads, prefetch 2, 1,000 shards: 64 shards stay open, each thread may still read one that was closed, and 32
-        others: 98. With a worker process 6 batches (2 prefetched, 4 more) have 2 shared buffers each: 110.
+        others: 98. With a worker process 6 batches (2 prefetched, 4 more) have 2 files each: 110.
         `most_shards` says how many more shards stay open where this process may open more files.
     """
     joined = MAX_OPEN * sum(one.shards is not None for one in data.join)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,105 +42,37 @@ Samples = ShardStore | JoinedShards
 
 
 @dataclass(frozen=True)
-class MemberField:
-    """One entry of batches whose values lie in a member of each sample.
-
-    Attributes:
-        name: of the entry.
-        selector: names the member, or a value in it.
-        kind: one of `mmdata.tars.members.KINDS`.
-        join: name of the joined tars; "" for the sample's own.
-        missing: what becomes of rows without one, see `DataConfig.missing_fields`.
-    """
-
-    name: str
-    selector: Selector
-    kind: str
-    join: str
-    missing: str
-
-    @property
-    def of(self) -> str:
-        """Name of the setting, for messages."""
-        return f"data.fields.{self.name}"
-
-    @property
-    def source(self) -> str:
-        """As in the settings."""
-        return f"{JOINED}{self.join}:{self.selector}" if self.join else str(self.selector)
-
-    def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
-        """The value of a row.
-
-        Args:
-            samples: finds its members.
-            row: of the index.
-            opened: what has been read of the row, by tars and extension: each member is read and parsed once. The
-                extension "" stands for the list of members.
-            stop: once it is set, reads raise Interrupted.
-
-        Raises:
-            BadSample: there is none (missing_field), or it is damaged.
-        """
-        selector, place = self.selector, (self.join, self.selector.extension)
-        if (self.join, "") not in opened:
-            opened[self.join, ""] = samples.members(row)
-        members: dict[str, IndexedMember] = opened[self.join, ""]
-        if (member := members.get(selector.extension)) is None:
-            listed = ", ".join(f".{extension}" for extension in members)
-            raise BadSample(Reason.MISSING_FIELD, f"{self.of}: no member .{selector.extension} among {listed}")
-        try:
-            if place not in opened:
-                if member.size > MAX_BYTES:
-                    raise BadSample(Reason.BAD_FIELD, f"{member.size:,} bytes; at most {MAX_BYTES:,}")
-                opened[place] = open_member(samples.read_member(row, member, stop), self.kind)
-            if (value := pick(opened[place], selector)) is None:
-                raise BadSample(Reason.MISSING_FIELD, absent(selector, opened[place]))
-            return value
-        except BadSample as bad:
-            name = f"{samples.key(row)}.{member.extension}"
-            raise BadSample(bad.reason, f"{self.of}: member '{name}': {bad.detail}") from bad
-
-
-@dataclass(frozen=True)
 class Column:
-    """What an entry is.
+    """What an entry is: an array, of objects if the values are texts or JSON.
 
     Attributes:
-        kind: tensor, texts, or JSON values.
-        dtype: of a tensor.
+        dtype: of the array.
         shape: of a row's part of it.
+        fill: the value of a row without one: NaN, 0, False, "" or None.
     """
 
-    kind: Literal["tensor", "text", "json"]
-    dtype: np.dtype[Any] = np.dtype(np.float64)  # noqa: RUF009  # immutable
-    shape: tuple[int, ...] = ()
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fill: Any
 
     @classmethod
-    def of(cls, found: list[Any], field: MemberField) -> Column:
-        """What an entry is whose first values are these."""
+    def of(cls, found: list[Any], *, like_first: bool, keeps_missing: bool) -> Column:
+        """What an entry is whose first values are these.
+
+        Args:
+            found: the values.
+            like_first: numbers have the type of the first one; else the one that holds them all.
+            keeps_missing: rows without a value stay, and have NaN.
+        """
         if isinstance(found[0], str):
-            return cls("text")
+            return cls(np.dtype(object), (), "")
         if (first := as_array(found[0])) is None:
-            return cls("json")
+            return cls(np.dtype(object), (), None)
         arrays = [array for value in found if (array := as_array(value)) is not None]
-        dtype = np.result_type(*arrays) if field.kind == "json" else first.dtype
-        if field.missing == "keep" and dtype.kind != "f":
-            dtype = np.dtype(np.float64)  # a row without a value has NaN
-        return cls("tensor", dtype, first.shape)
-
-    @property
-    def fill(self) -> Any:
-        """The value of a row without one: NaN, 0, False, "" or None."""
-        if self.kind == "tensor":
-            return np.nan if self.dtype.kind == "f" else 0
-        return "" if self.kind == "text" else None
-
-    def empty(self, num_rows: int) -> Any:
-        """Values of `num_rows` rows without a value."""
-        if self.kind != "tensor":
-            return [self.fill] * num_rows
-        return np.full((num_rows, *self.shape), self.fill, self.dtype)
+        dtype = first.dtype if like_first else np.result_type(*arrays)
+        if keeps_missing and dtype.kind != "f":
+            dtype = np.dtype(np.float64)
+        return cls(dtype, first.shape, np.nan if dtype.kind == "f" else 0)
 
     def checked(self, value: Any) -> Any:
         """A value as it stands in the entry.
@@ -148,10 +80,8 @@ class Column:
         Raises:
             BadSample: it is of another kind, type or shape.
         """
-        if self.kind == "json":
-            return value
-        if self.kind == "text":
-            if not isinstance(value, str):
+        if self.dtype.kind == "O":
+            if self.fill == "" and not isinstance(value, str):
                 raise BadSample(Reason.BAD_FIELD, f"{excerpt(value)}, and the first rows have texts")
             return value
         array = as_array(value)
@@ -165,6 +95,80 @@ class Column:
         return array
 
 
+@dataclass(frozen=True)
+class MemberField:
+    """One entry of batches whose values lie in a member of each sample.
+
+    Attributes:
+        name: of the entry.
+        selector: names the member, or a value in it.
+        kind: one of `mmdata.tars.members.KINDS`.
+        join: name of the joined tars; "" for the sample's own.
+        missing: what becomes of rows without one, see `DataConfig.missing_fields`.
+        column: what the entry is; None: not known yet.
+    """
+
+    name: str
+    selector: Selector
+    kind: str
+    join: str
+    missing: str
+    column: Column | None = None
+
+    def read(self, samples: Samples, row: int, opened: dict[tuple[str, str], Any], stop: Event) -> Any:
+        """The value of a row.
+
+        Args:
+            samples: finds its members.
+            row: of the index.
+            opened: what has been read of the row, by tars and extension: each member is read and parsed once. The
+                extension "" stands for the list of members.
+            stop: once it is set, reads raise Interrupted.
+
+        Raises:
+            BadSample: there is none (missing_field), it is damaged, or other than the column says.
+        """
+        selector, place = self.selector, (self.join, self.selector.extension)
+        if (self.join, "") not in opened:
+            opened[self.join, ""] = samples.members(row)
+        members: dict[str, IndexedMember] = opened[self.join, ""]
+        if (member := members.get(selector.extension)) is None:
+            listed = ", ".join(f".{extension}" for extension in members)
+            detail = f"data.fields.{self.name}: no member .{selector.extension} among {listed}"
+            raise BadSample(Reason.MISSING_FIELD, detail)
+        try:
+            if place not in opened:
+                if member.size > MAX_BYTES:
+                    raise BadSample(Reason.BAD_FIELD, f"{member.size:,} bytes; at most {MAX_BYTES:,}")
+                opened[place] = open_member(samples.read_member(row, member, stop), self.kind)
+            if (value := pick(opened[place], selector)) is None:
+                raise BadSample(Reason.MISSING_FIELD, absent(selector, opened[place]))
+            return value if self.column is None else self.column.checked(value)
+        except BadSample as bad:
+            name = f"{samples.key(row)}.{member.extension}"
+            raise BadSample(bad.reason, f"data.fields.{self.name}: member '{name}': {bad.detail}") from bad
+
+    def probed(self, samples: Samples, rows: list[int]) -> MemberField:
+        """The same with its column, which the first values among some rows decide.
+
+        Raises:
+            ConfigError: none of the rows has a value; names what their members have.
+        """
+        found: list[Any] = []
+        fault = ""
+        for row in rows:
+            try:
+                found.append(self.read(samples, row, {}, Event()))
+            except BadSample as bad:
+                fault = fault or f"{samples.place(row)}: {bad.detail}"
+            if len(found) == PROBED_VALUES:
+                break
+        if not found:
+            raise ConfigError(f"data.fields.{self.name}: none of the first {len(rows):,} rows has a value: {fault}")
+        column = Column.of(found, like_first=self.kind != "json", keeps_missing=self.missing == "keep")
+        return replace(self, column=column)
+
+
 class Fields:
     """What `data.fields` adds to each batch.
 
@@ -175,7 +179,6 @@ class Fields:
 
     Attributes:
         members: the entries that lie in members.
-        columns: what these are; set by `probe`.
 
     Raises:
         ConfigError: a name that batches have already, or no such source; the nearest one is named.
@@ -183,8 +186,7 @@ class Fields:
 
     def __init__(self, data: RowsConfig, index: Index, joined: Joined) -> None:
         self.members: list[MemberField] = []
-        self.columns: list[Column] = []
-        self._index, self._joined, self._settings = index, joined, data.fields
+        self._joined, self._settings = joined, data.fields
         self._tables: dict[str, str] = {}  # entry to column
         for name, source in data.fields.items():
             if name in Batch.__annotations__:
@@ -197,24 +199,16 @@ class Fields:
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
-        """Those of a section `data`, whose plan says which rows come first.
+        """Those of a section `data`, whose plan says which rows come first: they decide what the entries are.
 
         Raises:
-            ConfigError: see `Fields` and `probe`.
-        """
-        fields = cls(data, index, joined)
-        fields.probe(plan.rows.first(PROBED_ROWS))
-        return fields
-
-    def probe(self, rows: NDArray[np.int64]) -> None:
-        """Decide what the entries of members are, by the first rows, int64 (n,).
-
-        Raises:
-            ConfigError: none of the rows has a value; names what their members have.
+            ConfigError: see `Fields` and `MemberField.probed`.
             DataError: a shard is not the one that was indexed.
         """
-        samples = self._samples(ShardStore(self._index))
-        self.columns = [_probed(field, samples[field.join], rows.tolist()) for field in self.members]
+        fields = cls(data, index, joined)
+        samples, rows = fields._samples(ShardStore(index)), plan.rows.first(PROBED_ROWS).tolist()
+        fields.members = [field.probed(samples[field.join], rows) for field in fields.members]
+        return fields
 
     @cached_property  # not in worker processes: vectors of all rows may be many GB
     def values(self) -> dict[str, ColumnValues]:
@@ -260,7 +254,7 @@ class Fields:
 
     def begin(self, num_rows: int, store: ShardStore, stop: Event | None) -> FieldEntries:
         """The entries of members of a batch of `num_rows` rows, without values yet; `store` reads the shards."""
-        return FieldEntries(self, self._samples(store), num_rows, stop or Event())
+        return FieldEntries(self.members, self._samples(store), num_rows, stop or Event())
 
     def _samples(self, store: ShardStore) -> dict[str, Samples]:
         return {"": store, **self._joined.shards}
@@ -276,10 +270,14 @@ class FieldEntries:
         stop: once it is set, reads raise Interrupted.
     """
 
-    def __init__(self, fields: Fields, samples: dict[str, Samples], num_rows: int, stop: Event) -> None:
+    def __init__(self, fields: list[MemberField], samples: dict[str, Samples], num_rows: int, stop: Event) -> None:
         self._samples, self._stop = samples, stop
-        pairs = zip(fields.members, fields.columns, strict=True)
-        self._entries = [(field, column, column.empty(num_rows)) for field, column in pairs]
+        self._entries: list[tuple[MemberField, Column, NDArray[Any]]] = []
+        for field in fields:
+            column = field.column
+            assert column is not None, "the first rows have decided it"
+            values = np.full((num_rows, *column.shape), column.fill, column.dtype)
+            self._entries.append((field, column, values))
 
     def write(self, row: int, place: int) -> None:
         """Read the values of a row of the index, and write them into row `place` of the batch.
@@ -289,14 +287,10 @@ class FieldEntries:
             DataError: the same, where that is an error.
         """
         opened: dict[tuple[str, str], Any] = {}
-        for field, column, values in self._entries:
+        for field, _, values in self._entries:
             samples = self._samples[field.join]
             try:
-                value = field.read(samples, row, opened, self._stop)
-                try:
-                    values[place] = column.checked(value)
-                except BadSample as bad:
-                    raise BadSample(bad.reason, f"{field.of}: {field.source}: {bad.detail}") from bad
+                values[place] = field.read(samples, row, opened, self._stop)
             except BadSample as bad:
                 if field.missing == "keep" and bad.reason is Reason.MISSING_FIELD:
                     continue
@@ -308,11 +302,9 @@ class FieldEntries:
     def entries(self, valid: Tensor) -> dict[str, Tensor | list[Any]]:
         """The entries of the batch, without values where not `valid` (B,)."""
         result: dict[str, Tensor | list[Any]] = {}
-        bad = np.flatnonzero(~valid.numpy()).tolist()
         for field, column, values in self._entries:
-            for place in bad:
-                values[place] = column.fill
-            result[field.name] = values if isinstance(values, list) else torch.from_numpy(values)
+            values[~valid.numpy()] = column.fill
+            result[field.name] = values.tolist() if column.dtype.kind == "O" else torch.from_numpy(values)
         return result
 
 
@@ -331,21 +323,6 @@ def _member_field(name: str, source: str, joined: Joined, data: RowsConfig) -> M
     raise ConfigError(
         f"{of}: no source '{source}'{meant(source, known)}{joins}, and members of the samples are written {KNOWN}"
     )
-
-
-def _probed(field: MemberField, samples: Samples, rows: list[int]) -> Column:
-    found: list[Any] = []
-    fault = ""
-    for row in rows:
-        try:
-            found.append(field.read(samples, row, {}, Event()))
-        except BadSample as bad:
-            fault = fault or f"{samples.place(row)}: {bad.detail}"
-        if len(found) == PROBED_VALUES:
-            break
-    if not found:
-        raise ConfigError(f"{field.of}: none of the first {len(rows):,} rows has a value: {fault}")
-    return Column.of(found, field)
 
 
 def _words(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:

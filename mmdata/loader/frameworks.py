@@ -6,11 +6,10 @@ It does not depend on how batches are made.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
-from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar, cast
 
 from typing_extensions import Self
 
@@ -20,16 +19,23 @@ from mmdata.errors import excerpt
 Initializer = TypeVar("Initializer", bound=Callable[..., None])
 
 
-class Interoperable(ABC):
+class Interoperable:
     """The part of a Loader or a Stream that training frameworks use."""
 
-    @abstractmethod
+    _how_to_skip: ClassVar[str] = (
+        "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
+        "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this rank"
+    )
+    _how_to_look: ClassVar[str] = "`loader.index[3]` is one row to look at. "
+    _how_to_make: ClassVar[str] = "Loader.from_config(config, rank=rank, world_size=world_size)"
+
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of an epoch."""
+        raise NotImplementedError
 
-    @abstractmethod
     def close(self) -> None:
         """End what runs between iterations, and drop what it has made; iterating again is possible."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         """`with loader:` closes the loader at the end."""
@@ -54,7 +60,7 @@ class Interoperable(ABC):
     def dataset(self) -> NoReturn:
         """Raises AttributeError with the remedy; `accelerate.skip_first_batches` reads it, for one."""
         raise AttributeError(
-            f"a {type(self).__name__} is no torch DataLoader and has no `dataset`: {self._how_to_skip()}"
+            f"a {type(self).__name__} is no torch DataLoader and has no `dataset`: {self._how_to_skip}"
         )
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -62,7 +68,7 @@ class Interoperable(ABC):
         kind = type(self).__name__
         raise TypeError(
             f"a {kind} gives whole batches when it is iterated (`for batch in …`), and has no rows to ask for: use it "
-            f"in place of torch's DataLoader, not inside one. {self._how_to_look()}In the Hugging Face Trainer use "
+            f"in place of torch's DataLoader, not inside one. {self._how_to_look}In the Hugging Face Trainer use "
             "mmdata.integrations.huggingface.LoaderTrainer"
         )
 
@@ -71,25 +77,9 @@ class Interoperable(ABC):
         kind = type(self).__name__
         raise TypeError(
             f"a {kind} cannot be copied or pickled: it has threads, open files and the position of one rank. Make "
-            f"another from the same settings, in the process that uses it ({self._how_to_make()}), and give it the "
+            f"another from the same settings, in the process that uses it ({self._how_to_make}), and give it the "
             "position with load_state_dict(state_dict())"
         )
-
-    def _how_to_skip(self) -> str:
-        """How to skip the first batches of an epoch."""
-        return (
-            "to begin an epoch at its batch 3, loader.load_state_dict({**loader.state_dict(), 'step': 3}), which reads "
-            "nothing of the others. It need not go through Accelerator.prepare: its batches are already those of this "
-            "rank"
-        )
-
-    def _how_to_look(self) -> str:
-        """How to look at one row, with a space behind; "" if there is no way."""
-        return "`loader.index[3]` is one row to look at. "
-
-    def _how_to_make(self) -> str:
-        """How to make another one."""
-        return "Loader.from_config(config, rank=rank, world_size=world_size)"
 
 
 def refuses_settings(initialize: Initializer) -> Initializer:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from mmdata.config.loading import LoadingConfig
 from mmdata.errors import ConfigError, DataError, Reason
 from mmdata.files import naming, read_json_lines, write_whole
 from mmdata.launcher import Ranks
@@ -20,14 +19,17 @@ logger = logging.getLogger("mmdata")
 
 MIN_ROWS_FOR_RATE = 1000
 """Rows seen before the share of bad rows is checked: among fewer rows a share says little."""
-MIN_FAILED_TRANSFORMS = 4
-"""Rows that a transform must have failed on, with no row usable, to be called defective: a row may be at fault."""
-TRANSFORMS = {"data.transform": Reason.TRANSFORM_FAILED, "data.text_transform": Reason.TEXT_TRANSFORM_FAILED}
-"""Settings that name code of the user, and the reason of the rows that it fails on."""
-USUAL_BAD_SHARE: float = LoadingConfig.model_fields["max_bad_share"].default
-"""Default of max_bad_share. A higher one says that rows are expected to fail, perhaps all of the first ones."""
 KEPT_ENTRIES = 10_000
 """Entries that a ledger keeps in memory; a file holds all (`Ledger.write_to`)."""
+LIMIT = "data.loading.max_bad_share sets the limit"
+VERIFY = "`mmdata verify` checks the shards"
+ADVICE = {
+    Reason.MISSING_FIELD: "data.missing_fields: keep (of joined tars missing: keep in data.join) keeps rows without a "
+    'value, with NaN, "" or None',
+    Reason.TRANSFORM_FAILED: "data.transform raised or gave other pixels than it should",
+    Reason.TEXT_TRANSFORM_FAILED: "data.text_transform raised or gave something else than a text",
+}
+"""What to do about rows that are masked for a reason. For others it is `VERIFY`: no shard is at fault for these."""
 
 Stage = Literal["read", "decode", "transform", "caption", "field"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -77,6 +79,11 @@ class RowCounts:
     def __sub__(self, other: RowCounts) -> RowCounts:
         return RowCounts(self.seen - other.seen, self.masked - other.masked)
 
+    @property
+    def reasons(self) -> str:
+        """How many were masked for each reason, for messages."""
+        return ", ".join(f"{reason} {count}" for reason, count in self.masked.most_common())
+
     def state(self) -> dict[str, Any]:
         """The entries of a loader's state."""
         return {"rows_seen": self.seen, "rows_masked": dict(self.masked)}
@@ -121,8 +128,7 @@ class Ledger(list[LedgerEntry]):
         self._path: Path | None = None
 
     def __repr__(self) -> str:
-        counts = self.counts
-        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
+        counts, reasons = self.counts, self.counts.reasons
         return f"Ledger({counts.masked.total():,} of {counts.seen:,} rows masked{reasons and ': '}{reasons})"
 
     @property
@@ -161,8 +167,7 @@ class Ledger(list[LedgerEntry]):
         """Add the rows of one batch.
 
         Raises:
-            DataError: with one rank, more than `max_bad_share` of the rows could not be used; with any number, the
-                transform failed on each of the first rows, and `max_bad_share` is not above its default.
+            DataError: with one rank, more than `max_bad_share` of the rows could not be used.
         """
         # Each reason is logged once: a corpus with a common fault would flood the log.
         logged = set(self.own.masked)
@@ -184,21 +189,8 @@ class Ledger(list[LedgerEntry]):
         if entries and self._path is not None:
             with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(entry)) + "\n" for entry in entries)
-        if self._has_defect():
-            self.judge(self.counts)
         if self.counts.seen >= MIN_ROWS_FOR_RATE:
             self.check()
-
-    def _has_defect(self) -> bool:
-        """Whether no row could be used so far, and a transform failed on enough of them.
-
-        This is a defect in code, which every rank has, so each may end without the others.
-        """
-        # All rows of a batch have one image shape: a transform that fails on that shape alone can fail on every row of
-        # the first batches, and the share of the corpus may still be one that the user allows. So the share decides.
-        failed = max(self.own.masked[reason.value] for reason in TRANSFORMS.values())
-        is_all = self.counts.masked.total() >= self.counts.seen
-        return is_all and failed >= MIN_FAILED_TRANSFORMS and self._max_bad_share <= USUAL_BAD_SHARE
 
     def check(self) -> None:
         """Check the rows of this rank: raises a DataError; with several ranks, warns once instead."""
@@ -223,11 +215,13 @@ class Ledger(list[LedgerEntry]):
         """Raise a DataError if more than `max_bad_share` of the rows in `counts` are masked."""
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
-            listed = ", ".join(f"{reason} {count}" for reason, count in counts.masked.most_common())
             first = "".join(f"; the first: {entry.sample}: {entry.detail}{_command(entry)}" for entry in self[:1])
+            advice = [text for reason, text in ADVICE.items() if counts.masked[reason.value]]
+            if not set(counts.masked) <= {reason.value for reason in ADVICE} and "mmdata verify" not in first:
+                advice.insert(0, VERIFY)
             raise DataError(
-                f"{bad} of {counts.seen} rows could not be used ({listed}), more than max_bad_share "
-                f"{self._max_bad_share:.1%}{first}. {_advice(counts, first)}"
+                f"{bad} of {counts.seen} rows could not be used ({counts.reasons}), more than max_bad_share "
+                f"{self._max_bad_share:.1%}{first}. {'; '.join([*advice, LIMIT])}"
             )
 
 
@@ -236,23 +230,6 @@ def _command(entry: LedgerEntry) -> str:
     if entry.offset < 0:
         return ""
     return f"; `mmdata replay CONFIG {entry.row} --epoch {entry.epoch}` makes this row alone"
-
-
-def _advice(counts: RowCounts, said: str) -> str:
-    """What to do about the reasons of masked rows, unless it is said: only shards can be verified, not a transform."""
-    of_transforms = {name: counts.masked[reason.value] for name, reason in TRANSFORMS.items()}
-    missing = counts.masked[Reason.MISSING_FIELD.value]
-    others = counts.masked.total() - sum(of_transforms.values()) - missing
-    of_shards = "" if "mmdata verify" in said or not others else "`mmdata verify` checks the shards; "
-    if missing:
-        of_shards += (
-            "data.missing_fields: keep (of joined tars missing: keep in data.join) keeps rows without a value, with "
-            'NaN, "" or None; '
-        )
-    gave = {"data.transform": "other pixels than it should", "data.text_transform": "something else than a text"}
-    failed = "".join(f"{name} raised or gave {gave[name]}; " for name, bad in of_transforms.items() if bad)
-    higher = f"; above {USUAL_BAD_SHARE:.0%} a transform may fail on all of the first rows, which have one shape"
-    return f"{of_shards}{failed}data.loading.max_bad_share sets the limit{higher if failed else ''}"
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:

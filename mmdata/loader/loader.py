@@ -22,7 +22,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.errors import counted
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.builder import BatchBuilder, open_builder
+from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.frameworks import Interoperable, refuses_settings
 from mmdata.loader.identity import Identity, identity_of, other_shards
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
@@ -347,11 +347,11 @@ class Loader(Interoperable):
 
 def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:
     """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them."""
-    plan, builder = open_builder(data)
+    pipeline = RankPipeline.from_config(data, ranks)
+    plan, builder = pipeline.plan, pipeline.builder
     if (fields := builder.spec.fields) is not None:
         fields.check(plan.rows.planned)
-    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks)
-    return plan, builder, make_source(data, RankPipeline(plan, builder, ranks), opened)
+    return plan, builder, make_source(data, pipeline, partial(open_pipeline, data.model_dump(mode="json"), ranks))
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.config.batches import BatchesConfig
 from mmdata.errors import ConfigError
-from mmdata.launcher import resolve_ranks
+from mmdata.launcher import Ranks
 from mmdata.loader.loader import Loader, open_parts
 from mmdata.plan.groups import save_groups
 
@@ -36,13 +36,11 @@ class RegroupedLoader(Loader):
     def __init__(self, data: DataConfig, folder: Path, *, rank: int, world_size: int) -> None:
         assert data.groups is not None, "the source is 'run'"
         assert data.groups.size is not None, "checked with the settings"
-        ranks = resolve_ranks(rank, world_size)
-        plan, builder, source = open_parts(data, ranks)
+        plan, builder, source = open_parts(data, Ranks(rank, world_size))
         max_bad_share = data.loading.max_bad_share
-        super().__init__(plan, builder, **ranks._asdict(), max_bad_share=max_bad_share, source=source)
-        self._data, self._folder, self._ranks = data, folder, ranks
-        self.every_epochs, self.group_size = data.groups.every_epochs, data.groups.size
-        self.max_similarity = data.groups.max_similarity
+        super().__init__(plan, builder, rank=rank, world_size=world_size, max_bad_share=max_bad_share, source=source)
+        self._data, self._folder, self._groups = data, folder, data.groups
+        self.group_size, self.max_similarity = data.groups.size, data.groups.max_similarity
         self._groups_of: int | None = None  # epoch that the groups were made for
 
     @property
@@ -52,7 +50,7 @@ class RegroupedLoader(Loader):
 
     def is_due(self, epoch: int) -> bool:
         """Whether an epoch begins with groups of its own."""
-        return epoch > 0 and epoch % self.every_epochs == 0
+        return epoch > 0 and epoch % self._groups.every_epochs == 0
 
     def has_groups(self, epoch: int) -> bool:
         """Whether the file of an epoch is there already."""
@@ -90,17 +88,15 @@ class RegroupedLoader(Loader):
 
     def _go_on_with(self, groups_of: int | None) -> None:
         """Go on with the groups of an epoch, or without any."""
-        assert self._data.groups is not None, "the source is 'run'"
         source = "run" if groups_of is None else str(self._file(groups_of))
         if groups_of is not None and not self._file(groups_of).is_file():
             raise ConfigError(
                 f"'{source}': the run's groups of epoch {groups_of} are gone, and others would give other batches: "
                 "put the file back, or begin a new run (another train.output)"
             )
-        groups = self._data.groups.model_copy(update={"source": source})
         self.close()
-        data = self._data.model_copy(update={"groups": groups})
-        self.plan, self.builder, self._source = open_parts(data, self._ranks)
+        data = self._data.model_copy(update={"groups": self._groups.model_copy(update={"source": source})})
+        self.plan, self.builder, self._source = open_parts(data, Ranks(self.rank, self.world_size))
         vars(self).pop("identity", None)  # it names the plan
         self._groups_of = groups_of
 

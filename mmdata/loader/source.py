@@ -15,14 +15,15 @@ from mmdata.config import DataConfig
 from mmdata.config.settings import is_importable, name_of
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.builder import BatchBuilder, open_builder
+from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.corpus import open_corpus
 from mmdata.loader.identity import Identity, identity_of
 from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.unfinished import LoadedBatch
-from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.process import Task, WorkerProcesses
+from mmdata.loader.workers.process import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import Plan, Step
+from mmdata.plan.from_config import build_plan
 from mmdata.processes import most_workers
 
 logger = logging.getLogger("mmdata")
@@ -40,13 +41,21 @@ class RankPipeline:
         ranks: which share of each global batch.
 
     Attributes:
+        plan, builder: as given.
         current_epoch: the epoch of the batches that the caller takes. No shard of a later epoch is fetched before a
             worker needs it, because the caller may never ask for that epoch.
     """
 
     def __init__(self, plan: Plan, builder: BatchBuilder, ranks: Ranks) -> None:
-        self._plan, self._builder, self._ranks = plan, builder, ranks
+        self.plan, self.builder, self._ranks = plan, builder, ranks
         self.current_epoch = 0
+
+    @classmethod
+    def from_config(cls, data: DataConfig, ranks: Ranks) -> RankPipeline:
+        """The pipeline of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
+        corpus = open_corpus(data)
+        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
+        return cls(plan, BatchBuilder.from_config(data, corpus, plan), ranks)
 
     def steps(self, epoch: int, start: int) -> Generator[Step, None, None]:
         """The steps from step `start` of an epoch on, and those of the next epochs, until an epoch has no steps."""
@@ -56,20 +65,20 @@ class RankPipeline:
 
     def begin(self, step: Step, stop: Event | None = None) -> Work:
         """The work on a step."""
-        return self._builder.begin(step, stop)
+        return self.builder.begin(step, stop)
 
     def stop(self) -> None:
         """End what the steps wait for."""
-        self._plan.stop()
+        self.plan.stop()
 
     def identity(self) -> Identity:
         """What the batches depend on."""
-        return identity_of(self._plan, self._builder.spec)
+        return identity_of(self.plan, self.builder.spec)
 
     def _from(self, epoch: int, start: int) -> Generator[Step, None, None]:
-        index, store = self._builder.index, self._builder.store
+        index, store = self.builder.index, self.builder.store
         while True:
-            steps = self._plan.steps(epoch, start=start, rank=self._ranks.rank, world_size=self._ranks.world_size)
+            steps = self.plan.steps(epoch, start=start, rank=self._ranks.rank, world_size=self._ranks.world_size)
             if not index.caches:  # all shards are on a local disk
                 yield from steps
             else:
@@ -79,13 +88,11 @@ class RankPipeline:
                 with closing(ShardPrefetcher(steps, index, store)) as prefetched:
                     yield from prefetched
             epoch, start = epoch + 1, 0
-            if not self._plan.has_steps(epoch):
+            if not self.plan.has_steps(epoch):
                 return
 
 
-def make_source(
-    data: DataConfig, pipeline: RankPipeline, opened: Callable[[BufferPool], RankPipeline] | None
-) -> BatchSource:
+def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], RankPipeline] | None) -> BatchSource:
     """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
 
     Args:
@@ -106,17 +113,19 @@ def make_source(
             "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
         )
     checked = partial(_checked, opened, pipeline.identity())
-    return WorkerProcesses(Task(checked, loading.num_processes, num_threads, loading.prefetch_batches))
+    return WorkerProcesses(
+        checked, num_processes=loading.num_processes, num_threads=num_threads, prefetch=loading.prefetch_batches
+    )
 
 
-def open_pipeline(settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+def open_pipeline(settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
     """Open the pipeline of a section `data`, as JSON, in a worker process."""
-    return RankPipeline(*open_builder(DataConfig.model_validate(settings), buffers), ranks)
+    return RankPipeline.from_config(DataConfig.model_validate(settings), ranks)
 
 
-def _checked(opened: Callable[[BufferPool], RankPipeline], expected: Identity, buffers: BufferPool) -> RankPipeline:
+def _checked(opened: Callable[[], RankPipeline], expected: Identity) -> RankPipeline:
     """Open a pipeline in a worker process, whose batches must be those of the training process."""
-    pipeline = opened(buffers)
+    pipeline = opened()
     if (found := pipeline.identity()) != expected:
         raise DataError(
             f"the loader's worker process made another plan, {found}, than this process, {expected}: the shards or the "

@@ -27,7 +27,6 @@ from mmdata.loader.source import RankPipeline, make_source
 from mmdata.loader.stream_plan import Reading, StreamPlan, TarWindow
 from mmdata.loader.stream_tars import GrowingIndex, SampleTars, TarFiles, TarIndexer, TarSource
 from mmdata.loader.unfinished import LoadedBatch
-from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
@@ -121,9 +120,7 @@ def stream(
     return Stream(SampleTars(samples, data), data, ranks, steps_per_epoch=steps_per_epoch)
 
 
-def open_stream(
-    source: TarSource, data: DataConfig, *, buffers: BufferPool | None = None
-) -> tuple[StreamPlan, BatchBuilder]:
+def open_stream(source: TarSource, data: DataConfig) -> tuple[StreamPlan, BatchBuilder]:
     """The plan of a stream, and what makes its batches; reads the first window.
 
     Raises:
@@ -139,7 +136,7 @@ def open_stream(
     index = GrowingIndex(tars, first.tars)
     captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
     plan = StreamPlan(data, index, captions, bucket_policy(data, index, captions), reading)
-    builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan, buffers=buffers)
+    builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan)
     # One more: a window ends with the tar that completes it.
     of_window = len(first.tars) * source.window_rows // rows + 1
     builder.store.open_shards.most = most_of_windows(data, of_window, source.num_tars)
@@ -147,10 +144,10 @@ def open_stream(
     return plan, builder
 
 
-def open_pipeline(shards: list[str], settings: dict[str, Any], ranks: Ranks, buffers: BufferPool) -> RankPipeline:
+def open_pipeline(shards: list[str], settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
     """Open the pipeline of a stream, whose settings are JSON, in a worker process."""
     data = DataConfig.model_validate(settings)
-    return RankPipeline(*open_stream(TarFiles(shards, data), data, buffers=buffers), ranks)
+    return RankPipeline(*open_stream(TarFiles(shards, data), data), ranks)
 
 
 class Stream(Loader):
@@ -171,6 +168,13 @@ class Stream(Loader):
     """
 
     _kind = "stream"
+    _how_to_skip = (
+        "to skip the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and call "
+        "stream.load_state_dict(stream.state_dict()). A stream need not go through Accelerator.prepare: its batches "
+        "are already those of this rank"
+    )
+    _how_to_look = ""
+    _how_to_make = "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
     def __init__(
         self, source: TarSource, data: DataConfig, ranks: Ranks, *, steps_per_epoch: int | None = None
@@ -297,19 +301,6 @@ class Stream(Loader):
         self.stats.masked += len(mark["left_out"])
         left_out = [LedgerEntry(epoch, step, -1, stage="read", **line) for line in mark["left_out"]]
         return left_out + [replace(entry, epoch=epoch, step=step) for entry in made.masked]
-
-    def _how_to_skip(self) -> str:
-        return (
-            "to skip the first 3 batches of an epoch, take them (`for _ in itertools.islice(stream, 3)`) and call "
-            "stream.load_state_dict(stream.state_dict()). A stream need not go through Accelerator.prepare: its "
-            "batches are already those of this rank"
-        )
-
-    def _how_to_look(self) -> str:
-        return ""
-
-    def _how_to_make(self) -> str:
-        return "mmdata.stream(shards, config, rank=rank, world_size=world_size, steps_per_epoch=steps)"
 
 
 def _no_sample(source: TarSource, window: TarWindow) -> DataError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,6 @@ from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64
-from mmdata.loader import source
 from tests.flat_settings import grouped
 
 from .conftest import Corpus
@@ -96,15 +94,6 @@ def test_transform_without_a_name_is_refused_in_a_worker_process(corpus: Corpus)
     )
     with pytest.raises(ConfigError, match=message):
         corpus.loader(transform=unnamed(torch.clone), worker_type="process")
-
-
-def test_transform_without_a_name_takes_threads_where_there_is_a_gpu(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setattr(source, "has_gpu", lambda: True)
-    caplog.set_level(logging.WARNING, "mmdata")
-    assert not source.is_process(DataConfig.model_validate({**corpus.settings, "transform": v2.RandomCrop(8)}))
-    assert "another process cannot import transform 'torchvision.transforms.v2._geometry:RandomCrop', so" in caplog.text
 
 
 @pytest.mark.parametrize(

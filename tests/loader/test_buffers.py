@@ -13,21 +13,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mmdata.loader.stats import Stats
-from mmdata.loader.workers.buffers import BufferPool, own_memory
+from mmdata.loader.workers import buffers
+from mmdata.loader.workers.buffers import BufferPool
 from tests.programs import PATIENCE_S
 
 SHAPE = (2, 3, 4, 5)
 
 
-def test_ring_lends_what_was_asked_for():
-    tensor = BufferPool().lend(SHAPE)
-    assert (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous()) == (torch.uint8, SHAPE, True)
-
-
-def test_ring_lends_memory_again_when_it_was_dropped():
+def test_ring_lends_what_was_asked_for_and_its_memory_again_when_that_was_dropped():
     ring = BufferPool()
     tensor = ring.lend(SHAPE)
+    assert (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous()) == (torch.uint8, SHAPE, True)
     place = tensor.data_ptr()
     del tensor
     assert ring.lend(SHAPE).data_ptr() == place
@@ -59,13 +55,15 @@ def test_ring_keeps_memory_that_something_still_looks_at(view):
 
 
 class Allocated:
-    """Allocates, and knows how many of its arrays are alive."""
+    """Allocates in place of numpy, and knows how many of its arrays are alive."""
+
+    uint8 = np.uint8
 
     def __init__(self) -> None:
         self._arrays: list[weakref.ref[NDArray[np.uint8]]] = []
 
-    def __call__(self, size: int) -> NDArray[np.uint8]:
-        array = own_memory(size)
+    def empty(self, size: int, dtype: type[np.uint8]) -> NDArray[np.uint8]:
+        array = np.empty(size, dtype)
         self._arrays.append(weakref.ref(array))
         return array
 
@@ -73,9 +71,15 @@ class Allocated:
         return sum(array() is not None for array in self._arrays)
 
 
-def test_ring_replaces_memory_that_is_too_small():
-    allocated = Allocated()
-    ring = BufferPool(allocated)
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> Allocated:
+    counting = Allocated()
+    monkeypatch.setattr(buffers, "np", counting)
+    return counting
+
+
+def test_ring_replaces_memory_that_is_too_small(allocated: Allocated):
+    ring = BufferPool()
     for side in range(1, 50):
         ring.lend((1, 3, side, side))
     assert len(allocated) == 1
@@ -105,9 +109,8 @@ def test_an_interrupt_is_not_lost_where_memory_comes_back(monkeypatch):
     assert (caught, lost) == (300, [])
 
 
-def test_ring_serves_many_threads():
-    allocated = Allocated()
-    ring = BufferPool(allocated)
+def test_ring_serves_many_threads(allocated: Allocated):
+    ring = BufferPool()
     wrong: list[int] = []
 
     def work(value: int) -> None:
@@ -148,14 +151,3 @@ def test_ring_does_not_wait_for_itself_when_garbage_is_collected():
         assert not thread.is_alive(), "deadlock"
     finally:
         gc.set_threshold(*before)
-
-
-def test_stats_are_summed():
-    stats = Stats(wait_s=1.0, rows=2, masked=1, tokens=6, token_places=8)
-    stats.add(Stats(wait_s=0.5, transfer_s=2.0, rows=3, tokens=1, token_places=2))
-    assert stats == Stats(wait_s=1.5, transfer_s=2.0, rows=5, masked=1, tokens=7, token_places=10)
-    assert stats.padding_share == pytest.approx(0.3)
-
-
-def test_stats_of_nothing_have_no_padding():
-    assert Stats().padding_share == 0.0

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmdata.config.loading import LoadingConfig
 from mmdata.errors import DataError
 from mmdata.launcher import Ranks
-from mmdata.loader.ledger import USUAL_BAD_SHARE, Ledger, LedgerEntry, RowCounts
+from mmdata.loader.ledger import Ledger, LedgerEntry, RowCounts
 
 from .conftest import Corpus
 
@@ -79,30 +78,6 @@ def test_ledger_judges_by_what_was_counted_before_the_run_was_resumed():
     ledger.restore(RowCounts(1000, Counter(corrupt_image=51)))
     with pytest.raises(DataError, match=r"\(corrupt_image 51\), more than max_bad_share 5\.0%\. `mmdata verify`"):
         ledger.check()
-
-
-def test_ledger_raises_once_a_transform_has_failed_on_all_of_the_first_rows_on_every_rank():
-    failed = [entry(0, 0, row, "transform_failed") for row in range(4)]
-    ledger = Ledger(0.05, Ranks(1, 2))
-    ledger.add(failed[:3], 3)
-    with pytest.raises(
-        DataError, match=r"^4 of 4 rows could not be used .* 'k': d; `mmdata replay .* data\.transform raised"
-    ):
-        ledger.add(failed[3:], 1)
-    usable = Ledger(0.05)
-    usable.add(failed[:3], 4)
-    usable.add(failed, 4)  # one row could be used: the share decides
-    Ledger(1.0).add(failed, 4)
-    Ledger(0.06).add(failed, 4)  # above the default: the share decides
-    with pytest.raises(DataError, match=r"^900 of 1000 rows could not be used"):
-        Ledger(0.06).add([entry(0, 0, row, "transform_failed") for row in range(900)], 1000)
-    resumed = Ledger(0.05)
-    resumed.earlier = RowCounts(100, Counter())  # rows that could be used before the run was resumed
-    resumed.add(failed, 4)
-
-
-def test_default_of_max_bad_share_is_the_share_above_which_rows_are_expected_to_fail():
-    assert LoadingConfig().max_bad_share == USUAL_BAD_SHARE
 
 
 def test_ledger_advises_to_verify_shards_only_for_what_is_in_them():

@@ -23,6 +23,7 @@ def test_stats_add_and_since_undo_each_other():
     assert total.since(a).workers["w1"] == {"read": 0.25, "rows": 2}
     assert total.since(a).wall_s == b.wall_s
     assert a.rows == 3  # a copy is its own
+    assert (Stats().padding_share, Stats(tokens=7, token_places=10).padding_share) == (0.0, pytest.approx(0.3))
 
 
 def timed(**seconds: tuple[float, float]) -> Stats:

@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,13 +92,6 @@ def test_worker_process_older_of_two_iterations_stops(corpus: Corpus, same: Same
     assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))
 
 
-def test_worker_process_without_workers_is_not_started(corpus: Corpus, same: Same):
-    loader = corpus.loader(num_workers=0, **PROCESS)
-    iterator = iter(loader)
-    assert same(next(iterator), next(iter(corpus.loader())))
-    assert worker_processes() == []
-
-
 # Memory
 
 
@@ -134,11 +126,10 @@ def test_worker_process_memory_is_used_again_and_nothing_grows_over_epochs(corpu
     for _ in range(20):
         for batch in loader:
             places.add(batch["pixel_values"].data_ptr())
-            places.add(batch["input_ids"].data_ptr())
             del batch
         files.append(open_files())
-    assert len(places) <= 2 * 5  # two ahead, one in use, one just dropped, one more when the epoch begins
-    assert max(files) <= before + 1 + len(places)
+    assert len(places) <= 5  # two ahead, one in use, one just dropped, one more when the epoch begins
+    assert max(files) <= before + 1 + 2 * len(places)
     assert sorted(os.listdir("/dev/shm")) == shm
     del loader
     gc.collect()
@@ -206,13 +197,6 @@ def test_worker_process_transform_that_fails_at_import_is_an_error(
             next(iter(loader))
         assert "my_transforms.py" in str(caught.value.__cause__)
         assert str(caught.value.__cause__).startswith("in the loader's worker process:\nTraceback")
-
-
-def test_worker_process_refuses_a_transform_of_the_program_itself(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules["__main__"], "mine", lambda image, size, generator: image, raising=False)
-    message = r"'__main__:mine': data\.loading\.worker_type is process, .* a file of its own, or"
-    with pytest.raises(ConfigError, match=message):
-        corpus.loader(**PROCESS, transform="__main__:mine")
 
 
 def test_worker_process_error_of_a_shard_keeps_its_type_and_ends_the_epoch(corpus: Corpus, tmp_path: Path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -43,30 +42,16 @@ class Lending(Generic[T]):
         return [self._lent.pop(id(self._gone.popleft()))[1] for _ in range(len(self._gone))]
 
 
-def own_memory(size: int) -> NDArray[np.uint8]:
-    """`size` bytes of this process's memory."""
-    return np.empty(size, np.uint8)
-
-
 class BufferPool:
     """Lends uint8 tensors. Thread-safe.
 
     To allocate a batch anew would cost a page fault for every 4 KiB, about as much time as to copy the batch.
-
-    Args:
-        allocate: returns an array of at least this many bytes.
     """
 
-    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = own_memory) -> None:
-        self._allocate = allocate
+    def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
         self._lending: Lending[NDArray[np.uint8]] = Lending()
         self._lock = new_lock()
-
-    def abandon_lent(self) -> None:
-        """Never lend the buffers again that are lent now: each is freed when the last tensor that shares it is gone."""
-        with self._lock:
-            self._lending = Lending()
 
     def lend(self, shape: tuple[int, ...]) -> Tensor:
         """A uint8 tensor of the given shape, with arbitrary content."""
@@ -79,7 +64,7 @@ class BufferPool:
                 # All free buffers are too small. Drop one for the larger one, so that the number of buffers stays.
                 self._free.pop()
         if buffer is None:
-            buffer = self._allocate(size)
+            buffer = np.empty(size, np.uint8)
         # The tensor's storage keeps this view alive: when the view is collected, no tensor shares the memory any more.
         view = buffer[:size]
         self._lending.add(view, buffer)

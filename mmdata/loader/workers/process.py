@@ -1,12 +1,13 @@
 """Worker processes: threads with interpreters of their own, whose batches come back in shared memory.
 
 The training process (`WorkerProcesses`) asks, and a worker process (`serve`) answers in the order of its steps. For
-each batch the training loop reads one small message and makes views of shared memory; the processes do the rest. A
-process ends when its connection closes, however the training process ended.
+each batch the training loop sends a buffer, reads one small message and makes views of shared memory; the processes do
+the rest. A process ends when its connection closes, however the training process ended.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -15,21 +16,19 @@ import sys
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from multiprocessing.reduction import recv_handle, send_handle
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from mmdata.errors import ConfigError, DataError, LoadError, printable
-from mmdata.loader.workers.buffers import BufferPool
-from mmdata.loader.workers.shared import REMEDY, ExportedBuffers, ImportedBuffers, Packed
-from mmdata.loader.workers.threads import Pipeline, Promise, ThreadedBatches, Work
+from mmdata.loader.workers.shared import REMEDY, SharedBuffer, SharedBuffers, out_of_memory, write
+from mmdata.loader.workers.threads import Pipeline, Promise, ThreadedBatches
 
 T = TypeVar("T")
 
@@ -53,25 +52,8 @@ KILLED = (
 CLOSED = "the program ends, or another thread raised an error"
 KNOWN_ERRORS = {"ConfigError": ConfigError, "DataError": DataError, "LoadError": LoadError}
 LINE_END = "\n"
-OF_START = -1
-"""The run of an error before the first one."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What worker processes make, and which part of it each.
-
-    Attributes:
-        open: opens the pipeline in the worker process, with a pool for the memory of pixels; pickled by its name.
-        num_processes: of which process p makes every num_processes-th batch from the p-th on.
-        num_threads: of all processes together.
-        prefetch: batches that are made before the caller asks for them, by all processes together.
-    """
-
-    open: Callable[[BufferPool], Pipeline]
-    num_processes: int
-    num_threads: int
-    prefetch: int
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of the operating system that come of this process, and not of the other."""
 
 
 class WorkerProcesses(Generic[T]):
@@ -81,14 +63,17 @@ class WorkerProcesses(Generic[T]):
     ends them, since an interrupt may have cut a message short; the next `begin` starts others.
 
     Args:
-        task: what they make.
+        opened: opens the pipeline in the worker process; pickled by its name.
+        num_processes: of which process p makes every num_processes-th batch from the p-th on.
+        num_threads: of all processes together.
+        prefetch: batches that are made before the caller asks for them, by all processes together.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, opened: Callable[[], Pipeline], *, num_processes: int, num_threads: int, prefetch: int) -> None:
+        self._opened, self._num_processes = opened, num_processes
+        self._num_threads, self._prefetch = num_threads, prefetch
         self._processes: list[_WorkerProcess] = []
         self._owner = 0  # the process that started them
-        self._run = 0
         self._taken = 0  # batches of this run
 
     def begin(self, epoch: int, start: int) -> None:
@@ -99,18 +84,20 @@ class WorkerProcesses(Generic[T]):
             LoadError: a process has ended.
         """
         self.stop()
-        self._run += 1
         self._taken = 0
         with self._closed_by_errors():
             # A forked child starts its own: those of its parent are not its own to end.
             if self._owner != os.getpid() or not self._processes:
                 self._processes, self._owner = [], os.getpid()
-                for number in range(self._task.num_processes):
-                    self._processes.append(_WorkerProcess(self._task, number))
+                for number in range(self._num_processes):
+                    # Of 5 threads in 2 processes, 3 and 2.
+                    num_threads = len(range(number, max(self._num_threads, self._num_processes), self._num_processes))
+                    part = (number, self._num_processes)
+                    self._processes.append(_WorkerProcess(self._opened, part, num_threads))
             for process in self._processes:
-                process.request("begin", self._run, epoch, start)
-                for _ in range(-(-self._task.prefetch // self._task.num_processes)):
-                    process.request("next", self._run, epoch)
+                process.begin(epoch, start)
+                for _ in range(-(-self._prefetch // self._num_processes)):
+                    process.ask(epoch)
 
     def take(self, epoch: int, step: int) -> T:
         """Wait for the next batch, which is that of the given step.
@@ -123,9 +110,9 @@ class WorkerProcesses(Generic[T]):
         if not self._processes:
             raise LoadError(f"the loader's worker processes were closed {when}: {CLOSED}. {RETRY}")
         with self._closed_by_errors():
-            process = self._processes[self._taken % self._task.num_processes]
-            made = process.take(self._run, when)
-            process.request("next", self._run, epoch)
+            process = self._processes[self._taken % self._num_processes]
+            made = process.take(when)
+            process.ask(epoch)
             self._taken += 1
             return made
 
@@ -137,7 +124,7 @@ class WorkerProcesses(Generic[T]):
         if running and self._owner == os.getpid():
             with self._closed_by_errors(), suppress(LoadError):  # one that has ended has stopped
                 for process in running:
-                    process.request("stop", self._run)
+                    process.stop()
 
     def close(self) -> None:
         """End the processes; `begin` starts others."""
@@ -155,15 +142,17 @@ class WorkerProcesses(Generic[T]):
 
 
 class _WorkerProcess:
-    """One worker process, and the memory that it shares with this process."""
+    """One worker process, and the memory that it shares with this process.
 
-    def __init__(self, task: Task, number: int) -> None:
-        self._memory = ImportedBuffers()
+    It answers each request for a batch once, in their order. Answers to requests from before `begin` are skipped.
+    """
+
+    def __init__(self, opened: Callable[[], Pipeline], part: tuple[int, int], num_threads: int) -> None:
+        self._memory = SharedBuffers()
+        self._asked: deque[SharedBuffer] = deque()  # of the requests whose answers are to come
+        self._unwanted = 0  # how many of these, the first ones, are from before the last `begin`
         try:
             self._connection, theirs = Pipe()
-        except OSError as error:
-            raise ConfigError(f"data.loading.worker_type process: no socket: {error}; {REMEDY}") from error
-        try:
             with theirs:
                 # In a session of its own, so that Ctrl-C at the terminal interrupts the training process alone.
                 self._process = subprocess.Popen(
@@ -173,51 +162,59 @@ class _WorkerProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._connection.close()
             raise ConfigError(
                 f"data.loading.worker_type process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
             ) from error
         self._ending = weakref.finalize(self, _end, self._connection, self._process, os.getpid())
-        self._send((task, number), "its settings")
+        self._send("its settings", opened, part, num_threads)
 
     @property
     def is_open(self) -> bool:
         """Whether `close` has not been called, nor the finalizer."""
         return self._ending.alive
 
-    def request(self, do: str, run: int, epoch: int = 0, step: int = 0) -> None:
-        """Ask for a run of batches from `step` of `epoch` on ("begin"), for one batch ("next"), or to "stop" the run.
+    def begin(self, epoch: int, start: int) -> None:
+        """Have the next batch be that of step `start` of an epoch."""
+        self._unwanted = len(self._asked)
+        self._send("'begin'", "begin", epoch, start)
 
-        Answers carry the number of the run, so that batches of an earlier one are recognised. Each request also tells
-        which buffers this process has released.
-        """
-        self._send((do, run, epoch, step, *self._memory.release_notice()), f"'{do}'")
+    def ask(self, epoch: int) -> None:
+        """Ask for one more batch; `epoch`: of the batches that the caller takes."""
+        with self._naming_its_end("before it got 'next'"):
+            buffer = self._memory.take()
+            self._connection.send(("next", epoch))
+            send_handle(self._connection, buffer.file, self._process.pid)
+            self._asked.append(buffer)
 
-    def take(self, run: int, when: str) -> Any:
-        """Wait for its next batch of a run."""
+    def take(self, when: str) -> Any:
+        """Wait for the next batch."""
         with self._naming_its_end(when):
             while True:
                 kind, *content = self._connection.recv()
                 if kind == "log":
-                    logger.log(content[0], "%s", content[1])
-                elif kind == "buffer":
-                    number, size = content
-                    self._memory.map(number, size, self._connection)
-                elif kind == "error" and content[0] in (run, OF_START):
-                    raise _error_of(*content[1:])
+                    level, text = content
+                    logger.log(level, "%s", text)
+                    continue
+                if kind == "no start":
+                    raise _error_of(*content)
+                buffer = self._asked.popleft()
+                if self._unwanted:
+                    self._unwanted -= 1
+                    self._memory.give_back(buffer)
+                elif kind == "error":
+                    raise _error_of(*content)
                 elif kind == "batch":
-                    # Also of an earlier run: its buffers are released as the batch is dropped.
-                    of_run, packed, freed = content
-                    made = self._memory.unpack(packed)
-                    self._memory.unmap(freed)
-                    if of_run == run:
-                        return made
+                    return self._memory.read(buffer, *content)
+
+    def stop(self) -> None:
+        """Have no more batches made."""
+        self._send("'stop'", "stop")
 
     def close(self) -> None:
         """End the process."""
         self._ending()
 
-    def _send(self, message: object, what: str) -> None:
+    def _send(self, what: str, *message: object) -> None:
         with self._naming_its_end(f"before it got {what}"):
             self._connection.send(message)
 
@@ -227,6 +224,8 @@ class _WorkerProcess:
         try:
             yield
         except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in LIMITS:
+                raise out_of_memory(error) from error
             raise self._end_error(when) from error
 
     def _end_error(self, when: str) -> LoadError:
@@ -269,8 +268,7 @@ def serve(descriptor: int) -> None:
     logger.propagate = False
     logger.addHandler(logging.NullHandler())  # the training process has logged the warnings about settings already
     try:
-        task, number = answers.connection.recv()
-        server = _BatchServer(task, number, answers)
+        server = _BatchServer(answers, *answers.connection.recv())
         logger.handlers = [answers]
         while True:
             while not answers.connection.poll(ORPHAN_CHECK_S):
@@ -280,7 +278,7 @@ def serve(descriptor: int) -> None:
     except (EOFError, ConnectionError):
         pass
     except BaseException as error:  # a user's module may raise SystemExit
-        answers.send_error(OF_START, error)
+        answers.send_error("no start", error)
     # Not sys.exit: that would wait for worker threads, which may wait for a server.
     os._exit(0)
 
@@ -293,19 +291,17 @@ class _Answers(logging.Handler):
         self.connection = connection
         self._lock = threading.Lock()  # the parts of two messages must not mix
 
-    def send(self, *message: object, file: int | None = None) -> None:
-        """Send a message, and a descriptor behind it."""
+    def send(self, *message: object) -> None:
+        """Send a message."""
         try:
             with self._lock:
                 self.connection.send(message)
-                if file is not None:
-                    send_handle(self.connection, file, None)
         except ConnectionError:  # the training process has ended
             os._exit(0)
 
-    def send_error(self, run: int, error: BaseException) -> None:
+    def send_error(self, kind: str, error: BaseException) -> None:
         """Send type, message and traceback of an error."""
-        self.send("error", run, type(error).__name__, str(error), traceback.format_exc())
+        self.send(kind, type(error).__name__, str(error), traceback.format_exc())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send the level and the text of a log record."""
@@ -316,80 +312,53 @@ class _BatchServer:
     """Makes batches in a worker process, as the training process asks for them.
 
     Args:
-        task: what all worker processes make.
-        number: of this one, 0 … num_processes-1.
         answers: to the training process.
+        opened: opens the pipeline.
+        part: number of this process, from 0, and how many there are.
+        num_threads: of this process.
     """
 
-    def __init__(self, task: Task, number: int, answers: _Answers) -> None:
-        self._answers, self._part = answers, (number, task.num_processes)
-        self._memory = ExportedBuffers(lambda number, size, file: answers.send("buffer", number, size, file=file))
-        # Pixels, and the much smaller rest of a batch, in pools of their own: the rest must not take a pixel buffer.
-        self._pixels, self._rest = BufferPool(self._memory.allocate), BufferPool(self._memory.allocate)
-        self._forks = 0  # of the training process
-        self._in_use: dict[int, object] = {}  # by number of the buffer: the training process reads it, so it is kept
-        self._asked: SimpleQueue[tuple[int, Promise[Made]]] = SimpleQueue()
-        self._pipeline = task.open(self._pixels)
-        # Of 5 threads in 2 processes, 3 and 2.
-        count = len(range(number, max(task.num_threads, task.num_processes), task.num_processes))
-        name = f"mmdata-process_{number}-worker"
-        self._batches: ThreadedBatches[Made] = ThreadedBatches(
-            cast(Pipeline, self), num_threads=count, prefetch=0, name=name
+    def __init__(
+        self, answers: _Answers, opened: Callable[[], Pipeline], part: tuple[int, int], num_threads: int
+    ) -> None:
+        self._answers = answers
+        self._asked: SimpleQueue[tuple[int, Promise[Any]]] = SimpleQueue()
+        self._pipeline = opened()
+        self._batches: ThreadedBatches[Any] = ThreadedBatches(
+            self._pipeline, num_threads=num_threads, prefetch=0, part=part, name=f"mmdata-process_{part[0]}-worker"
         )
         threading.Thread(target=self._answer, daemon=True).start()
 
-    def obey(self, do: str, run: int, epoch: int, step: int, released: list[int], forks: int) -> None:
-        """Do what the training process asks for; see `_WorkerProcess.request`."""
-        # The forks first: a buffer that a forked child may read must not come back to its pool when it is released.
-        if forks != self._forks:
-            self._forks = forks
-            self._pixels.abandon_lent()
-            self._rest.abandon_lent()
-        for number in released:
-            del self._in_use[number]
+    def obey(self, do: str, *of: int) -> None:
+        """Do what the training process asks for; see `_WorkerProcess`."""
         if do == "next":
-            self._pipeline.current_epoch = epoch
-            promise: Promise[Made] = Promise()
+            (self._pipeline.current_epoch,) = of
+            try:
+                file = recv_handle(self._answers.connection)
+            except RuntimeError as error:  # at the limit on open files the message comes without its descriptor
+                raise out_of_memory(error) from error
+            promise: Promise[Any] = Promise()
             self._batches.ask(promise)
-            self._asked.put((run, promise))
+            self._asked.put((file, promise))
         elif do == "begin":
-            self._batches.begin(epoch, step)
+            self._batches.begin(*of)
         else:
             self._pipeline.stop()
             self._batches.stop()
-
-    def steps(self, epoch: int, start: int) -> Generator[Any, None, None]:
-        """Every num_processes-th step; for its threads this object is the pipeline."""
-        return every(self._pipeline.steps(epoch, start), *self._part)
-
-    def begin(self, step: Any, stop: threading.Event | None = None) -> Work:
-        """The work on a step, whose result is put into shared memory."""
-        units, finish = self._pipeline.begin(step, stop)
-        return Work(units, lambda: self._memory.pack(finish(), self._rest))
 
     def _answer(self) -> None:
         """Send the batches in the order in which they were asked for."""
         while True:
             self._send_next(*self._asked.get())
 
-    def _send_next(self, run: int, promise: Promise[Made]) -> None:
+    def _send_next(self, file: int, promise: Promise[Any]) -> None:
         try:
-            packed, kept = promise.take()
-        except (StopIteration, CancelledError):  # the next epoch has no steps, or the run was stopped
-            return
+            written = write(promise.take(), file)
+        except (StopIteration, CancelledError):  # the next epoch has no steps, or nobody wants it
+            self._answers.send("nothing")
         except BaseException as error:  # a user's transform may raise SystemExit, and the training process waits
-            self._answers.send_error(run, error)
-            return
-        # Kept before the message goes: the training process may release a buffer as soon as it has the message.
-        self._in_use.update(kept)
-        self._answers.send("batch", run, packed, self._memory.freed())
-
-
-Made = tuple[Packed, dict[int, object]]
-"""A batch in shared memory, and what keeps its buffers."""
-
-
-def every(steps: Generator[T, None, None], first: int, step: int) -> Generator[T, None, None]:
-    """Every step-th step, beginning with step number `first`."""
-    with closing(steps):  # `islice` does not close what it is given
-        yield from islice(steps, first, None, step)
+            self._answers.send_error("error", error)
+        else:
+            self._answers.send("batch", *written)
+        finally:
+            os.close(file)

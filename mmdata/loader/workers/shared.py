@@ -1,22 +1,18 @@
 """Batches in memory that two processes share. The memory has no name: it ends with the processes.
 
-A batch is pickled without its arrays, which lie in the shared memory and are not copied on the way.
+The training process owns the memory: it sends a file in memory with each request, and the worker process copies the
+batch into it. The file is used again when no tensor of the training process uses it any more.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
 import mmap
 import os
 import pickle
 import tempfile
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,157 +20,109 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdata.errors import ConfigError
-from mmdata.loader.workers.buffers import BufferPool, Lending
+from mmdata.loader.workers.buffers import Lending
 
 ALIGNMENT = 64
 """Arrays begin at a multiple of this many bytes, so that any dtype can be read in place."""
-BLOCK = 2**16
-"""Bytes. Sizes of buffers are rounded up to a multiple, so that batches of similar size can use the same buffers."""
 REMEDY = (
     "raise the limit (`ulimit -n 65536` for files, the container's for memory), "
     "or set data.loading.worker_type to thread"
 )
 
+Span = tuple[int, int]
+"""Where an array begins in a file, and its size, in bytes."""
 
-class Packed(NamedTuple):
-    """A result in shared memory.
+
+class SharedBuffer:
+    """A file in memory, which another process fills.
 
     Attributes:
-        body: the result, pickled without its arrays.
-        arrays: for each array the number of its buffer, where in it the array begins, and its size in bytes.
+        file: its descriptor.
+        memory: what this process has mapped of it.
     """
-
-    body: bytes
-    arrays: list[tuple[int, int, int]]
-
-
-class ExportedBuffers:
-    """Buffers that a worker process fills and the training process maps. Thread-safe.
-
-    Args:
-        announce: tells the training process the number, the size and the descriptor of each new buffer.
-    """
-
-    def __init__(self, announce: Callable[[int, int, int], None]) -> None:
-        self._announce = announce
-        self._numbers = itertools.count()
-        self._by_address: dict[int, int] = {}
-        self._freed: deque[int] = deque()  # the training process still has them mapped
-
-    def allocate(self, size: int) -> NDArray[np.uint8]:
-        """At least `size` bytes, freed with the array.
-
-        Raises:
-            ConfigError: no memory or file descriptor is left.
-        """
-        size = -(-size // BLOCK) * BLOCK
-        number = next(self._numbers)
-        try:
-            file = anonymous_file(size)
-            try:
-                buffer = np.frombuffer(mmap.mmap(file, size), np.uint8)
-                self._announce(number, size, file)
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise ConfigError(
-                f"data.loading.worker_type process: no {size} bytes of shared memory: {error}; {REMEDY}"
-            ) from error
-        self._by_address[buffer.ctypes.data] = number
-        weakref.finalize(buffer, self._free, buffer.ctypes.data).atexit = False
-        return buffer
-
-    def pack(self, result: object, pool: BufferPool) -> tuple[Packed, dict[int, object]]:
-        """Put a result into shared memory.
-
-        Args:
-            result: an array at the beginning of a buffer, as the pixels are, is not copied.
-            pool: lends one buffer of this memory for all other arrays: each buffer costs a file descriptor.
-
-        Returns:
-            The result, and for each of its buffers, by number, what keeps it from being lent again.
-        """
-        arrays: list[memoryview] = []
-        body = io.BytesIO()
-        _Pickler(body, 5, buffer_callback=lambda array: arrays.append(array.raw())).dump(result)
-        numbers = [self._by_address.get(_address(array)) if array.nbytes else None for array in arrays]
-        others = [_aligned(array) for array, number in zip(arrays, numbers, strict=True) if number is None]
-        lent = pool.lend((max(1, sum(others)),))
-        rest, values, end = self._by_address[lent.data_ptr()], lent.numpy(), 0
-        kept: dict[int, object] = {rest: lent}
-        places: list[tuple[int, int, int]] = []
-        for array, number in zip(arrays, numbers, strict=True):
-            if number is None:
-                values[end : end + array.nbytes] = array
-                places.append((rest, end, array.nbytes))
-                end += _aligned(array)
-            else:
-                kept[number] = array
-                places.append((number, 0, array.nbytes))
-        return Packed(body.getvalue(), places), kept
-
-    def freed(self) -> list[int]:
-        """Numbers of the buffers that the training process can unmap since the last call."""
-        return [self._freed.popleft() for _ in range(len(self._freed))]
-
-    def _free(self, address: int) -> None:
-        # A finalizer: the garbage collector may run it in any thread at any moment, so it must not wait for a lock.
-        self._freed.append(self._by_address.pop(address))
-
-
-class ImportedBuffers:
-    """Buffers of a worker process, mapped into the training process."""
 
     def __init__(self) -> None:
-        self._lending: Lending[int] = Lending()  # numbers; returned: released, and the worker process is not told yet
-        self._buffers: dict[int, NDArray[np.uint8]] = {}
+        self.file = anonymous_file()
+        self.memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+        weakref.finalize(self, os.close, self.file).atexit = False
 
-    def map(self, number: int, size: int, connection: Connection) -> None:
-        """Map a buffer, whose descriptor comes next.
+    def map(self, size: int) -> None:
+        """Map at least `size` bytes."""
+        if self.memory.size < size:
+            self.memory = np.frombuffer(mmap.mmap(self.file, size), np.uint8)
 
-        Raises:
-            ConfigError: no descriptor or address space is left.
-        """
-        try:
-            file = recv_handle(connection)
-            try:
-                self._buffers[number] = np.frombuffer(mmap.mmap(file, size), np.uint8)
-            finally:
-                os.close(file)
-        except ConnectionError:
-            raise
-        except (RuntimeError, OSError) as error:  # at the limit on open files the message comes without its descriptor
-            raise ConfigError(
-                f"data.loading.worker_type process: {size} bytes cannot be mapped in process {os.getpid()}, where too "
-                f"many files may be open: {error}; {REMEDY}"
-            ) from error
 
-    def unmap(self, numbers: Iterable[int]) -> None:
-        """Unmap buffers that the worker process has freed, once no tensor uses them."""
-        for number in numbers:
-            self._buffers.pop(number, None)
+class SharedBuffers:
+    """The buffers that a worker process fills for this process, each used again when its batch is gone."""
 
-    def unpack(self, packed: Packed) -> Any:
-        """The result; its arrays are views of shared memory. A buffer is released when the last of them is gone."""
-        views: dict[int, NDArray[np.uint8]] = {}
-        arrays: list[memoryview] = []
-        for number, start, size in packed.arrays:
-            if number not in views:
-                views[number] = self._buffers[number][:]
-                self._lending.add(views[number], number)
-            # Of a memoryview: a slice of an array would keep the whole mapping alive, and not `views[number]`.
-            arrays.append(memoryview(cast(Any, views[number]))[start : start + size])
-        return pickle.loads(packed.body, buffers=arrays)
+    def __init__(self) -> None:
+        self._free: list[SharedBuffer] = []
+        self._lending: Lending[SharedBuffer] = Lending()
+        self._forks = forks[0]
 
-    def release_notice(self) -> tuple[list[int], int]:
-        """What the worker process must know before it writes into its buffers again.
-
-        Returns:
-            Numbers of buffers that no tensor of this process uses any more, and the number of forks.
-        """
+    def take(self) -> SharedBuffer:
+        """A buffer that no tensor uses; raises an OSError where no file can be opened."""
+        returned = self._lending.returned()
         # A forked child shares the memory of its parent's batches: buffers in use at a fork must never be written
         # again. So the forks are counted after the buffers: a fork that had a buffer in use is then counted, too.
-        return self._lending.returned(), forks[0]
+        if self._forks == forks[0]:
+            self._free += returned
+        else:
+            self._forks, self._lending = forks[0], Lending()
+        return self._free.pop() if self._free else SharedBuffer()
+
+    def give_back(self, buffer: SharedBuffer) -> None:
+        """Use a buffer again of which nothing was read."""
+        self._free.append(buffer)
+
+    def read(self, buffer: SharedBuffer, body: bytes, spans: list[Span]) -> Any:
+        """What `write` has written into a buffer, which is in use until the largest array of it is gone.
+
+        The largest array, that of the pixels, is not copied. The others are, so that whoever keeps the labels of all
+        batches does not keep their pixels. Raises an OSError where no memory can be mapped.
+        """
+        buffer.map(max(start + size for start, size in spans))
+        # A new array: the buffer comes back when it is gone. A slice of an array would keep the whole mapping alive,
+        # and not this one: so the pixels are a slice of a memoryview.
+        borrower = buffer.memory[:]
+        self._lending.add(borrower, buffer)
+        view = memoryview(cast(Any, borrower))
+        parts = [view[start : start + size] for start, size in spans]
+        largest = max(parts, key=len)
+        return pickle.loads(body, buffers=[part if part is largest else bytearray(part) for part in parts])
+
+
+def write(result: object, file: int) -> tuple[bytes, list[Span]]:
+    """Write the arrays of a result into a buffer.
+
+    Returns:
+        The result, pickled without its arrays, and where each of these lies.
+
+    Raises:
+        ConfigError: no memory is left.
+    """
+    arrays: list[memoryview] = []
+    body = io.BytesIO()
+    _Pickler(body, 5, buffer_callback=lambda array: arrays.append(array.raw())).dump(result)
+    spans: list[Span] = []
+    try:
+        with open(file, "wb", closefd=False) as stream:
+            stream.seek(0)  # the position is that of the process that opened the file, and moves with each batch
+            for array in arrays:
+                stream.write(bytes(-stream.tell() % ALIGNMENT))
+                spans.append((stream.tell(), array.nbytes))
+                stream.write(array)
+    except OSError as error:
+        raise out_of_memory(error) from error
+    return body.getvalue(), spans
+
+
+def out_of_memory(error: Exception) -> ConfigError:
+    """The error for want of shared memory or of descriptors."""
+    return ConfigError(
+        f"data.loading.worker_type process: no shared memory in process {os.getpid()}, where too many files may be "
+        f"open: {error}; {REMEDY}"
+    )
 
 
 class _Pickler(pickle.Pickler):
@@ -184,30 +132,12 @@ class _Pickler(pickle.Pickler):
         return (torch.from_numpy, (obj.numpy(),)) if isinstance(obj, Tensor) else NotImplemented
 
 
-def _address(array: memoryview) -> int:
-    return np.frombuffer(array, np.uint8).ctypes.data
-
-
-def _aligned(array: memoryview) -> int:
-    return -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def anonymous_file(size: int) -> int:
-    """Descriptor of `size` bytes without a name: memory on Linux, on other systems a deleted temporary file."""
+def anonymous_file() -> int:
+    """Descriptor of a file without a name: memory on Linux, on other systems a deleted temporary file."""
     if hasattr(os, "memfd_create"):
-        file = os.memfd_create("mmdata", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as temporary:
-            file = os.dup(temporary.fileno())
-    try:
-        os.ftruncate(file, size)
-        if hasattr(os, "posix_fallocate"):
-            # Where memory is full this raises an OSError; a write to pages that do not exist would be a SIGBUS.
-            os.posix_fallocate(file, 0, size)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+        return os.memfd_create("mmdata", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as temporary:
+        return os.dup(temporary.fileno())
 
 
 forks = [0]

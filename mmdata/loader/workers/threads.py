@@ -17,8 +17,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -81,12 +82,22 @@ class ThreadedBatches(Generic[T]):
         num_threads: that do the units. Each uses one thread of torch, since more would compete for the other workers'
             cores; the caller's own `torch.get_num_threads` does not change.
         prefetch: batches that may be ready or in progress while the caller uses another.
+        part: (p, n): of the steps every n-th, from the p-th on.
         name: prefix of the threads' names. `Stats.workers` keeps its sums by these names, so the threads of several
             processes of one loader need prefixes of their own.
     """
 
-    def __init__(self, pipeline: Pipeline, *, num_threads: int, prefetch: int, name: str = "mmdata-worker") -> None:
-        self._pipeline, self._num_threads, self._prefetch, self._name = pipeline, num_threads, prefetch, name
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        num_threads: int,
+        prefetch: int,
+        part: tuple[int, int] = (0, 1),
+        name: str = "mmdata-worker",
+    ) -> None:
+        self._pipeline, self._num_threads, self._prefetch = pipeline, num_threads, prefetch
+        self._part, self._name = part, name
         self._asked: deque[Promise[T]] = deque()  # not taken yet, oldest first
         self._unthreaded: Iterator[T] = iter(())
         self._queues: _Queues[T] | None = None  # of the threads that run
@@ -95,7 +106,7 @@ class ThreadedBatches(Generic[T]):
     def begin(self, epoch: int, start: int) -> None:
         """Make the batches from step `start` of an epoch on; drops those that were made."""
         self.stop()
-        steps, begin = self._pipeline.steps(epoch, start), self._pipeline.begin
+        steps, begin = _every(self._pipeline.steps(epoch, start), *self._part), self._pipeline.begin
         if not self._num_threads:
             self._unthreaded = (begin(step).run() for step in steps)
             return
@@ -132,7 +143,7 @@ class ThreadedBatches(Generic[T]):
         if (queues := self._queues) is not None:
             queues.asked.put(promise)
         if queues is None or queues.stop.is_set():  # the thread that begins steps may have ended already
-            promise.cancel()
+            promise.fail(CancelledError())
 
     def stop(self) -> None:
         """Make no more batches, and drop those that were made; `begin` starts again."""
@@ -198,10 +209,6 @@ class Promise(Generic[T]):
         """Give an error, which `take` raises. After an earlier result or error it has no effect."""
         self._box.put((None, error))
 
-    def cancel(self) -> None:
-        """Give a CancelledError: no thread makes the result."""
-        self.fail(CancelledError())
-
     def take(self) -> T:
         """Wait for the result; raises the error that was given instead."""
         result, error = self._box.get()
@@ -244,10 +251,6 @@ class Stop(threading.Event):
                 self._gate.release()
         return self._stopped
 
-    def clear(self) -> None:
-        """Raises TypeError."""
-        raise TypeError("a Stop is set for good")
-
 
 def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread]) -> None:
     callers = torch.get_num_threads()
@@ -263,6 +266,12 @@ def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread])
         # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
         # without this line the caller's next threads would have 1.
         torch.set_num_threads(callers)
+
+
+def _every(steps: Generator[T, None, None], first: int, step: int) -> Generator[T, None, None]:
+    """Every step-th step, beginning with step number `first`."""
+    with closing(steps):  # `islice` does not close what it is given
+        yield from islice(steps, first, None, step)
 
 
 def _begin_steps(steps: Generator[Any, None, None], begin: Begin, queues: _Queues[Any]) -> None:
@@ -282,7 +291,7 @@ def _begin_next(steps: Iterator[Any], begin: Begin, queues: _Queues[Any], promis
         for unit in batch.work.units:
             queues.units.put(partial(batch.do, unit))
         if queues.stop.is_set():  # the threads may have ended before these units came
-            promise.cancel()
+            promise.fail(CancelledError())
     except BaseException as error:
         promise.fail(error)
         # The promise holds the error, whose traceback holds this frame: without `del` they would keep each other.
