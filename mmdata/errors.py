@@ -165,6 +165,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def sample_name(shard: str, key: str) -> str:
+    """How messages name a sample of a shard."""
+    return f"shard '{shard}', sample '{key}'"
+
+
 def excerpt(value: object, length: int = 80) -> str:
     """A value from data, for a message: at most about a line long, and never the content of a binary column.
 
