@@ -224,17 +224,14 @@ def _check_hub(name: str) -> None:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    why = "HF_HUB_OFFLINE is set"
-    if not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
-            return
-        except Exception as error:  # the client's errors depend on its version
-            why = f"{type(error).__name__}: {error}"
-    raise ConfigError(
-        f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({why}); if a folder was meant, "
-        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {REMEDY}"
-    )
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # the client's errors depend on its version; HF_HUB_OFFLINE is one
+        raise ConfigError(
+            f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({type(error).__name__}: "
+            f"{error}); if a folder was meant, check its path; if the hub, connect to it once, and its files stay in "
+            f"the cache. Else {REMEDY}"
+        ) from error
 
 
 def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:

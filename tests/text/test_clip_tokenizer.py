@@ -141,5 +141,5 @@ def test_a_hub_that_cannot_be_reached_is_an_error_that_says_both_ways(monkeypatc
 
 def test_an_offline_hub_is_named(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="cannot be asked \\(HF_HUB_OFFLINE is set\\)"):
+    with pytest.raises(ConfigError, match=r"cannot be asked .*HF_HUB_OFFLINE"):
         Tokenizer.load("nobody/nothing")
