@@ -171,11 +171,9 @@ def _adapted(name: str, found: Any) -> Transform:
 def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether a callable takes this many positional arguments; True if it has no signature."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin
+        inspect.signature(function).bind(*range(count))
+    except ValueError:  # a builtin
         return True
-    try:
-        signature.bind(*range(count))
     except TypeError:
         return False
     return True

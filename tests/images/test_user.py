@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdata.errors import BadSample, ConfigError, Reason
+from mmdata.errors import ConfigError
 from mmdata.images.user import UserTransform
 
 USERS = """
@@ -138,14 +138,3 @@ def test_user_transform_with_other_arguments_is_refused(users: str, name: str, t
     expected = r"expected \(image, size, generator\), or a transform of torchvision.transforms.v2"
     with pytest.raises(ConfigError, match=rf"transform '{users}:{name}': takes {takes}; {expected}"):
         UserTransform(f"{users}:{name}")
-
-
-def test_user_transform_to_float_is_a_bad_sample(users: str, image: Tensor):
-    with pytest.raises(BadSample) as caught:
-        made(UserTransform(f"{users}:floats"), image, seed=0)
-    assert caught.value.reason == Reason.TRANSFORM_FAILED
-    assert caught.value.detail == (
-        "returned torch.float32 (3, 32, 32), not torch.uint8 (3, 32, 32); leave ToDtype, ToTensor and Normalize out "
-        "of the transform: pixels stay uint8, and mmdata.batch.normalized, or the model, makes floats of them on the "
-        "device"
-    )
