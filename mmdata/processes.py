@@ -198,11 +198,20 @@ def map_concurrently(
         ahead: calls for each thread that may be made before the result of the first is taken.
     """
     tasks: SimpleQueue[tuple[Future[R], T] | None] = SimpleQueue()
-    workers = [threading.Thread(target=_work, args=(function, tasks), name="mmdata-tars") for _ in range(threads)]
     waiting: deque[Future[R]] = deque()
+
+    def work() -> None:
+        while (task := tasks.get()) is not None:
+            future, item = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(item))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    workers = [threading.Thread(target=work, name="mmdata-tars", daemon=True) for _ in range(threads)]
     try:
         for worker in workers:
-            worker.daemon = True
             worker.start()
         for item in items:
             future: Future[R] = Future()
@@ -221,17 +230,6 @@ def map_concurrently(
         until = monotonic() + JOIN_S
         for worker in workers:
             worker.join(max(0.0, until - monotonic()))
-
-
-def _work(function: Callable[[T], R], tasks: SimpleQueue[tuple[Future[R], T] | None]) -> None:
-    while (task := tasks.get()) is not None:
-        future, item = task
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(function(item))
-        except BaseException as error:
-            future.set_exception(error)
 
 
 class _Worker:

@@ -107,19 +107,14 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
         raise BadSample(Reason.NOT_AN_IMAGE, f"starts with {bytes(data[:16])!r}")
     decoder_of(format)  # says which package is missing
     try:
-        info = _header(data, format)
+        exif = check_png(data) if format == "PNG" else b""
+        with open_image(data, format) as image:
+            info = ImageInfo(format, image.height, image.width, _orientation(image, exif))
     # Decompression bombs of pixels and of text end here too.
     except (*DECODER_ERRORS, OverflowError, MemoryError, Image.DecompressionBombError) as error:
         raise refused(format, error) from error
     _check(info.height, info.width, limits)
     return info
-
-
-def _header(data: bytes | memoryview, format: str) -> ImageInfo:
-    """What the header says, not yet held against limits."""
-    exif = check_png(data) if format == "PNG" else b""
-    with open_image(data, format) as image:
-        return ImageInfo(format, image.height, image.width, _orientation(image, exif))
 
 
 def _check(height: int, width: int, limits: Limits) -> None:
