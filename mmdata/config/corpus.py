@@ -11,27 +11,14 @@ from mmdata.config.settings import Location, MayChange, Positive, Settings
 from mmdata.safe_read import path_of_url
 
 
-class SelectFile(Settings):
-    """A file of keys, a mask or row numbers."""
-
-    file: MayChange[Location]
-    """Text (a key a line), .parquet, .csv or .tsv with a column of keys, or .npy: bool (rows,), row numbers, or
-    DataComp's uids (u8,u8)."""
-    column: str | None = None
-    """Column of the table that holds the keys; null: key, or uid."""
-
-
 def _select(value: object) -> object:
-    if value is None or isinstance(value, (str, dict, SelectFile)):
+    if value is None or isinstance(value, str):
         return value
-    raise ValueError(
-        "expected a condition (width >= 64), a file of keys or rows (good.txt, rows.npy), or "
-        f"{{file: good.parquet, column: id}}; got {value!r}"
-    )
+    expected = "a condition (width >= 64), or a file of keys or a mask (good.txt, mask.npy)"
+    raise ValueError(f"expected {expected}; got {value!r}")
 
 
-# All is checked before: the errors of a union name its types.
-Select = Annotated[str | SelectFile | None, BeforeValidator(_select)]
+Select = Annotated[str | None, BeforeValidator(_select)]
 
 
 class JoinConfig(Settings):
@@ -80,7 +67,7 @@ class SourceConfig(Settings):
     repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
     """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
     half in the next epoch."""
-    select: Select = None
+    select: MayChange[Select] = None
     """Rows of this dataset that are used, as for `data.select`, which holds too."""
 
     @field_validator("weight", mode="before")
@@ -143,18 +130,14 @@ class CorpusConfig(Settings):
     split: Literal["train", "val"] = "train"
     """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. It alone does not make an
     evaluation, which is without dropout, weights and shuffling: `mmdata.config.evaluation_data` gives its settings."""
-    select: Select = None
+    select: MayChange[Select] = None  # its file may lie elsewhere: a loader's state knows the rows
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
-    256`, or a file of keys (.txt, .parquet, .csv, .tsv), a mask or row numbers (.npy); null: all rows. See
-    docs/select.md."""
+    256`, or a file of keys (.txt, .parquet, .csv, .tsv), or a mask (.npy); null: all rows. See docs/select.md."""
     join: list[JoinConfig] = Field(default_factory=list)
     """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
     And tars in other folders, whose members `fields` names."""
     max_rows: Positive | None = None
     """Uses only the first rows of the index, for a quick try; null: all rows. `select` chooses among these."""
-    skip_damaged: bool = False
-    """A stream that meets a damaged or unreadable shard goes on with the next one, and counts the loss in `stream.lost`
-    and its ledger; otherwise that is an error. Shards with an index: `mmdata index --skip-damaged`."""
     members: MembersConfig | None = None
     """Which members of a sample a stream takes as image, caption and label. Shards with an index: `mmdata index
     --image … --caption … --label …`, which the index keeps."""

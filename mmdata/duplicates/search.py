@@ -19,15 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from mmdata.duplicates.signature import BITS, SIDE, Bytes, Floats, Ints, brightness, colours, dct_rows, pack, spread
+from mmdata.duplicates.signature import BITS, SIDE, Bytes, Floats, brightness, colours, dct_rows, mirrored, pack, spread
 
+Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-Pairs = NDArray[np.int64]
+Pairs = Ints
 """Pairs of rows, int64 (n, 2)."""
 
 CROP = 0.05
@@ -79,14 +81,9 @@ class HashTable:
         self._starts = np.zeros(2**KEY_BITS + 1, np.int64)
         np.cumsum(np.bincount(keys, minlength=2**KEY_BITS), out=self._starts[1:])
 
-    def near(self, thumbnails: Bytes, *, flipped: bool = False) -> Iterator[Pairs]:
-        """Pairs (i, row) of a thumbnail i of (m, THUMBNAIL_BYTES) and a row of the table; a pair may come twice.
-
-        Args:
-            thumbnails: of which rows that are near are looked for.
-            flipped: whether mirrored copies are looked for, and not others.
-        """
-        values = _of_windows(brightness(thumbnails), flipped=flipped)
+    def near(self, thumbnails: Bytes) -> Iterator[Pairs]:
+        """Pairs (i, row) of a thumbnail i of (m, THUMBNAIL_BYTES) and a row of the table; a pair may come twice."""
+        values = _of_windows(brightness(thumbnails))
         hashes, owners = pack(values > 0), np.arange(len(values)) // len(WINDOWS) ** 2
         in_key = _key_bits()
         least = np.argpartition(np.abs(values[:, in_key]), UNSURE_BITS, axis=1)[:, :UNSURE_BITS]
@@ -133,8 +130,8 @@ def candidate_pairs(
     table = HashTable(hashes)
     for first in range(0, len(hashes), CHUNK_ROWS):
         part = thumbnails(first, min(first + CHUNK_ROWS, len(hashes)))
-        for mirrored in (False, True)[: 1 + flipped]:
-            for pairs in table.near(part, flipped=mirrored):
+        for looked_up in [part, mirrored(part)] if flipped else [part]:
+            for pairs in table.near(looked_up):
                 pairs[:, 0] += first
                 different = pairs[pairs[:, 0] != pairs[:, 1]]
                 if len(different):
@@ -150,21 +147,14 @@ def popcount(values: Hashes) -> NDArray[np.uint8]:
     return ((values * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
 
 
-def _of_windows(images: Floats, *, flipped: bool) -> Floats:
+def _of_windows(images: Floats) -> Floats:
     """`spread` of each window of m images: (16 m, 64), the windows of an image one after the other."""
-    if flipped:
-        images = images[:, :, ::-1]
-    rows = dct_rows()
-    one_side = np.concatenate([rows @ _window(*window) for window in WINDOWS]).astype(np.float32)  # (4 · 8, SIDE)
+    begin, length = np.array(WINDOWS).T
+    enlarged = _interpolation(length - 1, begin + length / 2 - 0.5, SIDE)
+    one_side = (dct_rows() @ enlarged).reshape(-1, SIDE).astype(np.float32)  # (4 · 8, SIDE)
     found = one_side @ images @ one_side.T
     windows = found.reshape(-1, len(WINDOWS), BITS, len(WINDOWS), BITS).transpose(0, 1, 3, 2, 4)
     return spread(windows.reshape(-1, BITS * BITS))
-
-
-def _window(begin: float, length: float) -> NDArray[np.float64]:
-    """The matrix (SIDE, SIDE) that enlarges a part of SIDE values to all of them, by linear interpolation."""
-    places = np.clip((begin + (np.arange(SIDE) + 0.5) / SIDE * length) * SIDE - 0.5, 0, SIDE - 1)
-    return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(SIDE)))
 
 
 def _key_bits() -> Ints:
@@ -180,12 +170,11 @@ def _keys(hashes: Hashes) -> Ints:
     return keys
 
 
-def difference(first: Bytes, second: Bytes, *, flipped: bool = False) -> Floats:
+def difference(first: Bytes, second: Bytes) -> Floats:
     """How much the pictures of n pairs differ: at most `NEAR` for near copies, 10 and more for two random photos.
 
     Args:
         first, second: thumbnails, uint8 (n, THUMBNAIL_BYTES).
-        flipped: whether the first ones are mirrored before.
 
     Returns:
         float32 (n,): the largest difference of a place, in units of what is tolerated there; the smaller one of laying
@@ -196,8 +185,6 @@ def difference(first: Bytes, second: Bytes, *, flipped: bool = False) -> Floats:
         one, other = (
             (brightness(part), colours(part)) for part in (first[begin:][:CHUNK_PAIRS], second[begin:][:CHUNK_PAIRS])
         )
-        if flipped:
-            one = (one[0][..., ::-1], one[1][..., ::-1])
         found.append(np.minimum(_laid_onto(*one, *other), _laid_onto(*other, *one)))
     return np.concatenate(found)
 
@@ -217,18 +204,16 @@ def are_near(
     for begin in range(0, len(pairs), CHUNK_PAIRS):
         first, second = (thumbnails(rows) for rows in pairs[begin : begin + CHUNK_PAIRS].T)
         near = np.zeros(len(first), np.bool_)
-        for mirrored in (False, True)[: 1 + flipped]:
-            alike = np.flatnonzero(_composed_alike(first, second, flipped=mirrored) & ~near)
-            near[alike] = difference(first[alike], second[alike], flipped=mirrored) <= most
+        for one in [first, mirrored(first)] if flipped else [first]:
+            alike = np.flatnonzero(_composed_alike(one, second) & ~near)
+            near[alike] = difference(one[alike], second[alike]) <= most
         found.append(near)
     return np.concatenate(found)
 
 
-def _composed_alike(first: Bytes, second: Bytes, *, flipped: bool) -> NDArray[np.bool_]:
+def _composed_alike(first: Bytes, second: Bytes) -> NDArray[np.bool_]:
     """Whether 8 × 8 means of the brightness agree so far that a shift may explain the rest; saves most fits."""
     means = [brightness(part).reshape(-1, 8, 4, 8, 4).mean((2, 4)) for part in (first, second)]
-    if flipped:
-        means[0] = means[0][..., ::-1]
     contrast = np.minimum(*(part.std((1, 2)) for part in means))
     return np.sqrt(((means[0] - means[1]) ** 2).mean((1, 2))) <= LEVELS + MAX_UNLIKE * contrast
 
@@ -270,7 +255,8 @@ def _moved(images: Floats, shifts: Floats) -> Floats:
     return down @ images @ right.transpose(0, 2, 1)
 
 
-def _interpolation(stretch: Floats, shift: Floats, side: int) -> Floats:
+def _interpolation(stretch: NDArray[Any], shift: NDArray[Any], side: int) -> NDArray[Any]:
+    """Matrices (n, side, side) that stretch and shift `side` values, by linear interpolation."""
     at = ((1 + stretch)[:, None] * _places(side) + shift[:, None] + 0.5) * side - 0.5
     return np.maximum(0, 1 - np.abs(np.clip(at, 0, side - 1)[:, :, None] - np.arange(side, dtype=np.float32)))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
@@ -82,6 +83,13 @@ def colours(thumbnails: Bytes) -> Floats:
     return thumbnails[:, SIDE**2 :].reshape(-1, 2, COLOUR_SIDE, COLOUR_SIDE).astype(np.float32)
 
 
+def mirrored(thumbnails: Bytes) -> Bytes:
+    """The thumbnails of n pictures turned left to right: uint8 (n, THUMBNAIL_BYTES)."""
+    light = thumbnails[:, : SIDE**2].reshape(-1, SIDE, SIDE)
+    colour = thumbnails[:, SIDE**2 :].reshape(-1, 2 * COLOUR_SIDE, COLOUR_SIDE)
+    return np.concatenate([part[..., ::-1].reshape(len(part), -1) for part in (light, colour)], axis=1)
+
+
 def dct_rows() -> NDArray[np.float64]:
     """The BITS lowest rows of the orthonormal DCT-II of SIDE values: (BITS, SIDE)."""
     frequency, place = np.arange(BITS)[:, None], np.arange(SIDE)[None]
@@ -97,9 +105,7 @@ def spread(coefficients: Floats) -> Floats:
     """
     coefficients = coefficients.reshape(len(coefficients), -1)
     coefficients = np.where(np.abs(coefficients) < _ZERO, np.float32(0), coefficients)
-    half = coefficients.shape[1] // 2
-    parts = np.partition(coefficients, (half - 1, half), axis=1)
-    return (coefficients - (parts[:, half - 1 : half] + parts[:, half : half + 1]) / 2).astype(np.float32)
+    return (coefficients - np.median(coefficients, axis=1, keepdims=True)).astype(np.float32)
 
 
 def pack(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
@@ -153,11 +159,9 @@ def sign(
         DataError: a shard is missing or not the one that was indexed.
         OSError: the disk is full.
     """
-    _, first_rows, image_of = np.unique(index.column("image_hash"), return_index=True, return_inverse=True)
-    order = np.argsort(first_rows)
-    number_of = np.empty_like(order)
-    number_of[order] = np.arange(len(order))
-    image_of, first_rows = number_of[image_of.reshape(-1)], first_rows[order]
+    hashes: Any = pa.array(index.column("image_hash"))
+    image_of = hashes.dictionary_encode().indices.to_numpy().astype(np.int64)  # in the order of their first rows
+    first_rows = np.unique(image_of, return_index=True)[1]
     count = len(first_rows)
     signed = Signed(image_of, first_rows, np.zeros(count, np.uint64), np.zeros(count, np.bool_), _memory(count, folder))
     store = ShardStore(index)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple, SupportsIndex, cast, overload
 
 import numpy as np
@@ -24,7 +25,7 @@ from mmdata.index.columns import FIXED, LISTS, ShardColumns, offsets_of, spans
 from mmdata.index.histogram import Histograms
 from mmdata.index.manifest import Manifest
 from mmdata.index.sample import IndexedSample, row_of_key
-from mmdata.index.store import ShardStore
+from mmdata.index.store import OpenShard, ShardStore
 from mmdata.processes import new_lock
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import Folder, ListedShard, Location
@@ -270,6 +271,11 @@ class Index:
         part, local = self.part(shard)
         name = part.listed(local).name
         return name if len(self.manifests) == 1 else f"{part.folder}/{name}"
+
+    def open_shard(self, shard: int, stop: Event | None = None) -> OpenShard:
+        """The tar of a shard, to be read; see `Manifest.open_shard`."""
+        part, local = self.part(shard)
+        return OpenShard(part.open_shard(local, stop), cached=part.folder.cache is not None)
 
     def caption_keys(self, shard: int) -> tuple[str, ...]:
         """The keys that hold captions in the JSON of a shard, for `captions_of`."""

@@ -353,10 +353,6 @@ class Manifest(Top):
         """Path or URL of the tar, for messages."""
         return self.folder.place(self.location, self.listed(shard).name)
 
-    def is_cached(self, shard: int) -> bool:
-        """Whether the tar is read from a cache, which may remove it."""
-        return self.folder.cache is not None
-
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
         """A descriptor of the tar, which the caller closes; a tar behind a URL is fetched if it is not in the cache.
 

@@ -135,14 +135,12 @@ class ShardStore:
         return opened or self.open_shards.keep(shard, self._open_shard(shard, stop))
 
     def _open_shard(self, shard: int, stop: Event | None) -> OpenShard:
-        part, local = self._index.part(shard)
-        expected = part.listed(local).bytes
+        expected = self._index.listed(shard).bytes
         try:
-            descriptor = part.open_shard(local, stop)
+            opened = self._index.open_shard(shard, stop)
         except FileNotFoundError:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
-        opened = OpenShard(descriptor, cached=part.is_cached(local))
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")

@@ -76,10 +76,10 @@ def open_index(data: DataConfig) -> Index:
         ConfigError: this process may not open as many files as a loader needs.
         DataError: the shards have no index.
     """
-    if of_streams := [name for name in ("members", "skip_damaged") if getattr(data, name)]:
+    if data.members is not None:
         raise ConfigError(
-            f"data.{of_streams[0]} is for a stream (mmdata.stream): an index knows its members and its damaged shards; "
-            f"leave it out, and give --{'skip-damaged' if data.skip_damaged else 'caption'} to `mmdata index`"
+            "data.members is for a stream (mmdata.stream): an index knows its members; leave it out, and give "
+            "--caption to `mmdata index`"
         )
     cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
     index = Index.open([source.shards for source in sources(data)], cache=cache)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import torch
 from torch import Tensor
-from typing_extensions import NotRequired
 
 from mmdata.images.pixels import Decoded, EncodedImage, PixelTransform
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket
-
-
-class PixelEntries(TypedDict):
-    """The part of a `Batch` that is made of images."""
-
-    pixel_values: Tensor
-    pixel_attention_mask: NotRequired[Tensor]
-    spatial_shapes: NotRequired[Tensor]
 
 
 class BatchPixels:
@@ -54,7 +43,7 @@ class BatchPixels:
         shape = self._transform.write_patches(decoded, self._places[place], number=number, epoch=epoch)
         self._shapes[place] = torch.tensor(shape)
 
-    def entries(self, valid: Tensor) -> PixelEntries:
+    def entries(self, valid: Tensor) -> dict[str, Tensor]:
         """The entries of the batch, with zeros, or one patch of zeros, where not `valid` (B,).
 
         Without a patch attention would be NaN, and NaN reaches the gradient though the loss masks the row.

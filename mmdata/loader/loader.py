@@ -24,9 +24,9 @@ from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder, open_builder
 from mmdata.loader.frameworks import Interoperable, refuses_settings
-from mmdata.loader.identity import Identity, identity_of, other_shards, position_of
+from mmdata.loader.identity import Identity, identity_of, other_shards
 from mmdata.loader.ledger import MIN_ROWS_FOR_RATE, Ledger, LedgerEntry, RowCounts
-from mmdata.loader.position import Position
+from mmdata.loader.position import Position, position_of
 from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pipeline
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
@@ -331,7 +331,7 @@ class Loader(Interoperable):
 
     def close(self) -> None:
         """End the workers, and drop prefetched batches. An iteration under way ends; iterating again starts workers."""
-        self._position.interrupt("close")
+        self._position.overtake("close")
         self._next = None
         self._source.close()
 

@@ -1,17 +1,25 @@
 """The position of a loader, a batch sampler or a stream: its epoch, and how many batches of it have been yielded.
+A state holds it, and goes on only where the batches are the same.
 
 There is one position, and the last that moved it has it: an iteration, `set_epoch` or `load_state_dict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, excerpt
 from mmdata.plan.ranges import MAX_EPOCH
+
+logger = logging.getLogger("mmdata")
+
+OF_ROWS = re.compile(r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", re.DOTALL)
+"""A value that ends in a digest of what it names: a file may have another name and the same content."""
 
 
 @dataclass
@@ -70,13 +78,13 @@ class Position:
             return False
         if epoch == self.epoch and self.step != length:
             return False
-        self._overtake("set_epoch")
+        self.overtake("set_epoch")
         self.epoch, self.step, self._resume, self._stay = epoch, 0, False, False
         return True
 
     def restore(self, epoch: int, step: int) -> None:
         """Go where a state was taken."""
-        self._overtake("load_state_dict")
+        self.overtake("load_state_dict")
         self.epoch, self.step, self._resume, self._stay = epoch, step, True, False
         self.restores += 1
 
@@ -91,16 +99,17 @@ class Position:
         elif not self._resume:
             self.step = 0
         self._resume = self._stay = False
-        self._overtake("a newer iteration")
+        self.overtake("a newer iteration")
         return self._iteration
 
-    def interrupt(self, mover: str) -> None:
+    def overtake(self, mover: str) -> None:
         """End the running iteration; as after a loop that was left early, the next one gives the epoch again.
 
         Args:
             mover: who did it, for the message that the iteration raises.
         """
-        self._overtake(mover)
+        self._iteration += 1
+        self._mover = mover
 
     def is_of(self, iteration: int) -> bool:
         """Whether no one has overtaken an iteration."""
@@ -132,24 +141,44 @@ class Position:
             self.epoch, self.step = self.epoch + 1, 0
         return ends
 
-    def _overtake(self, mover: str) -> None:
-        self._iteration += 1
-        self._mover = mover
 
+def position_of(
+    state: Any,
+    identity: Mapping[str, Any],
+    num_steps: Callable[[int], int | None],
+    *,
+    of: str,
+    remedy: str = "resume with the settings and shards it was saved with",
+) -> tuple[int, int]:
+    """(epoch, step) of a state.
 
-def check_state(state: Any, *, of: str) -> Mapping[str, Any]:
-    """A state as a mapping; raises a ConfigError that says whose (`of`) where it is none."""
+    Args:
+        state: of a loader, a stream or a sampler.
+        identity: of the one that is to go on from it.
+        num_steps: gives the steps of an epoch; None: not known.
+        of: "loader", "stream" or "sampler", for messages.
+        remedy: for a state of other batches.
+
+    Raises:
+        ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state is
+            missing or impossible.
+    """
     if not isinstance(state, Mapping):
         raise ConfigError(
             f"{of} state: it must be the dictionary that state_dict() returned: got {type(state).__name__}; give that "
             "dictionary, or start anew"
         )
-    return state
-
-
-def check_epoch(state: Mapping[str, Any], *, of: str) -> int:
-    """The epoch of a state; raises a ConfigError where it is none."""
-    return check_count(state, "epoch", of=of, at_most=MAX_EPOCH)
+    saved = state.get("plan")
+    if not isinstance(saved, Mapping):
+        raise ConfigError(
+            f"{of} state: 'plan' must say what its batches depend on: got {excerpt(saved)}; give the dictionary that "
+            "state_dict() returned, or start anew"
+        )
+    if changed := _differences(saved, identity, of=of):
+        listed = ", ".join(f"{key} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed)
+        raise ConfigError(f"this {of} state belongs to other batches: {listed}; {remedy}, or start anew")
+    epoch = check_count(state, "epoch", of=of, at_most=MAX_EPOCH)
+    return epoch, check_count(state, "step", of=of, at_most=num_steps(epoch))
 
 
 def check_count(state: Mapping[str, Any], name: str, *, of: str, at_most: int | None = None) -> int:
@@ -162,3 +191,33 @@ def check_count(state: Mapping[str, Any], name: str, *, of: str, at_most: int | 
             "give the dictionary that state_dict() returned, or start anew"
         )
     return value
+
+
+def _differences(saved: Mapping[str, Any], identity: Mapping[str, Any], *, of: str) -> list[str]:
+    """The names of the entries in which the identity of a state differs from this one.
+
+    Only logs a change in the file of a user's transform or text_transform, which may be a comment.
+
+    Args:
+        saved: identity in the state.
+        identity: of the loader or stream.
+        of: "loader" or "stream", for the log.
+    """
+    for name, entries in (("transform", "pixels"), ("text_transform", "texts")):
+        before, now = saved.get(f"{name}_source"), identity.get(f"{name}_source")
+        if saved.get(name) == identity.get(name) and None not in (before, now) and before != now:
+            logger.warning(
+                "%s '%s': its file is not what it was when this %s state was taken; if more than comments have "
+                "changed, %s are not those of an undisturbed run",
+                name,
+                identity[name],
+                of,
+                entries,
+            )
+    compared = [name for name in identity if not name.endswith("transform_source")]
+    return [name for name in compared if _compared(saved.get(name)) != _compared(identity[name])]
+
+
+def _compared(value: Any) -> Any:
+    found = OF_ROWS.search(value) if isinstance(value, str) else None
+    return found[1] if found else value

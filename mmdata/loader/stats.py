@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, cast
@@ -79,9 +80,7 @@ class Stats:
 
     def copy(self) -> Stats:
         """A copy of the sums."""
-        copied = Stats()
-        copied.add(self)
-        return copied
+        return deepcopy(self)
 
     @property
     def padding_share(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,7 +13,7 @@ from typing import Any
 
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
-from mmdata.errors import ConfigError, DataError, Reason, counted, explain, sample_name
+from mmdata.errors import ConfigError, DataError, counted, explain, sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder
@@ -33,11 +32,9 @@ from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.ranges import MAX_EPOCH
-from mmdata.recognize import refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
 from mmdata.tables.joined import Joined
-from mmdata.tars.foreign import expand_braces
-from mmdata.tars.texts import Losses
+from mmdata.tars import foreign
 from mmdata.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger("mmdata")
@@ -47,9 +44,6 @@ PLACES = ("pass", "step_of_pass", "first_pass", "first_step_of_pass")
 
 OF_AN_INDEX = ("groups", "join", "caption_hash", "order", "row_weights", "negative_captions", "num_lanes")
 """Settings of `data` that need the rows of an index."""
-
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""A file in a folder is a shard if its name ends like this."""
 
 ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
@@ -110,7 +104,7 @@ def stream(
                 f"data.shards names {len(datasets)} datasets, and a stream mixes none: use one mmdata.Loader over "
                 "indexed shards, or give the stream its shards in one list"
             )
-        found = find_shards(sources(data)[0].shards if shards is None else shards, may_lack=data.skip_damaged)
+        found = find_shards(sources(data)[0].shards if shards is None else shards)
         return Stream(TarFiles(found, data), data, ranks, steps_per_epoch=steps_per_epoch)
     stages = getattr(samples, "pipeline", [])  # of a webdataset
     if steps_per_epoch is None and any(type(stage).__name__ == "ResampledShards" for stage in stages):
@@ -137,18 +131,18 @@ def open_stream(
     tokenizer = load_tokenizer(data)
     tars = TarIndexer(source, data, tokenizer)
     reading = Reading(tars, data, 0)
-    first = reading.first()
+    first = reading.first
     rows = int((first.ranges.ends - first.ranges.begins).sum())
     if not rows:
         raise _no_sample(source, first)
-    index = GrowingIndex.of(tars, first.tars)
+    index = GrowingIndex(tars, first.tars)
     captions = CaptionSources.in_turn(NoTexts(index) if tokenizer is None else ShardCaptions(index, "index"))
     plan = StreamPlan(data, index, captions, bucket_policy(data, index, captions), reading)
     builder = BatchBuilder.from_config(data, Corpus(index, tokenizer, Joined([], index)), plan, buffers=buffers)
     # One more: a window ends with the tar that completes it.
     of_window = len(first.tars) * source.window_rows // rows + 1
     builder.store.open_shards.most = most_of_windows(data, of_window, source.num_tars)
-    plan.drops.append(builder.store.open_shards.drop)
+    tars.open_shards = builder.store.open_shards
     return plan, builder
 
 
@@ -200,10 +194,8 @@ class Stream(Loader):
         self._is_lasting, self._plan = source.is_lasting, plan
         self._steps = steps_per_epoch
         self._found_steps: dict[int, int] = {}  # of epochs that are passes
-        # With steps_per_epoch, batches are counted through all epochs: the pass that begins with a batch, for the
-        # passes that are known, and the last batch whose place is known.
-        self._passes, self._reached = {0: 0}, 0
-        self._losses = Losses()
+        # The pass, and the step of it, with which epochs begin, and with which the newest batches go on.
+        self._places: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}
 
     def __bool__(self) -> bool:
         """True; without this, `if stream:` would ask for the length."""
@@ -218,13 +210,6 @@ class Stream(Loader):
     def num_rows(self) -> int:
         """Not known: raises AttributeError, so that frameworks do without it."""
         raise AttributeError("a stream has not counted its rows; `mmdata index` counts them, for mmdata.Loader")
-
-    @property
-    def lost(self) -> Counter[str]:
-        """Losses so far: samples that lost a text member, by what was lost; and, as "damaged_shard", shards of which
-        the rest could not be read (`data.skip_damaged`)."""
-        shards = self.ledger.masked[Reason.DAMAGED_SHARD.value]
-        return Counter(self._losses.as_dict()) + Counter(damaged_shard=shards)
 
     def num_steps(self, epoch: int) -> int:
         """Batches of an epoch: `steps_per_epoch`; raises TypeError without it."""
@@ -243,8 +228,8 @@ class Stream(Loader):
         the iterable must give the samples of the pass again, in the same order.
         """
         epoch, step = self._position.epoch, self._position.step
-        first = (epoch, 0) if self._steps is None else self._place(epoch, 0)
-        return {**super().state_dict(), **dict(zip(PLACES, (*self._place(epoch, step), *first), strict=True))}
+        places = *self._place(epoch, step), *self._place(epoch, 0)
+        return {**super().state_dict(), **dict(zip(PLACES, places, strict=True))}
 
     def other_shards(self, state: dict[str, Any]) -> str:
         """ "": `load_state_dict` says what differs."""
@@ -252,7 +237,7 @@ class Stream(Loader):
 
     def close(self) -> None:
         """End the workers and the reading. An iteration under way ends; iterating again begins its epoch anew."""
-        self._position.interrupt("close")
+        self._position.overtake("close")
         self._stop()
         super().close()
 
@@ -264,30 +249,31 @@ class Stream(Loader):
     def _known_steps(self, epoch: int) -> int | None:
         return self._found_steps.get(epoch) if self._steps is None else self._steps
 
+    def _normal(self, epoch: int, step: int) -> tuple[int, int]:
+        """A position; that at the end of an epoch is the start of the next one."""
+        return (epoch + 1, 0) if step == self._known_steps(epoch) else (epoch, step)
+
     def _place(self, epoch: int, step: int) -> tuple[int, int]:
         """The pass of a position, and the step in the pass."""
-        if self._steps is None:
-            return (epoch, step) if step != self._known_steps(epoch) else (epoch + 1, 0)
-        number = epoch * self._steps + step
-        if not min(self._passes) <= number <= self._reached:
-            logger.warning(
-                "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
-                "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
-                epoch,
-                epoch,
-            )
-            self._passes, self._reached = {number: epoch}, number
-        begin = max(first for first in self._passes if first <= number)
-        return self._passes[begin], number - begin
+        position = self._normal(epoch, step)
+        if position not in self._places:
+            if self._steps is not None:
+                logger.warning(
+                    "stream: epoch %d begins with pass %d from its start, because this stream has not given the epoch "
+                    "before it: some samples come twice, others later; `load_state_dict` goes on exactly",
+                    epoch,
+                    epoch,
+                )
+            self._places[position] = position
+        return self._places[position]
 
     def _restore_places(self, state: dict[str, Any], epoch: int, step: int) -> None:
         most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
-        number, place_step, *first = (check_count(state, name, of="stream", at_most=most[name]) for name in PLACES)
-        if self._steps is not None:
-            self._reached = epoch * self._steps + step
-            self._passes = {epoch * self._steps - first[1]: first[0], self._reached - place_step: number}
-        elif number > epoch:  # it was taken at the end of an epoch
+        values = [check_count(state, name, of="stream", at_most=most[name]) for name in PLACES]
+        number, place_step, first, first_step = values
+        if self._steps is None and number > epoch:  # it was taken at the end of an epoch
             self._found_steps[epoch] = step
+        self._places = {(epoch, 0): (first, first_step), self._normal(epoch, step): (number, place_step)}
         if not self._is_lasting and place_step:
             logger.warning(
                 "stream: the samples of the first %d batches of the iterable are read again and dropped: it must give "
@@ -299,20 +285,15 @@ class Stream(Loader):
         """The rows of a batch that could not be used, and the samples that were left out since the batch before."""
         mark = made.mark
         assert mark is not None
-        if self._steps is None:
-            if mark["is_last"]:
-                self._found_steps[epoch] = step + 1
-        else:
-            number = epoch * self._steps + step
-            if mark["is_last"]:
-                self._passes[number + 1] = self._place(epoch, step)[0] + 1
-            self._reached = max(self._reached, number + 1)
+        if mark["is_last"] and self._steps is None:
+            self._found_steps[epoch] = step + 1
+        number, place_step = self._place(epoch, step)
+        after = (number + 1, 0) if mark["is_last"] else (number, place_step + 1)
+        self._places[self._normal(epoch, step + 1)] = after
+        if step > 1:
+            self._places.pop((epoch, step - 1), None)
         self.stats.wall_s["read"] += mark["waited_s"]
         self.stats.masked += len(mark["left_out"])
-        for shard, key, lost in mark["losses"]:
-            for loss in self._losses.add(sample_name(shard, key), lost):  # the kinds of loss that are new
-                told = "%s (%s); this sample and later ones with the same fault are used without it"
-                logger.warning(told, self._losses.first[loss], loss)
         left_out = [LedgerEntry(epoch, step, -1, stage="read", **line) for line in mark["left_out"]]
         return left_out + [replace(entry, epoch=epoch, step=step) for entry in made.masked]
 
@@ -344,10 +325,9 @@ def _no_sample(source: TarSource, window: TarWindow) -> DataError:
 
 def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs the rows of an index."""
-    select = data.select if isinstance(data.select, str) else data.select and data.select.file
     defaults = {name: DataConfig.model_fields[name].get_default(call_default_factory=True) for name in OF_AN_INDEX}
     settings = {name: getattr(data, name) != default for name, default in defaults.items()} | {
-        "select by a file of rows": bool(select) and str(select).lower().endswith(".npy"),
+        "select by a file of rows": (data.select or "").lower().endswith(".npy"),
         "leftover: drop": data.leftover == "drop",
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),
@@ -359,20 +339,15 @@ def _refuse_planned(data: DataConfig) -> None:
         )
 
 
-def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
+def find_shards(shards: ShardNames) -> list[str]:
     """The paths and URLs of the shards, in the order of the list; the shards of a folder are sorted by name.
-
-    Args:
-        shards: their names.
-        may_lack: files may be missing: who reads the shards finds out, as of URLs.
 
     Raises:
         ConfigError: a name with `pipe:`, braces that do not close, or a pattern of more than `MAX_SHARDS` shards.
         DataError: a local file does not exist or is not a regular file, a folder has no shard, or the list is empty.
     """
     given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
-    found = [name for one in given for name in _expand(os.fspath(one))]
-    found = [path_of_url(name) or name for name in found]
+    found = [path_of_url(name) or name for one in given for name in _expand(os.fspath(one))]
     if not found:
         raise DataError("stream: an empty list of shards")
     if piped := [name for name in found if "pipe:" in name]:
@@ -380,7 +355,7 @@ def find_shards(shards: ShardNames, *, may_lack: bool = False) -> list[str]:
             f"shard '{piped[0]}': pipe: would run a command, and nothing in data may; give a path or a URL "
             "(http, https, s3, gs, hf and others that fsspec opens)"
         )
-    for name in [] if may_lack else found:
+    for name in found:
         if "://" not in name:
             try:
                 check_regular(name, "shard")
@@ -397,11 +372,7 @@ def with_shards(config: dict[str, Any], shards: ShardNames) -> dict[str, Any]:
 
 
 def _expand(name: str) -> list[str]:
-    folder = Path(path_of_url(name) or name)
-    if os.path.isdir(folder):  # Path.is_dir raises an OSError for a pattern longer than a file name may be
-        refuse_unfinished(folder)
-        found = sorted(path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES))
-        if not found:
-            raise DataError(f"folder '{folder}': no shard in it ({', '.join(SUFFIXES)})")
-        return [str(path) for path in found]
-    return expand_braces(name)
+    folder = path_of_url(name) or name
+    if os.path.isdir(folder):
+        return [str(path) for path in foreign.find_shards(Path(folder))]
+    return foreign.expand_braces(name)

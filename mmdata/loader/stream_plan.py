@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
 from threading import Event
@@ -32,6 +32,9 @@ from mmdata.processes import map_concurrently
 
 Ints = NDArray[np.int64]
 
+MAX_ROWS = 2**63 - 1
+"""Rows that a pass takes from its tars, if `data.max_rows` does not say."""
+
 
 class TarWindow(NamedTuple):
     """Tars whose rows are shuffled together.
@@ -49,7 +52,7 @@ class TarWindow(NamedTuple):
 
 def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event) -> Generator[TarWindow]:
     """Read the windows of a pass; the last may have no rows."""
-    source, usable_left = tars.source, data.max_rows
+    source, usable_left = tars.source, data.max_rows or MAX_ROWS
     threads, numbers = source.num_threads, source.of_pass(number)
     get = partial(tars.get, stop=stop)
     found = map(get, numbers)
@@ -66,8 +69,9 @@ def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event)
     for tar in found:
         read.append(tar)
         # As for a loader, `select` chooses among the first `max_rows` rows.
-        rows.append(len(tar.columns) if usable_left is None else tar.rows_among(usable_left))
-        if usable_left is not None and (usable_left := usable_left - tar.num_usable) <= 0:
+        rows.append(int(np.searchsorted(tar.places, usable_left)))
+        usable_left -= tar.num_usable
+        if usable_left <= 0:
             break
         if sum(rows) >= wanted or sum(tar.entry.bytes for tar in read) >= source.window_bytes:
             yield window(is_last=False)
@@ -94,15 +98,11 @@ class WindowReader:
 
     def begin(self, step: TarWindow, stop: Event | None = None) -> Work:
         """The window itself."""
-        return Work([_nothing], lambda: step)
+        return Work([lambda: None], lambda: step)
 
     def stop(self) -> None:
         """Read no further tar."""
         self._ended.set()
-
-
-def _nothing() -> None:
-    pass
 
 
 class Reading:
@@ -114,40 +114,39 @@ class Reading:
         number: of the pass.
 
     Attributes:
+        first: the first window; it is waited for here.
         windows: that were taken.
-        left_out, losses: of the windows that were taken, until they are told.
-        waited_s: seconds spent waiting for windows, until they are told.
+        untold: their tars, until a step tells of the samples that were left out.
+        waited_s: seconds spent waiting for windows, until a step tells.
         is_fresh: whether no steps were made of it, and it was not closed.
     """
 
     def __init__(self, tars: TarIndexer, data: DataConfig, number: int) -> None:
         self.number, self.process, self.is_fresh = number, os.getpid(), True
         self.windows: list[Window] = []
-        self.left_out: list[dict[str, Any]] = []
-        self.losses: list[tuple[Any, ...]] = []
+        self.untold: list[IndexedTar] = []
         self.waited_s = 0.0
-        self._first: TarWindow | None = None
         reader = WindowReader(tars, data)
         self._ahead: ThreadedBatches[TarWindow] = ThreadedBatches(
             reader, num_threads=1, prefetch=1, name="mmdata-index"
         )
         self._ahead.begin(number, 0)
         self._end = weakref.finalize(self, reader.stop)  # before the threads are waited for
-
-    def first(self) -> TarWindow:
-        """The first window, which is also the first that is taken."""
-        if self._first is None:
-            self._first = self._next()
-        return self._first
+        self.first = self._next()
 
     def take(self) -> TarWindow:
         """Wait for the next window; raises what reading it raises."""
-        window, self._first = self._first or self._next(), None
+        window = self._next() if self.windows else self.first
         self.windows.append(Window(window.ranges, len(self.windows)))
-        for tar in window.tars:
-            self.left_out += tar.left_out
-            self.losses += [(tar.name, *loss) for loss in tar.losses]
+        self.untold += window.tars
         return window
+
+    def tell(self, rank: int, world_size: int) -> dict[str, Any]:
+        """A rank's share of the samples that were left out since the last call, and the seconds waited: JSON."""
+        left_out = [line for tar in self.untold for line in tar.left_out]
+        told = {"left_out": left_out[rank::world_size], "waited_s": self.waited_s}
+        self.untold, self.waited_s = [], 0.0
+        return told
 
     def _next(self) -> TarWindow:
         started = perf_counter()
@@ -182,17 +181,14 @@ class StreamPlan(Plan):
         index: of the tars.
         captions: of the rows.
         policy: gives each row its bucket.
-        reading: of pass 0, of which the first window is read.
-
-    Attributes:
-        drops: called with the number of a tar in memory of which no batch needs a row any more.
+        reading: of pass 0.
     """
 
     def __init__(
         self, data: DataConfig, index: GrowingIndex, captions: CaptionSources, policy: BucketPolicy, reading: Reading
     ) -> None:
         super().__init__(
-            StreamRows(index, captions, reading.first().ranges.occurrences()),
+            StreamRows(index, captions, reading.first.ranges.occurrences()),
             policy,
             global_batch_size=data.global_batch_size,
             seed=data.seed,
@@ -201,9 +197,8 @@ class StreamPlan(Plan):
             leftover=data.leftover,
         )
         self._data, self._tars, self._reading = data, index.tars, reading
-        self.drops: list[Callable[[int], object]] = [index.tars.drop]
-        self._rows_left = Counter[int]()  # rows of each tar that are in no step yet
-        self._done: deque[list[int]] = deque()  # the tars that each of the last steps has used up
+        self._rows_left = Counter[int]()  # of each tar in memory, until the batches with them are made
+        self._in_use: deque[Step] = deque()  # the last steps, whose batches may be in the making
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Tars and batch size, for a repr."""
@@ -236,10 +231,9 @@ class StreamPlan(Plan):
         return {
             **super().identity(),
             "max_rows": data.max_rows,
-            "select": data.select if isinstance(data.select, str | None) else data.select.model_dump(),
+            "select": data.select,
             "val_share": [data.val.share, data.split],
             "members": data.members and data.members.model_dump(),
-            "skip_damaged": data.skip_damaged,
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:
@@ -254,20 +248,13 @@ class StreamPlan(Plan):
         step, reading = next(steps, None), self._reading
         if step is None and start == 0:
             raise DataError(f"stream: no sample in pass {epoch}; an iterable must give its samples again in each pass")
-        if start:  # told with earlier steps
-            reading.left_out, reading.losses = [], []
+        if start:
+            reading.untold = []  # earlier steps told of these
         while step is not None:
             # The window of the next step is read before this one is given: it may be the last, and without rows.
             following = next(steps, None)
-            mark: dict[str, Any] = {
-                "is_last": following is None,
-                # All ranks know of all, and each tells of its share.
-                "left_out": reading.left_out[rank::world_size],
-                "losses": reading.losses[rank::world_size],
-                "waited_s": reading.waited_s,
-            }
-            reading.left_out, reading.losses, reading.waited_s = [], [], 0.0
-            yield step._replace(mark=mark)
+            # All ranks know of all, and each tells of its share.
+            yield step._replace(mark={"is_last": following is None, **reading.tell(rank, world_size)})
             step = following
 
     def stop(self) -> None:
@@ -279,12 +266,12 @@ class StreamPlan(Plan):
         reading = self._reading
         if not reading.is_fresh or reading.number != epoch or reading.process != os.getpid():
             reading.close()
+            # Batches of the pass before may be in the making; what is left of others is not needed.
+            self._in_use = deque(step for step in self._in_use if step.epoch == epoch - 1)
             for tar in self._tars.source.stale(epoch):
                 self._drop(tar)
             reading = self._reading = Reading(self._tars, self._data, epoch)
         reading.is_fresh = False
-        for tar in [*self._rows_left]:  # of a pass that was left
-            self._drop(tar)
 
         def arrivals(rounds: range) -> Ints:
             for round_ in rounds:
@@ -306,22 +293,15 @@ class StreamPlan(Plan):
     def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps; drops a tar once batches of all its rows were made: the memory of a pass has no other bound."""
         for step in steps:
-            tars, counts = np.unique(step.rows[step.rows >= 0] // self._tars.stride, return_counts=True)
-            self._rows_left.subtract(dict(zip(tars.tolist(), counts.tolist(), strict=True)))
-            done = [tar for tar, rows in self._rows_left.items() if rows <= 0]
-            for tar in done:
-                del self._rows_left[tar]
-            self._done.append(done)
+            self._in_use.append(step)
             # The caller uses one step, this generator is one step ahead, and these are being made.
-            if len(self._done) > self._data.loading.prefetch_batches + 2:
-                for tar in self._done.popleft():
+            if len(self._in_use) > self._data.loading.prefetch_batches + 2:
+                rows = self._in_use.popleft().rows
+                self._rows_left.subtract((rows[rows >= 0] // self._tars.stride).tolist())
+                for tar in [tar for tar, count in self._rows_left.items() if count <= 0]:
                     self._drop(tar)
             yield step
 
     def _drop(self, tar: int) -> None:
         self._rows_left.pop(tar, None)
-        for done in self._done:
-            if tar in done:
-                done.remove(tar)
-        for drop in self.drops:
-            drop(tar)
+        self._tars.drop(tar)

@@ -9,9 +9,9 @@ import logging
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import Event
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.errors import ConfigError, DataError, Interrupted, Reason, counted, excerpt, explain
+from mmdata.errors import ConfigError, DataError, Interrupted, counted, excerpt, explain, sample_name
 from mmdata.images.probe import DEFAULT_LIMITS
 from mmdata.index import Index
 from mmdata.index.caption_lengths import counts_of
@@ -28,18 +28,20 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.histogram import Histograms
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
+from mmdata.index.store import OpenShard, OpenShards
 from mmdata.plan.ranges import PASS_SHIFT
+from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
-from mmdata.seeding import Purpose, permutation
+from mmdata.seeding import Purpose
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB, Remote
-from mmdata.storage.folder import ListedShard, LocalFolder, RemoteFolder
+from mmdata.storage.folder import ListedShard, RemoteFolder
 from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import Filter, below_share, filters_of
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Scan, scan_shard
+from mmdata.tars.scan import scan_shard
 from mmdata.tars.tar import END, header, padding, split_name
 from mmdata.tars.texts import Loss
 from mmdata.text.tokenizer import Tokenizer
@@ -92,16 +94,13 @@ class TarFiles:
         self.first_rows = max(FIRST_ROWS, 4 * data.global_batch_size)
         self.window_rows = max(self.first_rows, data.shuffle_window_rows)
         self._cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
-        self._seed = data.seed
         # max_rows are the first rows, as with an index: each pass then reads the same tars.
-        self._shuffles = data.shuffle and data.max_rows is None
+        self._order = KeyedPermutation(data.seed, data.shuffle and data.max_rows is None)
         self._files: dict[int, Remote] = {}
 
     def of_pass(self, number: int) -> Iterator[int]:
         """The numbers of the tars of a pass, in its order; every tar once."""
-        if not self._shuffles:
-            return iter(range(self.num_tars))
-        return iter(permutation(self.num_tars, seed=self._seed, epoch=number, purpose=Purpose.SHARD_ORDER).tolist())
+        return iter(self._order(self.num_tars, number, Purpose.SHARD_ORDER, 0).tolist())
 
     def name(self, tar: int) -> str:
         """Name of a tar, for messages."""
@@ -123,10 +122,6 @@ class TarFiles:
         if tar not in self._files:
             self._files[tar] = RemoteFolder(shard, self._cache).file_of(shard, stop)
         return self._cache.open(self._files[tar], stop)
-
-    def is_cached(self, tar: int) -> bool:
-        """Whether a tar is read from the cache, which may remove it."""
-        return "://" in self.shards[tar]
 
     def stale(self, number: int) -> list[int]:
         """The tars that are to be dropped before a pass begins: none."""
@@ -186,10 +181,6 @@ class SampleTars:
         """See `TarFiles`."""
         return os.dup(self._files[tar].fileno())
 
-    def is_cached(self, tar: int) -> bool:
-        """See `TarFiles`."""
-        return False
-
     def stale(self, number: int) -> list[int]:
         """See `TarFiles`: all but those of the pass before, of which batches may be in work."""
         return [tar for tar in self._files if tar // (NUM_TARS // PASSES) != (number - 1) % PASSES]
@@ -248,10 +239,9 @@ class IndexedTar:
         name: for messages: its path, or its URL without secrets.
         columns: of its usable and selected rows.
         entry: of these rows, as in a manifest.
-        left_out: the unusable samples, as in the quarantine list of an index; and the tar itself, if it is damaged.
-        losses: (key, what was lost) of its usable samples that lost a text member.
+        left_out: the unusable samples, as in the quarantine list of an index.
         num_usable: usable samples, selected or not.
-        places: of the selected rows among the usable samples, rising; None: all are selected.
+        places: of the selected rows among the usable samples, rising.
     """
 
     number: int
@@ -259,13 +249,8 @@ class IndexedTar:
     columns: ShardColumns
     entry: ShardEntry
     left_out: list[dict[str, Any]]
-    losses: list[tuple[str, dict[Loss, str]]]
     num_usable: int
-    places: NDArray[np.int64] | None = None
-
-    def rows_among(self, usable: int) -> int:
-        """How many of its first `usable` usable samples are selected."""
-        return min(usable, self.num_usable) if self.places is None else int(np.searchsorted(self.places, usable))
+    places: NDArray[np.int64]
 
 
 class TarIndexer:
@@ -278,6 +263,7 @@ class TarIndexer:
 
     Attributes:
         stride: numbers of rows that each tar has for its own.
+        open_shards: the tars from which batches are read.
     """
 
     def __init__(self, source: TarSource, data: DataConfig, tokenizer: Tokenizer | None) -> None:
@@ -285,11 +271,13 @@ class TarIndexer:
         self.stride = 1 << (PASS_SHIFT - source.num_tars.bit_length())
         self.members = Members.parse(**data.members.model_dump()) if data.members else USUAL
         self.max_length = data.max_length
+        self.open_shards = OpenShards()
         self._data = data
-        self._counts = None if tokenizer is None else counts_of(tokenizer, data.caption_template)
+        self._count = None if tokenizer is None else counts_of(tokenizer, data.caption_template).count
         self._needs_captions = tokenizer is not None or data.add_captions
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
+        self._told = set[Loss]()
         self._filters: list[Filter] = []  # made of the first tar
         self._lock = new_lock()
 
@@ -297,7 +285,7 @@ class TarIndexer:
         """What is known of a tar; it is read if it is not kept.
 
         Raises:
-            DataError, ConfigError, Interrupted: it cannot be read, or is damaged, unless `data.skip_damaged` is set.
+            DataError, ConfigError, Interrupted: it cannot be read, or is damaged.
         """
         with self._lock:
             if (known := self._kept.get(number)) is not None:
@@ -315,59 +303,51 @@ class TarIndexer:
         """Keep a tar in memory no longer."""
         with self._lock:
             self._kept.pop(number, None)
+        self.open_shards.drop(number)
         self.source.drop(number)
 
     def _read(self, number: int, stop: Event) -> IndexedTar:
-        name = self.source.name(number)
-        size, scan = 0, Scan(name)
-        try:
-            descriptor = self.source.open(number, stop)
-            size = os.fstat(descriptor).st_size
-            scan = self._scan(descriptor, name, stop)
-            damage = scan.damage
-        except DataError as error:
-            damage = error
-        left_out = scan.quarantined
-        if damage is not None:
-            if not self._data.skip_damaged:
-                raise damage
-            what = getattr(damage, "what", str(damage))
-            logger.warning("%s; the stream goes on with the next shard", what)
-            if not any(sample.is_damaged for sample in scan.samples):
-                reason = Reason.DAMAGED_SHARD.value
-                left_out.append({"shard": name, "key": "", "offset": -1, "reason": reason, "detail": what})
-        rows = scan.rows
-        if len(rows) > self.stride:
-            raise DataError(
-                f"shard '{name}': {len(rows):,} samples, and a tar of a stream of "
-                f"{self.source.num_tars:,} has at most {self.stride:,}; pack smaller shards"
-            )
-        named = [
-            (
-                sample.row.key,
-                {Loss.LABEL_NAME: f"label {excerpt(sample.label)} is a name; `mmdata index` numbers names"},
-            )
-            for sample in scan.usable
-            if isinstance(sample.label, str)
-        ]
-        columns = encode(rows, None if self._counts is None else self._counts.count)
-        entry = ShardEntry.of(columns, name.rpartition("/")[2], size=size, sha256="")
-        return IndexedTar(number, name, columns, entry, left_out, scan.losses + named, len(columns))
-
-    def _scan(self, descriptor: int, name: str, stop: Event) -> Scan:
         def step(offset: int) -> None:
             if stop.is_set():
                 raise Interrupted(name)
 
+        name, descriptor = self.source.name(number), self.source.open(number, stop)
+        size = os.fstat(descriptor).st_size
         scan = scan_shard(descriptor, name=name, limits=DEFAULT_LIMITS, members=self.members, step=step)
-        return scan.of_corpus(captions=True, members=self.members) if self._needs_captions else scan
+        if scan.damage is not None:
+            raise scan.damage
+        if self._needs_captions:
+            scan = scan.of_corpus(captions=True, members=self.members)
+        if len(rows := scan.rows) > self.stride:
+            raise DataError(
+                f"shard '{name}': {len(rows):,} samples, and a tar of a stream of "
+                f"{self.source.num_tars:,} has at most {self.stride:,}; pack smaller shards"
+            )
+        for sample in scan.usable:
+            lost = sample.losses
+            if isinstance(sample.label, str):
+                named = f"label {excerpt(sample.label)} is a name; `mmdata index` numbers names"
+                lost = {**lost, Loss.LABEL_NAME: named}
+            self._tell(sample_name(name, sample.row.key), lost)
+        columns = encode(rows, self._count)
+        entry = ShardEntry.of(columns, name.rpartition("/")[2], size=size, sha256="")
+        return IndexedTar(number, name, columns, entry, scan.quarantined, len(rows), np.arange(len(rows)))
+
+    def _tell(self, sample: str, lost: dict[Loss, str]) -> None:
+        """Log the first loss of each kind."""
+        with self._lock:
+            new = lost.keys() - self._told
+            self._told |= new
+        for loss in sorted(new):
+            told = "%s: %s (%s); this sample and later ones with the same fault are used without it"
+            logger.warning(told, sample, lost[loss], loss)
 
     def _selected(self, tar: IndexedTar) -> IndexedTar:
         """A tar with its selected rows alone."""
         share, count = self._data.val.share, len(tar.columns)
         if not count or (self._data.select is None and share is None):
             return tar
-        index = GrowingIndex.of(self, [tar], alone=True)
+        index = GrowingIndex(self, [tar], alone=True)
         mask = np.ones(count, np.bool_)
         joined = Joined([], index)
         with self._lock:  # once: one set of keys for all tars, also if the file changes
@@ -382,66 +362,22 @@ class TarIndexer:
         return replace(tar, columns=columns, entry=entry, places=rows)
 
 
-@dataclass(frozen=True)
-class GrowingManifest(Manifest):
-    """The tars of a stream as a manifest; its totals are those of the first tars.
+class GrowingIndex(Index):
+    """The index of the tars of a stream: a tar is read when something is first asked of it.
 
-    Attributes:
+    Args:
         tars: indexes them.
-        first: the tars that are read already.
-        tar: gives what is known of a tar.
+        first: those that are read already; the totals of the index are theirs.
+        alone: the index is of the first tar alone, whose number is 0.
     """
 
-    tars: TarIndexer = field(kw_only=True, compare=False, repr=False)
-    first: list[IndexedTar] = field(kw_only=True, compare=False, repr=False)
-    tar: Callable[[int], IndexedTar] = field(kw_only=True, compare=False, repr=False)
-
-    @property
-    def shard_rows(self) -> NDArray[np.int64]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Numbers of rows of each tar: the same of all."""
-        return np.full(self.num_shards, self.rows // self.num_shards)
-
-    @property
-    def members(self) -> Members:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Which members of a sample are image, caption and label."""
-        return self.tars.members
-
-    def listed(self, shard: int) -> ListedShard:
-        """Name and size of a tar, which is read if it is not kept."""
-        return self.tar(shard).entry
-
-    def is_cached(self, shard: int) -> bool:
-        """See `Manifest`: tars behind URLs are."""
-        return self.tars.source.is_cached(self.tar(shard).number)
-
-    def open_shard(self, shard: int, stop: Event | None = None) -> int:
-        """A descriptor of the tar, which the caller closes."""
-        return self.tars.source.open(self.tar(shard).number, stop or Event())
-
-    def shard_place(self, shard: int) -> str:
-        """Path or URL of a tar, for messages."""
-        return self.tar(shard).name
-
-    def cells(self) -> Iterator[Histograms]:
-        """The histograms of the first tars."""
-        for entry in (tar.entry for tar in self.first):
-            yield Histograms(np.array([0, len(entry.cells)]), entry.cells, entry.counts)
-
-
-class GrowingIndex(Index):
-    """The index of a stream: a tar is read when something is first asked of it."""
-
-    tars: TarIndexer
-
-    @classmethod
-    def of(cls, tars: TarIndexer, first: list[IndexedTar], *, alone: bool = False) -> GrowingIndex:
-        """The index of all tars of a stream, of which some are read; or of one `alone`."""
-        num_tars, stride = (1, len(first[0].columns)) if alone else (tars.source.num_tars, tars.stride)
+    def __init__(self, tars: TarIndexer, first: list[IndexedTar], *, alone: bool = False) -> None:
+        num_tars, self._stride = (1, len(first[0].columns)) if alone else (tars.source.num_tars, tars.stride)
         # Later captions may be longer than the first ones: the longest text bound holds them all.
         tokens = [tar.columns.lists("caption_tokens")[1] for tar in first]
         lengths = np.bincount(np.concatenate([*tokens, [tars.max_length]]))
-        manifest = GrowingManifest(
-            rows=num_tars * stride,
+        manifest = Manifest(
+            rows=num_tars * self._stride,
             bytes=sum(tar.entry.bytes for tar in first),
             num_shards=num_tars,
             captions=sum(tar.entry.captions for tar in first),
@@ -449,21 +385,38 @@ class GrowingIndex(Index):
             has_images=True,
             has_labels=any(tar.entry.labels for tar in first),
             index_files=[],
-            folder=LocalFolder(Path()),
-            tars=tars,
-            first=first,
-            tar=first.__getitem__ if alone else tars.get,
+            accounts={"members": tars.members.content()},
         )
-        index = cls(manifest)
-        index.tars = tars
-        return index
+        super().__init__(manifest)
+        self.tars, self._first, self._get = tars, first, first.__getitem__ if alone else tars.get
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Each tar has equally many numbers of rows, whatever rows it has."""
+        return np.arange(self.num_shards + 1) * self._stride
+
+    def cells(self) -> Iterator[Histograms]:
+        """The histograms of the first tars."""
+        for entry in (tar.entry for tar in self._first):
+            yield Histograms(np.array([0, len(entry.cells)]), entry.cells, entry.counts)
+
+    def listed(self, shard: int) -> ListedShard:
+        """Name and size of a tar."""
+        return self._get(shard).entry
+
+    def shard_place(self, shard: int) -> str:
+        """Path or URL of a tar, for messages."""
+        return self._get(shard).name
 
     def shard_name(self, shard: int) -> str:
-        """Path or URL of a tar, for messages: tars of one name may lie in several folders."""
+        """Path or URL of a tar: tars of one name may lie in several folders."""
         return self.shard_place(shard)
 
     def shard(self, shard: int) -> ShardColumns:
         """One tar's columns."""
-        manifest = self.manifests[0]
-        assert isinstance(manifest, GrowingManifest)
-        return manifest.tar(shard).columns
+        return self._get(shard).columns
+
+    def open_shard(self, shard: int, stop: Event | None = None) -> OpenShard:
+        """A tar to be read; one behind a URL lies in the cache."""
+        is_cached = "://" in self.shard_place(shard)
+        return OpenShard(self.tars.source.open(shard, stop or Event()), cached=is_cached)

@@ -6,7 +6,8 @@ which unit, or when. A row that cannot be used is masked, with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -23,7 +24,6 @@ from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
-from mmdata.loader.workers.buffers import BufferPool
 from mmdata.loader.workers.threads import Work
 from mmdata.plan import Step
 
@@ -77,12 +77,11 @@ class UnfinishedBatch:
         self._negatives: dict[str, Tensor] = {}
         self._bad: list[tuple[int, LedgerEntry]] = []  # sample and fault; a sample may have several
         self._done: list[Stats] = []
-        self._failed = False  # a part has raised: the other parts return early
         shape = (len(step.rows), step.bucket.length)
         self._input_ids = np.full(shape, spec.tokenizer.pad_id if spec.tokenizer else 0, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
         self._texts = [""] * len(step.rows)
-        self._guard(partial(self._lend_pixels, builder.buffers), range(0), StageClock())
+        self._pixels = BatchPixels(step.bucket, len(step.rows), builder.buffers, spec.transform)
 
     def work(self) -> Work:
         """The batch as work that threads share; the longest units come first."""
@@ -97,34 +96,26 @@ class UnfinishedBatch:
         return Work([partial(self._do, write, samples) for write, split in parts for samples in split], self._finish)
 
     def _do(self, write: Write, samples: range) -> None:
-        """Write some samples, timed by a clock of their own."""
+        """Write some samples."""
+        with self._timed() as clock:
+            write(samples, clock)
+
+    @contextmanager
+    def _timed(self) -> Generator[StageClock]:
+        """The clock of a part of the work; an error names the sample on which it is."""
         clock = StageClock()
-        self._guard(write, samples, clock)
+        try:
+            yield clock
+        except (DataError, ConfigError, Interrupted):  # they name their file, or no caller waits for the batch
+            raise
+        except Exception as error:
+            raise LoadError(self._explain(error, clock.current)) from error
         clock.stop()
         self._done.append(clock.stats)
 
-    def _guard(self, write: Write, samples: range, clock: StageClock) -> None:
-        """Write some samples, and name the sample of an error; does nothing if another part has failed."""
-        if self._failed:
-            return
-        try:
-            write(samples, clock)
-        except BaseException as error:
-            self._failed = True
-            # DataError and ConfigError name their file; after Interrupted no caller waits for the batch.
-            if isinstance(error, (DataError, ConfigError, Interrupted)) or not isinstance(error, Exception):
-                raise
-            raise LoadError(self._explain(error, clock.current)) from error
-
-    def _lend_pixels(self, buffers: BufferPool, samples: range, clock: StageClock) -> None:
-        """Borrow the memory for the pixels."""
-        self._pixels = BatchPixels(self._step.bucket, len(self._step.rows), buffers, self._spec.transform)
-
     def _each(self, samples: range, clock: StageClock) -> Iterator[tuple[int, int]]:
-        """Number and place in the batch of each sample, until another part has failed."""
+        """Number and place in the batch of each sample."""
         for i in samples:
-            if self._failed:
-                return
             clock.current = i
             # Processor time costs a system call: sample it.
             clock.watch((i - samples.start) % WATCH_EVERY == 0)
@@ -204,14 +195,15 @@ class UnfinishedBatch:
             masked.setdefault(i, entry)
         usable = np.ones(len(self._places), bool)
         usable[list(masked)] = False
-        self._do(partial(self._collate, usable), range(0))
-        made = LoadedBatch(self._batch, list(masked.values()), self._sum_up(), self._step.mark)
+        with self._timed() as clock:
+            batch = self._collate(usable)
+            clock.lap("collate")
         # A thread may hold its unit, and so this object, for a moment longer: it must not keep the batch's memory.
-        del self._batch, self._pixels
-        return made
+        del self._pixels
+        return LoadedBatch(batch, list(masked.values()), self._sum_up(batch), self._step.mark)
 
-    def _collate(self, usable: NDArray[np.bool_], samples: range, clock: StageClock) -> None:
-        """Put the batch together; `usable`, bool (n,), says which samples it is of."""
+    def _collate(self, usable: NDArray[np.bool_]) -> Batch:
+        """The batch; `usable`, bool (n,), says which samples it is of."""
         spec, read = self._spec, self._samples
         valid = self._spread(usable.astype(np.int64), fill=0).bool()
         entries: dict[str, Any] = {
@@ -244,8 +236,7 @@ class UnfinishedBatch:
             entries.update(self._negatives)
         if self._fields is not None:
             entries.update(self._fields.entries(valid))
-        self._batch = cast(Batch, entries)
-        clock.lap("collate")
+        return cast(Batch, entries)
 
     def _text_hashes(self) -> NDArray[np.int64]:
         """Hashes of the captions, int64 (n,); equal for all captions that are dropped."""
@@ -269,15 +260,15 @@ class UnfinishedBatch:
             spread[place] = text
         return spread
 
-    def _sum_up(self) -> Stats:
+    def _sum_up(self, batch: Batch) -> Stats:
         """The sums of all parts."""
         total = Stats()
         for stats in self._done:
             total.add(stats)
-        valid = self._batch["valid"]
+        valid = batch["valid"]
         total.rows, total.masked = int(valid.sum()), int((~valid).sum())
-        if "attention_mask" in self._batch:
-            total.tokens = int(self._batch["attention_mask"][valid].sum())
+        if "attention_mask" in batch:
+            total.tokens = int(batch["attention_mask"][valid].sum())
         total.token_places = total.rows * self._step.bucket.length
         return total
 

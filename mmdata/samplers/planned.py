@@ -10,7 +10,7 @@ import copy
 import hashlib
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from typing_extensions import Self
 
-from mmdata.errors import ConfigError
 from mmdata.launcher import Ranks, resolve_ranks
-from mmdata.loader.position import Position, check_count, check_epoch, check_state
+from mmdata.loader.position import Position, position_of
 from mmdata.plan.plan import rank_slice
 from mmdata.plan.windows import KeyedPermutation
 
@@ -158,17 +157,9 @@ class PlannedBatchSampler(BatchSampler):
             ConfigError: the state belongs to other batches (the message names what differs), or a number in it is
                 wrong.
         """
-        identity = self._identity
-        saved = check_state(state, of="sampler").get("plan")
-        saved = saved if isinstance(saved, Mapping) else {}
-        if changed := [name for name in identity if saved.get(name) != identity[name]]:
-            listed = ", ".join(f"{name} was {saved.get(name)!r} and is {identity[name]!r}" for name in changed)
-            raise ConfigError(
-                f"this sampler state belongs to other batches: {listed}; resume with the arguments it was saved with "
-                "(batch_size × world_size stays the same), or start anew"
-            )
-        epoch = check_epoch(state, of="sampler")
-        self._position.restore(epoch, check_count(state, "step", of="sampler", at_most=len(self)))
+        remedy = "resume with the arguments it was saved with (batch_size × world_size stays the same)"
+        epoch, step = position_of(state, self._identity, lambda epoch: len(self), of="sampler", remedy=remedy)
+        self._position.restore(epoch, step)
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the current epoch: from the step that `load_state_dict` went to, or from the start."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,19 +23,13 @@ CHUNK = 2**14
 Ints = NDArray[np.int64]
 
 
-class GetsSide(Protocol):
-    """Gives the side file of some kind that belongs to a column; see `SideFiles.get`."""
-
-    def __call__(self, kind: str, make: Callable[[], Any]) -> SideFile: ...
-
-
 class TableCaptions:
     """The captions that a column has for the rows of an index, cleaned as those of the shards are.
 
     Their hashes and lengths are made once by `mmdata join`.
 
     Args:
-        side: gives the side files of the column.
+        side: gives the side file of some kind that belongs to the column; see `SideFiles.get`.
         make: gives the captions, see `cleaned`.
 
     `len` is the number of captions of all rows.
@@ -48,7 +42,7 @@ class TableCaptions:
         DataError: a text is no caption, such as one of 65,537 characters.
     """
 
-    def __init__(self, side: GetsSide, make: Callable[[], Any]) -> None:
+    def __init__(self, side: Callable[[str, Callable[[], Any]], SideFile], make: Callable[[], Any]) -> None:
         self._side = side
         found = side("captions", make)
         lists = found.array("texts")

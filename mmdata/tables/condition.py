@@ -19,9 +19,9 @@ import ast
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -30,21 +30,20 @@ from numpy.typing import NDArray
 from mmdata.errors import ConfigError, excerpt, meant
 from mmdata.tables.table import read_lines
 from mmdata.tables.values import (
+    CALCULATE,
+    COMPARE,
     DATES,
     EXAMPLES,
     TIME,
     Kind,
     alike,
     as_number,
-    calculate,
     compute,
-    divide,
     in_condition,
     kind_of,
     number_of,
     parse_date,
     plain_values,
-    remainder,
     rounded_to,
     without_nan,
 )
@@ -56,25 +55,9 @@ MAX_DEPTH = 50
 Columns = Mapping[str, Any]
 """Arrow arrays (n,) by name; null and NaN are missing."""
 
-_NUMBERS: tuple[Kind, ...] = ("number", "bool")  # a bool counts as 0 or 1
-_COMPARE: dict[type[ast.cmpop], Any] = {
-    ast.Eq: compute.equal,
-    ast.NotEq: compute.not_equal,
-    ast.Lt: compute.less,
-    ast.LtE: compute.less_equal,
-    ast.Gt: compute.greater,
-    ast.GtE: compute.greater_equal,
-}
-_CALCULATE: dict[type[ast.operator], Any] = {
-    ast.Add: partial(calculate, compute.add_checked),
-    ast.Sub: partial(calculate, compute.subtract_checked),
-    ast.Mult: partial(calculate, compute.multiply_checked),
-    ast.Div: divide,
-    ast.Mod: remainder,
-}
+_NUMBERS: set[Kind] = {"number", "bool"}  # a bool counts as 0 or 1
 _NONE = ("none", "null", "nil", "nan", "na")
 """What languages call a missing value, in lower case."""
-_TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`([^`]+)`")
 _HINTS = {
     r"&&": "conditions are joined by and, not &&",
@@ -84,6 +67,22 @@ _HINTS = {
     r"<>": "values are compared by !=, not <>",
 }
 """What other languages write, and what is written here."""
+
+
+class _Part(NamedTuple):
+    """A part of a condition.
+
+    Attributes:
+        node: of the tree.
+        kind: of its values.
+        values: an Arrow array of all rows, or a scalar for all of them.
+        column: Arrow's type of a plain column; None of another part.
+    """
+
+    node: ast.expr
+    kind: Kind
+    values: Any
+    column: Any = None
 
 
 class Condition:
@@ -103,12 +102,10 @@ class Condition:
 
     def __init__(self, text: str, types: Mapping[str, Any], *, of: str) -> None:
         self._text, self._types, self._of = text.strip(), types, of
-        self._quoted: dict[str, str] = {}  # columns in backquotes, by the names that stand for them
         self._sets: dict[ast.expr, Any] = {}  # what is looked among, by the part behind `in`
         self._tree = self._parse()
         self._check_depth(self._tree)
-        written = {self._column_of(node) for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
-        self.names = frozenset(written & types.keys())
+        self.names = frozenset(node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)) & types.keys()
         self({name: pa.nulls(0, types[name]) for name in self.names}, 0)  # mistakes show without a row
 
     def __call__(self, columns: Columns, num_rows: int) -> NDArray[np.bool_]:
@@ -131,24 +128,28 @@ class Condition:
         return found.fill_null(False).to_numpy(zero_copy_only=False)
 
     def _condition(self, node: ast.expr, columns: Columns) -> Any:
-        found = self._value(node, columns)
-        if self._kind(node) not in ("bool", "condition"):
-            self._refuse(node, f"a condition is needed, such as width >= 256, and this is a {self._kind(node)}")
-        return found
+        """Which rows a part selects: an Arrow array, or a scalar."""
+        part = self._part(node, columns)
+        if part.kind not in ("bool", "condition"):
+            self._refuse(node, f"a condition is needed, such as width >= 256, and this is a {part.kind}")
+        return part.values
 
-    def _value(self, node: ast.expr, columns: Columns) -> Any:
-        """The values of a part: an Arrow array of all rows, or a scalar for all of them."""
+    def _part(self, node: ast.expr, columns: Columns) -> _Part:
         match node:
             case ast.BoolOp():
                 join = compute.and_kleene if isinstance(node.op, ast.And) else compute.or_kleene
-                return reduce(join, (self._condition(part, columns) for part in node.values))
+                found = reduce(join, (self._condition(part, columns) for part in node.values))
+                return _Part(node, "condition", found)
             case ast.UnaryOp(op=ast.Not()):
-                return compute.invert(self._condition(node.operand, columns))
+                return _Part(node, "condition", compute.invert(self._condition(node.operand, columns)))
             case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-                value = self._value(node.operand, columns)
-                if (kind := self._kind(node.operand)) not in _NUMBERS:
-                    self._refuse(node, f"a sign before a {kind}")
-                return compute.negate_checked(as_number(value)) if isinstance(node.op, ast.USub) else value
+                part = self._part(node.operand, columns)
+                if part.kind not in _NUMBERS:
+                    self._refuse(node, f"a sign before a {part.kind}")
+                number = as_number(part.values)
+                return _Part(
+                    node, "number", compute.negate_checked(number) if isinstance(node.op, ast.USub) else number
+                )
             case ast.UnaryOp():
                 return self._refuse(node, "~ is not known; write not")
             case ast.BinOp():
@@ -156,13 +157,13 @@ class Condition:
             case ast.Compare():
                 sides = zip(pairwise([node.left, *node.comparators]), node.ops, strict=True)
                 found = (self._compared(left, how, right, columns) for (left, right), how in sides)
-                return reduce(compute.and_kleene, found)
-            case ast.Name():
-                name, values = self._column_of(node), self._column(node, columns)
-                if self._kind(node) in ("list", "other"):
+                return _Part(node, "condition", reduce(compute.and_kleene, found))
+            case ast.Name(id=name):
+                values = self._column(node, columns)
+                if (kind := kind_of(self._types[name])) in ("list", "other"):
                     what = f"column '{name}' has values of type {self._types[name]}; conditions know"
                     self._refuse(node, f"{what} numbers, texts, dates and bool, and of others is None")
-                return values
+                return _Part(node, kind, values, self._types[name])
             case ast.Constant():
                 return self._constant(node)
             case ast.Call():
@@ -171,89 +172,110 @@ class Condition:
                 known = "columns, numbers, texts, comparisons, and, or, not and + - * / %"
                 return self._refuse(node, f"only {known} are known")
 
-    def _kind(self, node: ast.expr) -> Kind:
-        """What a part is that has values."""
-        match node:
-            case ast.Name():
-                return kind_of(self._types[self._column_of(node)])
-            case ast.Constant(value=bool()):
-                return "bool"
-            case ast.Constant(value=str()):
-                return "text"
-            case ast.BoolOp() | ast.Compare() | ast.UnaryOp(op=ast.Not()):
-                return "condition"
+    def _constant(self, node: ast.Constant) -> _Part:
+        match node.value:
+            case str():
+                return _Part(node, "text", pa.scalar(node.value, pa.large_string()))
+            case bool():
+                return _Part(node, "bool", pa.scalar(node.value))
+            case int() if node.value >= 2**63:
+                remedy = "store the column as texts, and write the number in quotes"
+                return self._refuse(node, f"whole numbers above 2^63 - 1 are not known: {remedy}")
+            case int() | float():
+                return _Part(node, "number", pa.scalar(node.value))
             case _:
-                return "number"
+                return self._refuse(node, f"{excerpt(node.value)} is neither a number nor a text")
 
-    def _calculated(self, node: ast.BinOp, columns: Columns) -> Any:
-        if (operate := _CALCULATE.get(type(node.op))) is None:
+    def _column(self, node: ast.Name, columns: Columns) -> Any:
+        """The values of a column of any type."""
+        if (name := node.id) not in self._types:
+            if needs := self._unquoted():
+                self._refuse(node, _in_backquotes(needs))
+            listed = ", ".join(sorted(self._types))
+            self._refuse(node, f"no column '{name}'{meant(name, self._types)}; there are {listed}")
+        return columns[name]
+
+    def _calculated(self, node: ast.BinOp, columns: Columns) -> _Part:
+        if (operate := CALCULATE.get(type(node.op))) is None:
             self._refuse(node, "of operators + - * / % are known; conditions are joined by and, or")
-        sides = [self._value(side, columns) for side in (node.left, node.right)]
-        for side in (node.left, node.right):
-            if (kind := self._kind(side)) not in _NUMBERS:
-                self._refuse(side, f"a number is needed, and this is a {kind}")
-        return without_nan(operate(*sides))
+        sides = [self._part(side, columns) for side in (node.left, node.right)]
+        for side in sides:
+            if side.kind not in _NUMBERS:
+                self._refuse(side.node, f"a number is needed, and this is a {side.kind}")
+        return _Part(node, "number", without_nan(operate(*alike(*(side.values for side in sides)))))
 
     def _compared(self, left: ast.expr, how: ast.cmpop, right: ast.expr, columns: Columns) -> Any:
         if isinstance(how, (ast.In, ast.NotIn)):
-            found = self._in(left, right, columns)
+            found = self._in(self._part(left, columns), right, columns)
             return compute.invert(found) if isinstance(how, ast.NotIn) else found
         if isinstance(how, (ast.Is, ast.IsNot)):
-            value = self._column(left, columns) if isinstance(left, ast.Name) else self._value(left, columns)
+            value = self._column(left, columns) if isinstance(left, ast.Name) else self._part(left, columns).values
             if not (isinstance(right, ast.Constant) and right.value is None):
                 self._refuse(right, "`is` asks for None only, written so: score is None, score is not None")
             return compute.is_null(value) if isinstance(how, ast.Is) else compute.is_valid(value)
         for side in (left, right):
             self._refuse_none(side, left)
-        sides = [self._value(side, columns) for side in (left, right)]
-        kind, other = self._kind(left), self._kind(right)
-        if kind in DATES or other in DATES:
-            sides = [self._date(left, right, sides[0]), self._date(right, left, sides[1])]
-        elif {kind, other} <= set(_NUMBERS) and not any(_is_literal(side, bool) for side in (left, right)):
-            sides = alike(self._rounded(left, right, sides[0]), self._rounded(right, left, sides[1]))
-        elif kind != other or kind == "condition":
-            remedy = "; a column of bool is a condition by itself" if "bool" in (kind, other) else ""
-            self._refuse(right, f"a {kind} is compared with a {other}{remedy}")
-        return _COMPARE[type(how)](*sides)
+        one, other = self._part(left, columns), self._part(right, columns)
+        kinds = {one.kind, other.kind}
+        sides = self._beside(one, other), self._beside(other, one)
+        if kinds <= _NUMBERS and not any(_is_literal(side, bool) for side in (left, right)):
+            sides = alike(*sides)
+        elif "condition" in kinds or (len(kinds) > 1 and kinds.isdisjoint(DATES)):
+            remedy = "; a column of bool is a condition by itself" if "bool" in kinds else ""
+            self._refuse(right, f"a {one.kind} is compared with a {other.kind}{remedy}")
+        return COMPARE[type(how)](*sides)
 
-    def _in(self, left: ast.expr, right: ast.expr, columns: Columns) -> Any:
-        value, kind = self._value(left, columns), self._kind(left)
+    def _beside(self, part: _Part, other: _Part) -> Any:
+        """One side of a comparison: beside dates a text is a date, beside a column a number has the column's type."""
+        if other.kind in DATES and part.kind not in DATES:
+            if isinstance(part.node, ast.Constant) and part.kind == "text":
+                return self._date(part.node, part.values.as_py(), other.column)
+            what = f"a {other.kind} is compared with a {part.kind}"
+            self._refuse(part.node, f"{what}; write a text of ISO 8601, {EXAMPLES[other.kind]}")
+        is_number = _is_literal(part.node) and part.kind == "number"
+        return pa.scalar(rounded_to(part.values.as_py(), other.column)) if is_number else part.values
+
+    def _date(self, node: ast.expr, text: str, column: Any) -> Any:
+        try:
+            return parse_date(text, column)
+        except ValueError as error:
+            return self._refuse(node, f"{excerpt(text)} is compared with a {kind_of(column)}: {error}")
+
+    def _in(self, part: _Part, right: ast.expr, columns: Columns) -> Any:
         if isinstance(right, ast.Name):
-            texts = self._value(right, columns)
-            if not (isinstance(left, ast.Constant) and kind == self._kind(right) == "text"):
+            texts = self._part(right, columns)
+            if not (isinstance(part.node, ast.Constant) and part.kind == texts.kind == "text"):
                 self._refuse(right, "`in` a column looks for a text in quotes: 'flickr' in url")
-            return compute.match_substring(texts, value.as_py())
-        if kind in _NUMBERS:
-            value = as_number(value)
+            return compute.match_substring(texts.values, part.values.as_py())
+        value = as_number(part.values)
         if right not in self._sets:
-            self._sets[right] = self._value_set(left, kind, right, pa.types.is_floating(value.type))
+            self._sets[right] = self._value_set(part, right)
         found = compute.is_in(value, value_set=self._sets[right])
         return compute.if_else(compute.is_valid(value), found, pa.scalar(None, pa.bool_()))
 
-    def _value_set(self, left: ast.expr, kind: Kind, node: ast.expr, in_floats: bool) -> Any:
-        """What a value of some kind is looked among."""
+    def _value_set(self, part: _Part, node: ast.expr) -> Any:
+        """What the values of a part are looked among."""
         values = self._listed(node)
         are_texts = all(isinstance(value, str) for value in values)
-        if kind in DATES:
+        if part.kind in DATES:
             if not are_texts:
-                self._refuse(node, f"a {kind} is looked for in a list of numbers; write {EXAMPLES[kind]}")
-            dates = [self._parse_date(node, value, self._type_of(left)) for value in values]
-            return pa.array(dates, TIME)
-        if kind == "text" and are_texts:
+                self._refuse(node, f"a {part.kind} is looked for in a list of numbers; write {EXAMPLES[part.kind]}")
+            return pa.array([self._date(node, value, part.column) for value in values], TIME)
+        if part.kind == "text" and are_texts:
             return pa.array(values, pa.large_string())
-        if kind not in _NUMBERS:
-            self._refuse(node, f"a {kind} is looked for in a list of other values")
+        if part.kind not in _NUMBERS:
+            self._refuse(node, f"a {part.kind} is looked for in a list of other values")
         try:
-            numbers = [rounded_to(number_of(value), self._type_of(left)) for value in values]
+            numbers = [rounded_to(number_of(value), part.column) for value in values]
         except ValueError:
             self._refuse(node, "a number is looked for in a list of other values")
         except OverflowError as error:
             what = f"the number {error} is too large; whole numbers have 64 bits"
             self._refuse(node, f"{what}: store the column as texts, as the list has them")
-        if in_floats:
+        if pa.types.is_floating(part.values.type):
             return pa.array([float(number) for number in numbers], pa.float64())
-        whole = [int(number) for number in numbers if isinstance(number, int) or number.is_integer()]
-        return pa.array([number for number in whole if -(2**63) <= number < 2**63], pa.int64())
+        whole = [int(number) for number in numbers if number % 1 == 0 and -(2**63) <= number < 2**63]
+        return pa.array(whole, pa.int64())
 
     def _listed(self, node: ast.expr) -> Sequence[Any]:
         """The values of a list, or of `lines(…)`."""
@@ -261,7 +283,7 @@ class Condition:
             for one in node.elts:
                 if not _is_literal(one):
                     self._refuse(one, "a list has numbers or texts")
-            return [self._value(one, {}).as_py() for one in node.elts]
+            return [self._part(one, {}).values.as_py() for one in node.elts]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lines":
             given = [value.value for value in node.args if isinstance(value, ast.Constant)]
             if node.keywords or len(given) != len(node.args) or not 1 <= len(given) <= 2:
@@ -269,60 +291,12 @@ class Condition:
             return read_lines(str(given[0]), str(given[1]) if len(given) == 2 else None, of=self._of)
         return self._refuse(node, "`in` takes a list, lines(FILE) or a text column")
 
-    def _date(self, node: ast.expr, other: ast.expr, value: Any) -> Any:
-        """One side of a comparison with dates: a column of them, or a text beside one."""
-        kind, wanted = self._kind(node), self._kind(other)
-        if kind in DATES:
-            return value
-        if isinstance(node, ast.Constant) and kind == "text":
-            return self._parse_date(node, value.as_py(), self._type_of(other))
-        return self._refuse(node, f"a {wanted} is compared with a {kind}; write a text of ISO 8601, {EXAMPLES[wanted]}")
-
-    def _parse_date(self, node: ast.expr, text: str, kind: Any) -> Any:
-        try:
-            return parse_date(text, kind)
-        except ValueError as error:
-            return self._refuse(node, f"{excerpt(text)} is compared with a {kind_of(kind)}: {error}")
-
-    def _rounded(self, node: ast.expr, other: ast.expr, value: Any) -> Any:
-        """A side of a comparison of numbers: a number beside a column is rounded to the column's type."""
-        is_number = _is_literal(node) and self._kind(node) == "number"
-        return pa.scalar(rounded_to(value.as_py(), self._type_of(other))) if is_number else value
-
-    def _constant(self, node: ast.Constant) -> Any:
-        value = node.value
-        if isinstance(value, str):
-            return pa.scalar(value, pa.large_string())
-        if isinstance(value, int) and value >= 2**63:
-            remedy = "store the column as texts, and write the number in quotes"
-            self._refuse(node, f"whole numbers above 2^63 - 1 are not known: {remedy}")
-        if not isinstance(value, (int, float)):
-            self._refuse(node, f"{excerpt(value)} is neither a number nor a text")
-        return pa.scalar(value)
-
-    def _column(self, node: ast.Name, columns: Columns) -> Any:
-        """The values of a column of any type."""
-        if (name := self._column_of(node)) not in self._types:
-            if needs := self._unquoted():
-                self._refuse(node, _in_backquotes(needs))
-            listed = ", ".join(sorted(self._types))
-            self._refuse(node, f"no column '{name}'{meant(name, self._types)}; there are {listed}")
-        return columns[name]
-
-    def _column_of(self, node: ast.Name) -> str:
-        return self._quoted.get(node.id, node.id)
-
-    def _type_of(self, node: ast.expr) -> Any:
-        """Arrow's type of a plain column; None of another part."""
-        return self._types.get(self._column_of(node)) if isinstance(node, ast.Name) else None
-
     def _refuse_none(self, node: ast.expr, left: ast.expr) -> None:
         """Refuse a comparison with None, or with what other languages call it."""
         is_none = isinstance(node, ast.Constant) and node.value is None
-        is_word = isinstance(node, ast.Name) and node.id.lower() in _NONE and self._type_of(node) is None
+        is_word = isinstance(node, ast.Name) and node.id.lower() in _NONE and node.id not in self._types
         if is_none or is_word:
-            name = self._column_of(left) if isinstance(left, ast.Name) else ""
-            shown = in_condition(name) if name in self._types else "score"
+            shown = in_condition(left.id) if isinstance(left, ast.Name) and left.id in self._types else "score"
             self._refuse(node, f"no value is equal to a missing one: ask for it by `is`, {shown} is None")
 
     def _check_depth(self, node: ast.AST, depth: int = 1) -> None:
@@ -337,27 +311,33 @@ class Condition:
                 f"{self._of}: a condition of {len(self._text):,} characters, and at most {MAX_CHARACTERS:,} are read; "
                 "put a list of values into a file: key in lines('keys.txt')"
             )
+        quoted: dict[str, str] = {}
+
+        def stand_in(found: re.Match[str]) -> str:
+            """A name of the same length for a column in backquotes, which may be no name of Python's."""
+            if found[1] is None:
+                return found[0]  # a text, which may hold backquotes
+            name = f"_{len(quoted)}".ljust(len(found[0]), "_")
+            quoted[name] = found[1]
+            return name
+
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)
-                return ast.parse(_QUOTED.sub(self._stand_in, self._text.replace("\n", " ")), mode="eval").body
+                tree = ast.parse(_QUOTED.sub(stand_in, self._text.replace("\n", " ")), mode="eval").body
         except SyntaxError as error:
             self._refuse_text(error)
         except (ValueError, MemoryError, RecursionError) as error:  # a NUL; too many parentheses
             raise ConfigError(f"{self._of}: {excerpt(self._text)} is no condition: {error}") from None
-
-    def _stand_in(self, found: re.Match[str]) -> str:
-        """A name of the same length for a column in backquotes, which may be no name of Python's."""
-        if found[1] is None:
-            return found[0]  # a text, which may hold backquotes
-        name = f"_{len(self._quoted)}".ljust(len(found[0]), "_")
-        self._quoted[name] = found[1]
-        return name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                node.id = quoted.get(node.id, node.id)
+        return tree
 
     def _refuse_text(self, error: SyntaxError) -> NoReturn:
         """Refuse what Python's parser does not take."""
         for pattern, why in _HINTS.items():
-            if found := re.search(pattern, _TEXTS.sub(lambda text: "_" * len(text[0]), self._text)):
+            if found := re.search(pattern, self._bare):
                 self._refuse_at(found.start() + 1, why)
         if name := self._unquoted():
             self._refuse_at(self._text.index(name) + 1, _in_backquotes(name))
@@ -365,10 +345,14 @@ class Condition:
         is_cut = error.msg == "invalid syntax" and place > len(self._text)
         self._refuse_at(place, "something is missing" if is_cut else error.msg)
 
+    @property
+    def _bare(self) -> str:
+        """The condition with spaces in place of what is in quotes and backquotes."""
+        return _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
+
     def _unquoted(self) -> str | None:
         """A column that stands in the condition without the backquotes that its name needs."""
-        bare = _QUOTED.sub(lambda found: " " * len(found[0]), self._text)
-        return next((name for name in self._types if in_condition(name) != name and name in bare), None)
+        return next((name for name in self._types if in_condition(name) != name and name in self._bare), None)
 
     def _refuse(self, node: ast.expr, why: str) -> NoReturn:
         """Raise ConfigError for a part of the tree."""

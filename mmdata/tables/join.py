@@ -398,13 +398,10 @@ def _parts_of(join: Joining, datasets: Sequence[str]) -> Iterator[tuple[str, lis
 
 def _first_twice(keys: Any) -> tuple[int, int] | None:
     """The first two rows that have the same key; None if no key comes twice."""
-    known = keys.drop_null()
-    if compute.count_distinct(known).as_py() == len(known):
-        return None
-    counts = compute.value_counts(known)
-    several = counts.filter(compute.greater(counts.field("counts"), 1)).field("values")[0]
-    rows = np.flatnonzero(compute.equal(keys, several).fill_null(False).to_numpy())
-    return int(rows[0]), int(rows[1])
+    rows = np.arange(len(keys))
+    firsts = compute.index_in(keys, value_set=keys.combine_chunks(), skip_nulls=True)
+    again = np.flatnonzero(compute.not_equal(firsts, pa.array(rows, pa.int32())).fill_null(False))
+    return (firsts[int(again[0])].as_py(), int(again[0])) if len(again) else None
 
 
 def _first(keys: Any) -> str | None:

@@ -85,9 +85,8 @@ class Joined:
                 if name in self.shards:
                     raise ConfigError(f"{join.of}: the name '{name}' is that of {self.shards[name].of}, too")
                 self.shards[name] = JoinedShards(join, self._keys(join))
-        absent = {"caption_tokens"} if index.tokenizer is None else set[str]()
-        absent |= {"class_name"} if index.class_names is None else set()
-        of_index = {name: kind for name, kind in OF_INDEX.items() if name not in absent}
+        lacks = {"caption_tokens": index.tokenizer is None, "class_name": index.class_names is None}
+        of_index = {name: kind for name, kind in OF_INDEX.items() if not lacks.get(name)}
         self.types_of_rows: dict[str, Any] = {**self.types, **of_index}
         self.index = index
 

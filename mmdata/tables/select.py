@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.corpus import CorpusConfig, SelectFile, sources
+from mmdata.config.corpus import CorpusConfig, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index
@@ -124,36 +124,28 @@ def filters_of(data: CorpusConfig, joined: Joined) -> Iterator[Filter]:
             yield _filter(source.select, joined, span, of=f"data.shards.{number}.select")
 
 
-def _filter(select: str | SelectFile, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
-    if isinstance(select, str) and not select.lower().endswith(FILES):
+def _filter(select: str, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
+    if not select.lower().endswith(FILES):
         return _of_condition(select, joined, shards, of=of)
-    file, column = (select, None) if isinstance(select, str) else (select.file, select.column)
-    name = f"{of} {Path(file).name}" + (f" column {column}" if column else "")
-    if not file.lower().endswith(".npy"):
-        return _of_keys(read_lines(file, column, of=of), "key", shards, name)
-    array = NpyFile(file, of=of)
+    name = f"{of} {Path(select).name}"
+    if not select.lower().endswith(".npy"):
+        return _of_keys(read_lines(select, None, of=of), "key", shards, name)
+    array = NpyFile(select, of=of)
     if (uids := _uids(array)) is not None:
         return _of_keys(uids, UID if UID in joined.types else "key", shards, name)
+    if array.dtype != np.bool_:
+        raise ConfigError(
+            f"{of}: '{select}' is an array of {array.dtype}; known are bool (a mask) and two u8 (DataComp's uids); a "
+            "mask of rows: mask = np.zeros(len(index), bool), mask[rows] = True"
+        )
     starts = joined.index.starts
     first_row, num_rows = int(starts[shards[0]]), int(starts[shards[1]] - starts[shards[0]])
-    if array.dtype == np.bool_:
-        if len(array) != num_rows:
-            raise ConfigError(
-                f"{of}: '{file}' is a mask of {len(array):,} rows, and the index has {num_rows:,}: it was made for "
-                "other shards"
-            )
-        return Filter(
-            name, shards, lambda _, shard: array.read(*(starts[shard : shard + 2] - first_row).tolist()), False
+    if len(array) != num_rows:
+        raise ConfigError(
+            f"{of}: '{select}' is a mask of {len(array):,} rows, and the index has {num_rows:,}: it was made for other "
+            "shards"
         )
-    rows = _row_numbers(array, num_rows, where=f"{of}: '{file}'") + first_row
-
-    def mask(_: Joined, shard: int) -> Bools:
-        first, last = starts[shard : shard + 2].tolist()
-        found = np.zeros(last - first, np.bool_)
-        found[rows[slice(*np.searchsorted(rows, [first, last]).tolist())] - first] = True
-        return found
-
-    return Filter(name, shards, mask, False)
+    return Filter(name, shards, lambda _, shard: array.read(*(starts[shard : shard + 2] - first_row).tolist()), False)
 
 
 def _of_condition(select: str, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
@@ -190,25 +182,6 @@ def _uids(array: NpyFile) -> list[str] | None:
     values = array.read(0, len(array))
     pairs = zip(*(values[name].tolist() for name in dtype.names), strict=True)
     return [f"{first:016x}{last:016x}" for first, last in pairs]
-
-
-def _row_numbers(array: NpyFile, num_rows: int, *, where: str) -> Ints:
-    """The rows that a file names, in rising order."""
-    if array.dtype.kind not in "iu":
-        raise ConfigError(
-            f"{where} is an array of {array.dtype}; known are bool (a mask), whole numbers (rows) and two u8 "
-            "(DataComp's uids)"
-        )
-    given = array.read(0, len(array)).astype(np.int64)
-    if len(given) == num_rows and not (given >> 1).any():
-        raise ConfigError(f"{where} has a 0 or 1 for each row, which looks like a mask: save it as bool")
-    rows, counts = np.unique(given, return_counts=True)
-    if (counts > 1).any():
-        raise ConfigError(f"{where}: row {int(rows[counts.argmax()]):,} comes {counts.max():,} times")
-    if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
-        wrong = int(rows[0] if rows[0] < 0 else rows[-1])
-        raise ConfigError(f"{where}: row {wrong:,}, and the index has rows 0 to {num_rows - 1:,}")
-    return rows
 
 
 def below_share(index: Index, shard: int, share: float) -> Bools:

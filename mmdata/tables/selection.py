@@ -60,11 +60,6 @@ class Selection:
         return int(self.starts[-1])
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the corpus, selected or not."""
-        return int(self._first_rows[-1])
-
-    @property
     def digest(self) -> str:
         """Equal for the same rows: 16 hexadecimal digits of the XXH3 of a bit for each row."""
         return f"{fast_hash(self._bits.tobytes()) % 2**64:016x}"

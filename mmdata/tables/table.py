@@ -248,8 +248,8 @@ class NpyFile:
             raise DataError(f"{self._of} is no .npy file ({excerpt(str(error), 100)}); numpy.save writes one") from None
         if len(shape) != 1 or self.dtype.hasobject or not self.dtype.itemsize:
             raise ConfigError(
-                f"{self._of} is an array of {self.dtype} and shape {shape}; a mask, row numbers and uids have one "
-                "dimension"
+                f"{self._of} is an array of {self.dtype} and shape {shape}; masks, weights, row numbers and uids "
+                "have one dimension"
             )
         self._begin, self._length = self._file.tell(), shape[0]
         if (size := self._file.seek(0, 2)) != self._begin + shape[0] * self.dtype.itemsize:

@@ -5,6 +5,7 @@ Null is a value that a row does not have.
 
 from __future__ import annotations
 
+import ast
 import keyword
 import math
 import re
@@ -125,24 +126,35 @@ def alike(one: Any, other: Any) -> tuple[Any, Any]:
     return (one, other) if one.type == other.type else (_as_float(one), _as_float(other))
 
 
-def calculate(operate: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    """A sum, a difference or a product, by a function of Arrow's for numbers of one type."""
-    return operate(*alike(one, other))
-
-
-def divide(one: Any, other: Any) -> Any:
+def _quotient(one: Any, other: Any) -> Any:
     """A float; null where the divisor is 0."""
-    other = _as_float(other)
-    return compute.divide(_as_float(one), _unless_zero(other))
+    return compute.divide(_as_float(one), _unless_zero(_as_float(other)))
 
 
-def remainder(one: Any, other: Any) -> Any:
+def _remainder(one: Any, other: Any) -> Any:
     """It has the sign of the divisor, as in Python; null where the divisor is 0. Arrow 18 has no such function."""
-    one, other = alike(one, other)
     is_known = compute.and_(compute.is_valid(one), compute.is_valid(_unless_zero(other)))
     with np.errstate(all="ignore"):
         found = np.remainder(_as_numpy(one), _as_numpy(other))
     return compute.if_else(is_known, pa.array(found) if found.ndim else pa.scalar(found.item(), one.type), None)
+
+
+CALCULATE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: compute.add_checked,
+    ast.Sub: compute.subtract_checked,
+    ast.Mult: compute.multiply_checked,
+    ast.Div: _quotient,
+    ast.Mod: _remainder,
+}
+"""Of two numbers of one type."""
+COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: compute.equal,
+    ast.NotEq: compute.not_equal,
+    ast.Lt: compute.less,
+    ast.LtE: compute.less_equal,
+    ast.Gt: compute.greater,
+    ast.GtE: compute.greater_equal,
+}
 
 
 def rounded_to(value: int | float, kind: Any) -> int | float:

@@ -223,14 +223,15 @@ def _batch(
     is_filled = places < len(captions)
     rows = np.where(is_filled, 2 * start + places, -1)
     valid = torch.from_numpy(is_filled)
-    return Batch(
+    entries: dict[str, Any] = {
         **pixels.entries(valid),
-        input_ids=torch.from_numpy(input_ids),
-        attention_mask=torch.from_numpy(attention_mask),
-        valid=valid,
-        rows=torch.from_numpy(rows),
-        keys=[f"{row // 2}_{row % 2}" if row >= 0 else "" for row in rows.tolist()],
-    )
+        "input_ids": torch.from_numpy(input_ids),
+        "attention_mask": torch.from_numpy(attention_mask),
+        "valid": valid,
+        "rows": torch.from_numpy(rows),
+        "keys": [f"{row // 2}_{row % 2}" if row >= 0 else "" for row in rows.tolist()],
+    }
+    return cast(Batch, entries)
 
 
 def _place_of(name: str, roots: list[str]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from mmdata.images.decode import oriented_size
 from mmdata.images.pillow import DECODER_ERRORS, file_of, pixels_of
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.loader.corpus import open_index
-from mmdata.loader.image_buffers import BatchPixels, PixelEntries
+from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
@@ -81,7 +81,7 @@ class Preprocess:
         """
         return self.inputs(image)["pixel_values"][0]
 
-    def inputs(self, image: ImageLike) -> PixelEntries:
+    def inputs(self, image: ImageLike) -> dict[str, Tensor]:
         """The entries of a batch that holds one image; see `__call__`."""
         try:
             if isinstance(image, Image.Image) and (file := file_of(image)) is not None:
@@ -95,7 +95,7 @@ class Preprocess:
         except BadSample as error:
             raise DataError(f"{describe(image)}: {error}") from error
 
-    def _of_file(self, image: str | os.PathLike[str] | bytes) -> PixelEntries:
+    def _of_file(self, image: str | os.PathLike[str] | bytes) -> dict[str, Tensor]:
         data = _read(image)
         info = probe(data)
         bucket = self._bucket(*oriented_size(info.height, info.width, info.orientation))
@@ -104,7 +104,7 @@ class Preprocess:
         pixels.write(pixels.decode(encoded, epoch=0), 0, number=0, epoch=0)
         return pixels.entries(torch.ones(1, dtype=torch.bool))
 
-    def _of_pixels(self, image: Tensor) -> PixelEntries:
+    def _of_pixels(self, image: Tensor) -> dict[str, Tensor]:
         if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
             raise TypeError(
                 f"an image tensor is uint8 (3, H, W) in RGB: got {image.dtype} {tuple(image.shape)}; pixels that are "
@@ -131,11 +131,9 @@ def describe(image: object) -> str:
     return f"an image given as {type(image).__name__}"
 
 
-def stack(parts: Sequence[PixelEntries]) -> PixelEntries:
+def stack(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """One batch of the entries of several images of one shape."""
-    names = parts[0].keys()
-    joined = {name: torch.cat([cast("dict[str, Tensor]", part)[name] for part in parts]) for name in names}
-    return cast(PixelEntries, joined)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _read(image: object) -> bytes:

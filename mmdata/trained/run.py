@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from mmdata.config.corpus import sources
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.index import Index
-from mmdata.loader.image_buffers import PixelEntries
 from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
@@ -292,7 +291,7 @@ class TrainedRun:
         with torch.no_grad(), numerics(self.precision, self.device), autocast:
             yield
 
-    def _read(self, image: ImageLike, on_error: OnError) -> PixelEntries | None:
+    def _read(self, image: ImageLike, on_error: OnError) -> dict[str, Tensor] | None:
         try:
             return self.preprocess.inputs(image)
         except (DataError, OSError) as error:
@@ -301,7 +300,7 @@ class TrainedRun:
             logger.warning("left out, its features are zeros: %s", error)
             return None
 
-    def _embed_pixels(self, images: Sequence[PixelEntries | None]) -> Tensor:
+    def _embed_pixels(self, images: Sequence[dict[str, Tensor] | None]) -> Tensor:
         """Features of the images of a batch, those of one shape together: (n, D)."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for place, image in enumerate(images):
@@ -312,7 +311,7 @@ class TrainedRun:
         features: Tensor | None = None
         for places in by_shape.values():
             batch = stack([image for place in places if (image := images[place]) is not None])
-            on_device = {name: value.to(self.device) for name, value in cast("dict[str, Tensor]", batch).items()}
+            on_device = {name: value.to(self.device) for name, value in batch.items()}
             with self._computing():
                 found = self.model.encode_image(**on_device).float().cpu()
             features = found.new_zeros(len(images), found.shape[1]) if features is None else features

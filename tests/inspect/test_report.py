@@ -170,11 +170,11 @@ def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, A
 
 
 def test_report_says_which_rows_are_selected(data: dict[str, Any], tmp_path: Path):
-    np.save(tmp_path / "rows.npy", np.arange(3, 20))
-    chosen = data | {"select": str(tmp_path / "rows.npy")}
+    np.save(tmp_path / "mask.npy", np.arange(22) // 17 == 0)
+    chosen = data | {"select": str(tmp_path / "mask.npy")}
     write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**chosen))
     text = (tmp_path / "r.html").read_text()
-    assert re.search(r"data.select rows.npy \(\w{16}\) takes 17 of 22 rows: 5 are in no batch\.", text)
+    assert re.search(r"data.select mask.npy \(\w{16}\) takes 17 of 22 rows: 5 are in no batch\.", text)
     assert ", 17 used</span>" in text
 
 
@@ -327,11 +327,11 @@ def test_report_opens_in_a_browser_without_running_anything_from_data(page: Path
 
 
 def test_report_takes_settings_from_the_command_line(data: dict[str, Any], tmp_path: Path, command: Any):
-    np.save(tmp_path / "rows.npy", np.arange(15))
+    np.save(tmp_path / "mask.npy", np.arange(22) < 15)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
     for place in (data["shards"], str(tmp_path / "c.yaml")):
         out = tmp_path / "r.html"
-        status, _, errors = command("report", place, f"data.select={tmp_path / 'rows.npy'}", "--out", str(out))
+        status, _, errors = command("report", place, f"data.select={tmp_path / 'mask.npy'}", "--out", str(out))
         assert (status, errors) == (0, "")
         assert ", 15 used" in out.read_text()
     status, _, errors = command("report", data["shards"], data["shards"], "data.seed=1")

@@ -99,7 +99,7 @@ def test_a_state_knows_the_values(corpus: Corpus, tmp_path: Path):
     ):
         with (
             corpus.loader(**changes) as loader,
-            pytest.raises(ConfigError, match=r"another plan: caption_hash was '"),
+            pytest.raises(ConfigError, match=r"other batches: caption_hash was '"),
         ):
             loader.load_state_dict(state)
 

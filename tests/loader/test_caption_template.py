@@ -309,9 +309,9 @@ def test_a_state_of_other_texts_is_refused(corpus: Corpus, caplog: pytest.LogCap
     caplog.set_level(logging.ERROR, "mmdata")
     plain, with_dropout = states(corpus, {}, {"caption_dropout": 0.1})
     with corpus.loader(caption_dropout=0.2) as loader:
-        with pytest.raises(ConfigError, match=r"other pixels or tokens: caption_dropout was 0\.1 and is 0\.2; resume"):
+        with pytest.raises(ConfigError, match=r"other batches: caption_dropout was 0\.1 and is 0\.2; resume"):
             loader.load_state_dict(with_dropout)
-        with pytest.raises(ConfigError, match=r"other pixels or tokens: caption_dropout was None and is 0\.2; resume"):
+        with pytest.raises(ConfigError, match=r"other batches: caption_dropout was None and is 0\.2; resume"):
             loader.load_state_dict(plain)
     with (
         corpus.loader(caption_template="a {}") as loader,

@@ -246,7 +246,7 @@ def test_a_state_is_refused_when_the_table_selects_other_rows(corpus: Corpus, tm
     )
     with (
         corpus.loader(**settings) as loader,
-        pytest.raises(ConfigError, match="belongs to another plan: selection was"),
+        pytest.raises(ConfigError, match="belongs to other batches: selection was"),
     ):
         loader.load_state_dict(state)
 

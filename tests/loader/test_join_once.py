@@ -210,7 +210,7 @@ def test_a_state_of_other_fields_is_refused(own: Corpus, tmp_path: Path):
         columns[column][7] = value
         write_table(own, file, **columns)
         message = (
-            r"^this loader state belongs to other fields: fields was 'data\.fields clip join:score, recaption "
+            r"^this loader state belongs to other batches: fields was 'data\.fields clip join:score, recaption "
             r"join:text \(\w{16}\)' and is 'data\.fields clip .* \(\w{16}\)'; resume with"
         )
         with with_field(own, file) as loader, pytest.raises(ConfigError, match=message):

@@ -344,14 +344,14 @@ def test_loader_resumed_may_be_told_its_epoch(corpus: Corpus, same: Same):
     [
         (
             {"seed": 6},
-            r"belongs to another plan: seed was 5 and is 6; resume with the settings and shards it was saved",
+            r"belongs to other batches: seed was 5 and is 6; resume with the settings and shards it was saved",
         ),
-        ({"global_batch_size": 16}, r"another plan: global_batch_size was 8 and is 16; resume"),
-        ({"shuffle": False}, r"another plan: shuffle was True and is False; resume"),
-        ({"num_text_buckets": 2}, r"another plan: policy was '\w+' and is '\w+'; resume"),
-        ({"image_buckets": [[32, 32]]}, r"another plan: policy was '\w+' and is '\w+'; resume"),
-        ({"max_rows": 40}, r"another plan: rows was '.*-50' and is '.*-40'; resume"),
-        ({"seed": 6, "max_rows": 40}, r"another plan: rows was .* and is .*, seed was 5 and is 6; resume"),
+        ({"global_batch_size": 16}, r"other batches: global_batch_size was 8 and is 16; resume"),
+        ({"shuffle": False}, r"other batches: shuffle was True and is False; resume"),
+        ({"num_text_buckets": 2}, r"other batches: policy was '\w+' and is '\w+'; resume"),
+        ({"image_buckets": [[32, 32]]}, r"other batches: policy was '\w+' and is '\w+'; resume"),
+        ({"max_rows": 40}, r"other batches: rows was '.*-50' and is '.*-40'; resume"),
+        ({"seed": 6, "max_rows": 40}, r"other batches: rows was .* and is .*, seed was 5 and is 6; resume"),
     ],
 )
 def test_loader_refuses_the_state_of_another_plan(corpus: Corpus, changes: dict[str, Any], message: str):
@@ -365,7 +365,7 @@ def test_loader_refuses_the_state_of_other_shards(corpus: Corpus, tmp_path: Path
         for sample in corpus.samples[::-1]:
             writer.write(sample)
     state, other = corpus.loader().state_dict(), corpus.loader(shards=str(tmp_path / "s"))
-    with pytest.raises(ConfigError, match=r"another plan: rows was '.*' and is '.*'; resume"):
+    with pytest.raises(ConfigError, match=r"other batches: rows was '.*' and is '.*'; resume"):
         other.load_state_dict(state)
     assert other.other_shards(state).startswith(
         f"data.shards '{tmp_path / 's'}': other shards than before: their index"

@@ -163,14 +163,14 @@ def test_every_kind_resumes_at_random_steps_with_other_ranks_and_workers(
 )
 def test_state_of_another_mixture_is_refused(corpus, labelled: Path, changes: dict[str, Any]):
     state = corpus.loader(shards=str(labelled)).state_dict()
-    with pytest.raises(ConfigError, match=r"another plan: mixture was '\w+' and is '\w+'; resume"):
+    with pytest.raises(ConfigError, match=r"other batches: mixture was '\w+' and is '\w+'; resume"):
         corpus.loader(shards=str(labelled), **changes).load_state_dict(state)
 
 
 def test_state_that_does_not_say_its_mixture_is_refused(corpus):
     state = corpus.loader().state_dict()
     del state["plan"]["mixture"]
-    with pytest.raises(ConfigError, match=r"another plan: mixture was None and is '\w+'; resume"):
+    with pytest.raises(ConfigError, match=r"other batches: mixture was None and is '\w+'; resume"):
         corpus.loader().load_state_dict(state)
 
 
@@ -183,7 +183,7 @@ def test_state_of_many_datasets_is_under_1_kb(corpus, second: Path, labelled: Pa
 def test_weights_changed_are_another_mixture(corpus, second: Path):
     state = corpus.loader(shards=weighted(corpus, second)).state_dict()
     changed = [{**source, "weight": 1} for source in weighted(corpus, second)]
-    with pytest.raises(ConfigError, match="another plan: mixture was"):
+    with pytest.raises(ConfigError, match="other batches: mixture was"):
         corpus.loader(shards=changed).load_state_dict(state)
 
 
@@ -200,5 +200,5 @@ def test_state_of_other_groups_in_the_same_file_is_refused(corpus, labelled: Pat
     np.save(path, np.arange(40) // 4)
     state = corpus.loader(**changes).state_dict()
     np.save(path, np.arange(40) % 10)
-    with pytest.raises(ConfigError, match="another plan: mixture was"):
+    with pytest.raises(ConfigError, match="other batches: mixture was"):
         corpus.loader(**changes).load_state_dict(state)

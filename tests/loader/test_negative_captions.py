@@ -114,7 +114,7 @@ def test_extra_captions_are_part_of_what_a_state_belongs_to(corpus, file: Path, 
     plain, loader = corpus.loader(), corpus.loader(negative_captions=str(file))
     for ours, theirs in ((loader, corpus.loader(negative_captions=str(other))), (loader, plain), (plain, loader)):
         with pytest.raises(
-            ConfigError, match=r"another plan: negative_captions was (None|'\w{16}') and is (None|'\w{16}')"
+            ConfigError, match=r"other batches: negative_captions was (None|'\w{16}') and is (None|'\w{16}')"
         ):
             ours.load_state_dict(theirs.state_dict())
     corpus.loader(negative_captions=str(file)).load_state_dict(loader.state_dict())

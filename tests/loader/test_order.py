@@ -65,9 +65,9 @@ def test_a_loader_takes_an_order_in_memory(corpus: Corpus):
         assert isinstance(loader.plan, OrderedPlan)
         assert rows_of(loader) == ORDER.tolist()
         state = loader.state_dict()
-        with pytest.raises(ConfigError, match=r"another plan: .*order was '[0-9a-f]{16}' and is None"):
+        with pytest.raises(ConfigError, match=r"other batches: .*order was '[0-9a-f]{16}' and is None"):
             made.load_state_dict(state)
-        with pytest.raises(ConfigError, match=r"another plan: .*order was"):
+        with pytest.raises(ConfigError, match=r"other batches: .*order was"):
             Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER[::-1]).load_state_dict(state)
         with pytest.raises(ValueError, match="order and source exclude each other"):
             Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER, source=made._source)

@@ -301,9 +301,9 @@ def test_a_column_of_weights_that_the_index_has_too_is_told(
 
 def test_files_of_weights_and_rows_are_closed(corpus: Corpus, tmp_path: Path):
     np.save(tmp_path / "weights.npy", np.ones(50))
-    np.save(tmp_path / "rows.npy", np.arange(20))
+    np.save(tmp_path / "mask.npy", np.arange(50) < 20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        corpus.loader(row_weights=str(tmp_path / "weights.npy"), select=str(tmp_path / "rows.npy"))
+        corpus.loader(row_weights=str(tmp_path / "weights.npy"), select=str(tmp_path / "mask.npy"))
         gc.collect()
     assert not [one for one in caught if ".npy" in str(one.message) or "unclosed" in str(one.message)]

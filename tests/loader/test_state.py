@@ -30,7 +30,7 @@ AUGMENTED = {"augment": {"horizontal_flip_prob": 1.0}}
 )
 def test_state_of_other_pixels_is_refused(corpus: Corpus, before: dict[str, Any], after: dict[str, Any], message: str):
     was, is_now = corpus.loader(**before), corpus.loader(**after)
-    with pytest.raises(ConfigError, match=rf"^this loader state belongs to other pixels or tokens: {message}; resume "):
+    with pytest.raises(ConfigError, match=rf"^this loader state belongs to other batches: {message}; resume "):
         is_now.load_state_dict(json.loads(json.dumps(was.state_dict())))
     first, second = next(iter(was)), next(iter(is_now))
     assert torch.equal(first["rows"], second["rows"])
@@ -38,7 +38,7 @@ def test_state_of_other_pixels_is_refused(corpus: Corpus, before: dict[str, Any]
 
 
 def test_state_of_another_decoding_is_refused(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"other pixels or tokens: decode was 'fast' and is 'exact'; resume with the"):
+    with pytest.raises(ConfigError, match=r"other batches: decode was 'fast' and is 'exact'; resume with the"):
         corpus.loader(decode="exact").load_state_dict(corpus.loader().state_dict())
 
 
@@ -46,9 +46,7 @@ def test_state_of_another_tokenizer_is_refused_where_lengths_do_not_tell(corpus:
     train_tokenizer(["zebra crossing at noon"] * 3, tmp_path / "other", vocab_size=310)
     one_length = {"text_buckets": [32]}  # the plan then does not ask how long the captions are
     was, is_now = corpus.loader(**one_length), corpus.loader(**one_length, tokenizer=str(tmp_path / "other"))
-    with pytest.raises(
-        ConfigError, match=r"other pixels or tokens: tokenizer was '\w{16}-\d+' and is '\w{16}-\d+'; re"
-    ):
+    with pytest.raises(ConfigError, match=r"other batches: tokenizer was '\w{16}-\d+' and is '\w{16}-\d+'; re"):
         is_now.load_state_dict(was.state_dict())
 
 
@@ -56,7 +54,7 @@ def test_state_of_another_seed_of_the_transform_alone_is_refused(corpus: Corpus)
     loader = corpus.loader()
     state = loader.state_dict()
     loader.builder.spec.transform.seed = 6
-    with pytest.raises(ConfigError, match=r"other pixels or tokens: transform_seed was None and is 6; resume"):
+    with pytest.raises(ConfigError, match=r"other batches: transform_seed was None and is 6; resume"):
         Loader(loader.plan, loader.builder).load_state_dict(state)
 
 

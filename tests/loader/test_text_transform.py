@@ -165,9 +165,7 @@ def test_a_state_of_another_function_is_refused(corpus: Corpus, tmp_path: Path, 
         state = loader.state_dict()
     with (
         corpus.loader() as other,
-        pytest.raises(
-            ConfigError, match=r"other pixels or tokens: text_transform was 'my_transforms:change' and is No"
-        ),
+        pytest.raises(ConfigError, match=r"other batches: text_transform was 'my_transforms:change' and is No"),
     ):
         other.load_state_dict(state)
     with (tmp_path / "my_transforms.py").open("a") as file:

@@ -27,7 +27,17 @@ COLUMNS: dict[str, Any] = {
     "is": pa.array([0, 1, 0, 1]),
     "caps": pa.array([["a"], None, [], None], pa.list_(pa.string())),
 }
+DATES: dict[str, Any] = {
+    "day": pa.array(np.array(["2024-01-01", "2024-01-03", "NaT", "2024-03-31"], "datetime64[D]")),
+    "time": pa.array(
+        np.array(["2024-01-01", "2024-01-03T12:00", "NaT", "2024-01-03T12:00:00.000001"], "datetime64[us]")
+    ),
+    "far": pa.array(np.array(["0001-01-01", "2024-01-03T12:00", "NaT", "9999-12-31T23:59:59"], "datetime64[s]")),
+    "fine": pa.array(np.array([0, 1000, 2001, 3000], "datetime64[ns]")),
+}
+COLUMNS |= {**DATES, "utc": DATES["time"].cast(pa.timestamp("us", "UTC"))}
 TYPES = {name: values.type for name, values in COLUMNS.items()}
+LARGE = 2**53
 
 
 def rows_where(text: str, columns: dict[str, Any]) -> list[int]:
@@ -93,6 +103,48 @@ def chosen(text: str) -> list[int]:
         ("`clip score` > 0.2 and `is` == 1", [3]),
         ("caps is not None", [0, 2]),
         ("caps is None and good", [3]),
+        # what is divided by nothing has no value
+        ("width / 0 > 3", []),
+        ("not width / 0 > 3", []),
+        ("width < 1 / 0", []),
+        ("0 / 0 is None", [0, 1, 2, 3]),
+        ("1 / 0.0 is None", [0, 1, 2, 3]),
+        ("width / (height - 100) is not None", [2, 3]),
+        ("width / (height - 100) > 1 or width == 100", [0, 2, 3]),
+        ("-(1 / 0) is None", [0, 1, 2, 3]),
+        ("(height - 100) / (height - 100) is None", [0, 1]),
+        ("width % (height - 100) is None", [0, 1]),
+        ("width % (height - 100) == 100", [2]),
+        ("not width % 0 == 0", []),
+        # dates are compared as dates
+        ("day >= '2024-01-03'", [1, 3]),
+        ("day == '2024-01-03'", [1]),
+        ("not day == '2024-01-03'", [0, 3]),  # the third has none
+        ("day is None", [2]),
+        ("day is not None", [0, 1, 3]),
+        ("'2024-01-02' < day <= '2024-03-31'", [1, 3]),
+        ("day < '2024-01-03T12:00'", [0, 1]),  # a date is its midnight
+        ("day in ['2024-01-01', '2024-03-31']", [0, 3]),
+        ("day not in ['2024-01-01']", [1, 3]),
+        ("day in lines('days.txt')", [1, 3]),
+        ("time >= '2024-01-03T12:00'", [1, 3]),
+        ("time == '2024-01-01 00:00:00'", [0]),
+        ("time == '2024-01-01'", [0]),
+        ("time > '2024-01-03 12:00:00'", [3]),
+        ("time == '2024-01-03T12:00:00.000001'", [3]),
+        ("time in ['2024-01-03T12:00:00.000001', '2024-01-01T00:00']", [0, 3]),
+        ("utc == '2024-01-03T12:00'", [1]),  # without a zone: UTC
+        ("utc == '2024-01-03T12:00Z'", [1]),
+        ("utc == '2024-01-03T13:30:00+01:30'", [1]),
+        ("utc == '2024-01-03 04:00:00-0800'", [1]),
+        ("time > day", [1]),
+        ("far < '2024-01-03T12:00:00.000001'", [0, 1]),
+        ("far > time", [3]),
+        ("utc > '2024-01-03T13+01'", [3]),
+        ("fine == '1970-01-01T00:00:00.000002'", [2]),
+        ("fine < '9999-12-31'", [0, 1, 2, 3]),  # nanoseconds end in 2262
+        ("far < fine", [0]),
+        ("fine > '0001-01-01'", [0, 1, 2, 3]),
     ],
 )
 def test_a_condition_selects_the_rows_for_which_it_is_true(text: str, rows: list[int]):
@@ -137,16 +189,8 @@ def table() -> sqlite3.Connection:
     )
     for number in range(4):
         values = [COLUMNS[name][number].as_py() for name in names]
-        plain = [
-            None
-            if value is None or value != value
-            else float(value)
-            if isinstance(value, int)
-            else str(value)
-            if isinstance(value, list)
-            else value
-            for value in values
-        ]
+        values = [None if value != value else str(value) if isinstance(value, list) else value for value in values]
+        plain = [float(value) if isinstance(value, int) else value for value in values]
         connection.execute("insert into rows values (?, ?, ?, ?, ?, ?, ?, ?)", [number, *plain])
     return connection
 
@@ -163,8 +207,8 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
     [
         (
             "widht > 3",
-            "no column 'widht' (did you mean 'width'?); there are caps, clip score, good, height, is, key, score, url, "
-            "width; at character 1",
+            "no column 'widht' (did you mean 'width'?); there are caps, clip score, day, far, fine, good, height, is, "
+            "key, score, time, url, utc, width; at character 1",
         ),
         ("width >= 256 and and", "invalid syntax; at character 18 of 'width >= 256 and and'"),
         ("width >=", "something is missing; at character 9"),
@@ -220,6 +264,30 @@ def test_a_condition_selects_what_sqlite_selects(table: sqlite3.Connection, text
         ("not " * 60 + "width > 3", "more than 50 parts within each other"),
         ("(" * 300 + "width > 3" + ")" * 300, "too many nested parentheses|is no condition"),
         ("width > 3\0", "null byte|source code"),
+        (
+            "day == '2024-1-5'",
+            "'2024-1-5' is compared with a date: expected a date that exists, in ISO 8601, such as '2024-01-05'; at "
+            "character 8",
+        ),
+        ("day >= '2024'", "'2024' is compared with a date: expected a date that exists"),
+        ("day == '2024-02-30'", "'2024-02-30' is compared with a date: expected a date that exists"),
+        ("time >= '2024-01-05T25:00'", "'2024-01-05T25:00' is compared with a timestamp: expected a date that exists"),
+        (
+            "time >= '2024-01-05T1'",
+            "with a timestamp: expected a date that exists, in ISO 8601, such as '2024-01-05' or '2024-01-05T16:30:00'",
+        ),
+        ("time >= '2024-01-05T16:00.5'", "with a timestamp: expected a date that exists"),
+        ("time >= '2024-01-05T16:00Z'", "the column's times have no zone, and this has 'Z': leave it out"),
+        ("utc >= '2024-01-05T16:00+30:00'", "expected a date that exists"),
+        ("utc >= '2024-01-05Z'", "or '2024-01-05T16:30:00+01:00'"),
+        ("day >= 2024", "a date is compared with a number; write a text of ISO 8601, '2024-01-05'; at character 8"),
+        ("day == url", "a date is compared with a text; write a text of ISO 8601"),
+        ("day in [2024]", "a date is looked for in a list of numbers; write '2024-01-05'"),
+        ("day in ['x']", "'x' is compared with a date: expected a date that exists"),
+        ("'2024' in day", "`in` a column looks for a text in quotes"),
+        ("day + 1 > day", "a number is needed, and this is a date"),
+        ("time > '2024-01-03T12:00:00.0000001'", "with a timestamp: expected a date that exists"),  # microseconds
+        ("url in url", "`in` a column looks for a text in quotes"),
     ],
 )
 def test_what_is_no_condition_is_refused_with_its_place(text: str, message: str):
@@ -227,30 +295,6 @@ def test_what_is_no_condition_is_refused_with_its_place(text: str, message: str)
     with pytest.raises(ConfigError, match=pattern) as caught:
         Condition(text, TYPES, of="data.select")
     assert str(caught.value).startswith("data.select: ")
-
-
-LARGE = 2**53
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        ("width / 0 > 3", []),
-        ("not width / 0 > 3", []),
-        ("width < 1 / 0", []),
-        ("0 / 0 is None", [0, 1, 2, 3]),
-        ("1 / 0.0 is None", [0, 1, 2, 3]),
-        ("width / (height - 100) is not None", [2, 3]),
-        ("width / (height - 100) > 1 or width == 100", [0, 2, 3]),
-        ("-(1 / 0) is None", [0, 1, 2, 3]),
-        ("(height - 100) / (height - 100) is None", [0, 1]),
-        ("width % (height - 100) is None", [0, 1]),
-        ("width % (height - 100) == 100", [2]),
-        ("not width % 0 == 0", []),
-    ],
-)
-def test_what_is_divided_by_nothing_has_no_value(text: str, rows: list[int]):
-    assert chosen(text) == rows
 
 
 def test_whole_numbers_that_floats_do_not_hold_are_told_apart():
@@ -283,93 +327,6 @@ def test_columns_that_are_no_names_of_python_are_in_backquotes():
         parsed("`clap` > 0.3")
     with pytest.raises(ConfigError, match="at character 23 of"):
         parsed("`clip score (b/32)` > 'a'")
-
-
-DATES: dict[str, Any] = {
-    "day": pa.array(np.array(["2024-01-01", "2024-01-03", "NaT", "2024-03-31"], "datetime64[D]")),
-    "time": pa.array(
-        np.array(["2024-01-01", "2024-01-03T12:00", "NaT", "2024-01-03T12:00:00.000001"], "datetime64[us]")
-    ),
-    "far": pa.array(np.array(["0001-01-01", "2024-01-03T12:00", "NaT", "9999-12-31T23:59:59"], "datetime64[s]")),
-    "fine": pa.array(np.array([0, 1000, 2001, 3000], "datetime64[ns]")),
-    "url": COLUMNS["url"],
-}
-DATES["utc"] = DATES["time"].cast(pa.timestamp("us", "UTC"))
-
-
-def chosen_dates(text: str) -> list[int]:
-    return rows_where(text, DATES)
-
-
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        ("day >= '2024-01-03'", [1, 3]),
-        ("day == '2024-01-03'", [1]),
-        ("not day == '2024-01-03'", [0, 3]),  # the third has none
-        ("day is None", [2]),
-        ("day is not None", [0, 1, 3]),
-        ("'2024-01-02' < day <= '2024-03-31'", [1, 3]),
-        ("day < '2024-01-03T12:00'", [0, 1]),  # a date is its midnight
-        ("day in ['2024-01-01', '2024-03-31']", [0, 3]),
-        ("day not in ['2024-01-01']", [1, 3]),
-        ("day in lines('days.txt')", [1, 3]),
-        ("time >= '2024-01-03T12:00'", [1, 3]),
-        ("time == '2024-01-01 00:00:00'", [0]),
-        ("time == '2024-01-01'", [0]),
-        ("time > '2024-01-03 12:00:00'", [3]),
-        ("time == '2024-01-03T12:00:00.000001'", [3]),
-        ("time in ['2024-01-03T12:00:00.000001', '2024-01-01T00:00']", [0, 3]),
-        ("utc == '2024-01-03T12:00'", [1]),  # without a zone: UTC
-        ("utc == '2024-01-03T12:00Z'", [1]),
-        ("utc == '2024-01-03T13:30:00+01:30'", [1]),
-        ("utc == '2024-01-03 04:00:00-0800'", [1]),
-        ("time > day", [1]),
-        ("far < '2024-01-03T12:00:00.000001'", [0, 1]),
-        ("far > time", [3]),
-        ("utc > '2024-01-03T13+01'", [3]),
-        ("fine == '1970-01-01T00:00:00.000002'", [2]),
-        ("fine < '9999-12-31'", [0, 1, 2, 3]),  # nanoseconds end in 2262
-        ("far < fine", [0]),
-        ("fine > '0001-01-01'", [0, 1, 2, 3]),
-    ],
-)
-def test_dates_are_compared_as_dates(text: str, rows: list[int]):
-    assert chosen_dates(text) == rows
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "day == '2024-1-5'",
-            "'2024-1-5' is compared with a date: expected a date that exists, in ISO 8601, such as '2024-01-05'; at "
-            "character 8",
-        ),
-        ("day >= '2024'", "'2024' is compared with a date: expected a date that exists"),
-        ("day == '2024-02-30'", "'2024-02-30' is compared with a date: expected a date that exists"),
-        ("time >= '2024-01-05T25:00'", "'2024-01-05T25:00' is compared with a timestamp: expected a date that exists"),
-        (
-            "time >= '2024-01-05T1'",
-            "with a timestamp: expected a date that exists, in ISO 8601, such as '2024-01-05' or '2024-01-05T16:30:00'",
-        ),
-        ("time >= '2024-01-05T16:00.5'", "with a timestamp: expected a date that exists"),
-        ("time >= '2024-01-05T16:00Z'", "the column's times have no zone, and this has 'Z': leave it out"),
-        ("utc >= '2024-01-05T16:00+30:00'", "expected a date that exists"),
-        ("utc >= '2024-01-05Z'", "or '2024-01-05T16:30:00+01:00'"),
-        ("day >= 2024", "a date is compared with a number; write a text of ISO 8601, '2024-01-05'; at character 8"),
-        ("day == url", "a date is compared with a text; write a text of ISO 8601"),
-        ("day in [2024]", "a date is looked for in a list of numbers; write '2024-01-05'"),
-        ("day in ['x']", "'x' is compared with a date: expected a date that exists"),
-        ("'2024' in day", "`in` a column looks for a text in quotes"),
-        ("day + 1 > day", "a number is needed, and this is a date"),
-        ("time > '2024-01-03T12:00:00.0000001'", "with a timestamp: expected a date that exists"),  # microseconds
-        ("url in url", "`in` a column looks for a text in quotes"),
-    ],
-)
-def test_what_is_no_date_is_refused(text: str, message: str):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        chosen_dates(text)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -165,12 +165,11 @@ def test_selectors_are_read_as_they_are_written():
     assert Members.from_content(members.content()) == members
 
 
-@pytest.mark.parametrize(("name", "value"), [("members", {"caption": "json:TEXT"}), ("skip_damaged", True)])
-def test_settings_of_streams_are_refused_with_an_index(write, name, value):
+def test_members_of_a_stream_are_refused_with_an_index(write):
     folder = write(txt=[c.encode() for c in CAPTIONS])
     build_index(folder)
-    with pytest.raises(ConfigError, match=f"data.{name} is for a stream"):
-        Loader.from_config(settings(folder, **{name: value}))
+    with pytest.raises(ConfigError, match=r"data\.members is for a stream"):
+        Loader.from_config(settings(folder, members={"caption": "json:TEXT"}))
     assert np.array_equal(Index.open(folder).column("label"), [-1] * 3)
 
 

@@ -280,13 +280,13 @@ def test_settings_that_change_numbers_are_named():
 
 
 def test_files_of_a_selection_and_of_a_table_may_have_moved():
-    def saved_as(folder: str, **select: str) -> dict[str, object]:
-        file = {"file": f"{folder}/good.parquet", "column": "key", **select}
-        return {"data": {"shards": "a", "select": file, "join": [{"table": f"{folder}/scores.parquet", "key": "uid"}]}}
+    def saved_as(folder: str, key: str = "uid") -> dict[str, object]:
+        join = [{"table": f"{folder}/scores.parquet", "key": key}]
+        return {"data": {"shards": "a", "select": f"{folder}/good.parquet", "join": join}}
 
     check_same_settings(saved_as("here"), saved_as("there"), origin="x")
-    with pytest.raises(ConfigError, match=r"data.select.column was 'key', is 'id'. Rest"):
-        check_same_settings(saved_as("here"), saved_as("there", column="id"), origin="x")
+    with pytest.raises(ConfigError, match=r"data.join.0.key was 'uid', is 'id'. Rest"):
+        check_same_settings(saved_as("here"), saved_as("there", key="id"), origin="x")
 
 
 def test_settings_of_a_mixture_may_change_in_their_folders_only():

@@ -35,7 +35,7 @@ class Work(NamedTuple):
     """Work in units, which threads may do concurrently.
 
     Attributes:
-        units: each is called once, in any order. After one has raised, the others return immediately.
+        units: each is called once, in any order; no further one after one has raised.
         finish: called once, when all units have returned; returns the result.
     """
 
@@ -301,7 +301,7 @@ class _SharedWork:
 
     def do(self, unit: Callable[[], None]) -> None:
         try:
-            if self._stop.is_set():
+            if self._stop.is_set() or self._failed:
                 raise CancelledError
             unit()
             with self._lock:

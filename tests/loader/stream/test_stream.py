@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-from itertools import chain, islice
+from itertools import chain
 
 import pytest
 import torch
@@ -187,7 +186,7 @@ def test_stream_refuses_several_datasets(shards, config):
 def test_stream_refuses_shards_that_are_not_there(config, tmp_path):
     with pytest.raises(DataError, match=r"shard '.*/0\.tar': no such file or directory; check the path"):
         mmdata.stream(f"{tmp_path}/{{0..3}}.tar", config())
-    with pytest.raises(DataError, match=r"folder '.*': no shard in it \(\.tar, "):
+    with pytest.raises(DataError, match=r"folder '.*': no \.tar in it; `mmdata convert "):
         mmdata.stream(tmp_path, config())
     with pytest.raises(DataError, match="an empty list of shards"):
         mmdata.stream([], config())
@@ -210,16 +209,6 @@ def test_stream_in_order_logs_nothing(shards, config, caplog, steps_per_epoch: i
             for _ in stream:
                 pass
     assert caplog.messages == []
-
-
-def test_stream_left_early_leaves_no_thread(shards, config):
-    before = threading.enumerate()
-    stream = mmdata.stream(shards, config())
-    batches = iter(stream)
-    first = [batch["keys"] for batch in islice(batches, 2)]
-    batches.close()  # type: ignore[attr-defined]
-    assert not [one.name for one in {*threading.enumerate()} - {*before} if one.name.startswith("mmdata-")]
-    assert keys_in_order([*stream])[:2] == first  # the same epoch, from its start
 
 
 def test_stream_is_a_function_also_after_its_module_was_imported():

@@ -1,10 +1,8 @@
-"""Streams of servers go on after a failed request, and with skip_damaged after a shard that cannot be read."""
+"""Streams of servers go on after a failed request."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -43,43 +41,6 @@ def test_a_server_that_stays_down_is_an_error_after_the_attempts(shards, config,
         with pytest.raises(DataError, match=r"cannot be fetched, 3 attempts .* status 500"):
             mmdata.stream(f"{server.url}/000000.tar", config(loading={"num_workers": 0}))
         assert len(server.requests) == 3
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_skip_damaged_counts_the_shards_that_were_lost(shards, tmp_path, config, num_workers, caplog):
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for path in shards.glob("*.tar"):
-        shutil.copy(path, folder)
-    data = (folder / "000001.tar").read_bytes()
-    (folder / "000001.tar").write_bytes(data[: len(data) // 2])
-    (folder / "000002.tar").write_bytes(b"<html>login</html>" + bytes(600))
-    settings = config(shuffle=False, loading={"num_workers": num_workers, "max_bad_share": 0.2})
-    with pytest.raises(DataError, match=r"shard '.*000001\.tar'"):
-        list(mmdata.stream(folder, settings))
-    stream = mmdata.stream(folder, {**settings, "skip_damaged": True})
-    keys = sorted(keys_of(stream))
-    whole = [f"{i:04d}" for i in [*range(10), *range(30, 38)]]
-    assert set(whole) < set(keys) < {f"{i:04d}" for i in range(38)}
-    assert not set(keys) & {f"{i:04d}" for i in range(20, 30)}
-    assert stream.lost["damaged_shard"] == 2
-    lost = [entry for entry in stream.ledger if entry.reason == "damaged_shard"]
-    assert [Path(entry.shard).name for entry in lost] == ["000001.tar", "000002.tar"]
-    assert "is an HTML page, not a tar" in lost[1].detail
-    assert sum("the stream goes on with the next shard" in r.getMessage() for r in caplog.records) == 2
-
-
-def test_skip_damaged_goes_on_where_a_file_of_a_range_is_missing(shards, tmp_path, config):
-    folder = tmp_path / "copy"
-    shutil.copytree(shards, folder, ignore=shutil.ignore_patterns("000001.tar"))
-    pattern, settings = f"{folder}/{{000000..000003}}.tar", config(shuffle=False, loading={"max_bad_share": 0.2})
-    with pytest.raises(DataError, match=r"shard '.*000001\.tar': no such file or directory; check the path"):
-        mmdata.stream(pattern, settings)
-    stream = mmdata.stream(pattern, {**settings, "skip_damaged": True})
-    assert set(keys_of(stream)) == {f"{i:04d}" for i in [*range(10), *range(20, 38)]}
-    assert stream.lost["damaged_shard"] == 1
-    with pytest.raises(DataError, match=r"shard '.*x0\.tar': no such file or directory; check the path"):
-        mmdata.stream(f"{folder}/x{{0..3}}.tar", {**settings, "skip_damaged": True})
 
 
 def test_reading_a_tar_keeps_it_in_the_cache(uneven, config, serve, tmp_path):

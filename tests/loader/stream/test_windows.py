@@ -92,7 +92,7 @@ def test_a_tar_that_is_not_kept_is_read_again(uneven, config, monkeypatch):
     expected = keys([*mmdata.stream(folder, settings)])
     monkeypatch.setattr("mmdata.loader.stream_tars.HELD_ROWS", 5)
     stream = mmdata.stream(folder, settings)
-    stream.builder.index.manifests[0].tars._held_rows = 5
+    stream.builder.index.tars._held_rows = 5
     assert keys([*stream]) == expected
 
 
@@ -176,7 +176,7 @@ def test_a_token_budget_and_shapes_that_are_chosen_hold(shards: Path, config: An
     ("changes", "named"),
     [
         ({"captions": "every"}, "captions: every"),
-        ({"select": "rows.npy"}, "select by a file of rows"),
+        ({"select": "mask.npy"}, "select by a file of rows"),
         ({"num_lanes": 2}, "num_lanes"),
         ({"leftover": "drop"}, "leftover: drop"),
         ({"join": [{"table": "scores.parquet", "key": "key"}]}, "join"),
