@@ -171,7 +171,7 @@ def test_loader_leaves_a_transform_that_fails_on_one_shape_to_the_share_that_was
 
 
 def test_loader_refuses_a_transform_of_the_image_alone(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"takes \(image\); expected \(image, size, generator\), or a transform of to"):
+    with pytest.raises(ConfigError, match=r"takes \(image\); expected \(image, size, generator\), or a transform of"):
         corpus.loader(transform=lambda image: image)  # type: ignore[misc]
 
 
