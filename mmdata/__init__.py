@@ -10,14 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmdata.batch import Batch, model_inputs
-    from mmdata.config import Config, DataConfig, load_config
-    from mmdata.index import Index
-    from mmdata.loader import Loader
-    from mmdata.loader.stream import stream
-    from mmdata.picture import show
-    from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
-    from mmdata.trained import load_run
+    from mmdata.batch import Batch as Batch
+    from mmdata.batch import model_inputs as model_inputs
+    from mmdata.config import Config as Config
+    from mmdata.config import DataConfig as DataConfig
+    from mmdata.config import load_config as load_config
+    from mmdata.index import Index as Index
+    from mmdata.loader import Loader as Loader
+    from mmdata.loader.stream import stream as stream
+    from mmdata.picture import show as show
+    from mmdata.samplers import BucketBatchSampler as BucketBatchSampler
+    from mmdata.samplers import TwoStreamBatchSampler as TwoStreamBatchSampler
+    from mmdata.trained import load_run as load_run
 
 _HOME = {
     "Batch": "mmdata.batch",
@@ -40,20 +44,7 @@ _ROOMS = (
 )
 """Modules that the documentation names."""
 
-__all__ = [
-    "Batch",
-    "BucketBatchSampler",
-    "Config",
-    "DataConfig",
-    "Index",
-    "Loader",
-    "TwoStreamBatchSampler",
-    "load_config",
-    "load_run",
-    "model_inputs",
-    "show",
-    "stream",
-]
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]  # the imports above are named for it
 
 
 def __getattr__(name: str) -> Any:

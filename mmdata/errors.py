@@ -165,6 +165,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def sample_name(shard: str, key: str) -> str:
+    """How messages name a sample of a shard."""
+    return f"shard '{shard}', sample '{key}'"
+
+
 def excerpt(value: object, length: int = 80) -> str:
     """A value from data, for a message: at most about a line long, and never the content of a binary column.
 
@@ -181,7 +186,7 @@ def excerpt(value: object, length: int = 80) -> str:
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
-def nearest(word: str, known: Iterable[str], *, least: float = NEAR) -> str | None:
+def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that is nearest to a word; None if none is near.
 
     Upper case, hyphens, underscores and dots do not count.
@@ -189,7 +194,6 @@ def nearest(word: str, known: Iterable[str], *, least: float = NEAR) -> str | No
     Args:
         word: as it was typed.
         known: all names that it may be.
-        least: similarity from which on a name is near.
 
     Example:
         "trian" gives "train" of ["plan", "train"], "ViT-B-16" gives "vit_b_16" of ["tiny", "vit_b_16"], "xyz" None.
@@ -199,7 +203,7 @@ def nearest(word: str, known: Iterable[str], *, least: float = NEAR) -> str | No
         names.setdefault(_plain(name), name)
     plain = _plain(word)
     likely = [name for name in names if len(plain) > SHORT or name[:1] == plain[:1]]
-    found = difflib.get_close_matches(plain, likely, n=1, cutoff=least)
+    found = difflib.get_close_matches(plain, likely, n=1, cutoff=NEAR)
     return names[found[0]] if found else None
 
 

@@ -214,7 +214,11 @@ class Staged:
             sync_folder(kept.parent)
             sync_folder(published.parent)
         if kept.is_file():
-            self._remove(self._names(self.old))
+            for name in self._names(self.old):
+                remove(self.folder / name)
+            if published.parent.is_dir():
+                sync_folder(published.parent)
+            sync_folder(self.folder)
             kept.unlink()
             sync_folder(kept.parent)
 
@@ -240,14 +244,6 @@ class Staged:
         names = [name for name in os.listdir(self.new) if not name.startswith(".") and name != str(inner)]
         names += [str(inner / name) for name in os.listdir(self.new / inner)]
         return [name for name in names if name != self._last]
-
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            remove(self.folder / name)
-        inner = (self.folder / self._last).parent
-        if inner.is_dir():
-            sync_folder(inner)
-        sync_folder(self.folder)
 
 
 @contextmanager

@@ -6,10 +6,8 @@ server: a program that ends does not wait for it.
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
@@ -39,8 +37,6 @@ _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from mmdata.processes import ma
 
 NumWorkers = int | Literal["auto"]
 """The type of `data.loading.num_workers`; "auto" is all usable cores of the rank."""
-
-logger = logging.getLogger("mmdata")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -152,43 +148,36 @@ def events_of_processes(
     *,
     name: Callable[[int], str],
     workers: int,
-    ahead: int = 1,
 ) -> Iterator[ItemEvent]:
     """What processes tell of `function(item, step)` for each item, as it comes.
 
     Args:
         function: and the items and results are sent from process to process: they can be pickled.
-        items: taken as processes need them.
+        items: taken as processes need them, and one ahead.
         name: of the item at a place, for messages.
         workers: most processes; there are no more of them than items.
-        ahead: items that a process holds, the one in work included.
 
     Raises:
         DataError: a process died; names the item that it was at work on.
     """
     started: list[_Worker] = []
     numbered = enumerate(items)
-
-    def feed() -> None:
-        for held in range(ahead):
+    following = next(numbered, None)
+    try:
+        while True:
             for number in range(workers):
-                if number < len(started) and len(started[number].places) > held:
-                    continue
-                following = next(numbered, None)
                 if following is None:
-                    return
+                    break
                 if number == len(started):
                     started.append(_Worker(function))
-                started[number].give(*following)
-
-    try:
-        feed()
-        while busy := {worker.connection: worker for worker in started if worker.places}:
+                if started[number].place is None:
+                    started[number].give(*following)
+                    following = next(numbered, None)
+            busy = {worker.connection: worker for worker in started if worker.place is not None}
+            if not busy:
+                return
             for connection in cast("list[Connection]", wait(list(busy))):
-                event = busy[connection].receive(name)
-                if event is not None:
-                    yield event
-            feed()
+                yield busy[connection].receive(name)
     finally:
         for worker in started:
             worker.end()
@@ -209,11 +198,20 @@ def map_concurrently(
         ahead: calls for each thread that may be made before the result of the first is taken.
     """
     tasks: SimpleQueue[tuple[Future[R], T] | None] = SimpleQueue()
-    workers = [threading.Thread(target=_work, args=(function, tasks), name="mmdata-tars") for _ in range(threads)]
     waiting: deque[Future[R]] = deque()
+
+    def work() -> None:
+        while (task := tasks.get()) is not None:
+            future, item = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(item))
+                except BaseException as error:
+                    future.set_exception(error)
+
+    workers = [threading.Thread(target=work, name="mmdata-tars", daemon=True) for _ in range(threads)]
     try:
         for worker in workers:
-            worker.daemon = True
             worker.start()
         for item in items:
             future: Future[R] = Future()
@@ -234,27 +232,16 @@ def map_concurrently(
             worker.join(max(0.0, until - monotonic()))
 
 
-def _work(function: Callable[[T], R], tasks: SimpleQueue[tuple[Future[R], T] | None]) -> None:
-    while (task := tasks.get()) is not None:
-        future, item = task
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(function(item))
-        except BaseException as error:
-            future.set_exception(error)
-
-
 class _Worker:
     """A process.
 
     Attributes:
         connection: to it.
-        places: of the items that it holds, the one in work first.
+        place: of the item that it is at work on; None: it waits for one.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.places: deque[int] = deque()
+        self.place: int | None = None
         self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
@@ -267,27 +254,24 @@ class _Worker:
 
     def give(self, place: int, item: object) -> None:
         """Give it the item at a place."""
-        self.places.append(place)
+        self.place = place
         self._send(item)
 
-    def receive(self, name: Callable[[int], str]) -> ItemEvent | None:
-        """What it tells of the item in work; None for a line of the log."""
-        place = self.places[0]
+    def receive(self, name: Callable[[int], str]) -> ItemEvent:
+        """What it tells of its item."""
+        assert self.place is not None
         try:
-            kind, content = self.connection.recv()
+            event = ItemEvent(self.place, *self.connection.recv())
         except (EOFError, OSError):
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise DataError(
-                f"a process died ({how}) at work on {name(place)}; has the machine memory enough? "
+                f"a process died ({how}) at work on {name(self.place)}; has the machine memory enough? "
                 "--workers 1 needs least"
             ) from None
-        if kind == "log":
-            logger.log(*content)
-            return None
-        if kind != "step":
-            self.places.popleft()
-        return ItemEvent(place, kind, content)
+        if event.kind != "step":
+            self.place = None
+        return event
 
     def end(self) -> None:
         """Kill it."""
@@ -302,69 +286,36 @@ class _Worker:
 
 def main() -> None:
     """Serve the process that started this one, until it ends."""
-    parent = _Parent(Connection(int(sys.argv[1])))
-    logger.addHandler(_Forward(parent))
-    logger.propagate = False
-    function, unreadable = parent.receive()
-    while True:
-        item, error = parent.receive()
+    connection, told = Connection(int(sys.argv[1])), monotonic()
+
+    def receive() -> bytes:
         try:
-            if error := unreadable or error:
-                raise error
-            answer = ("done", function(item, _Steps(parent)))
-        except Exception as failure:
-            answer = ("failed", _sendable(failure))
-        parent.send(answer)
+            return connection.recv_bytes()
+        except (EOFError, ConnectionError):  # it has ended
+            os._exit(0)
 
+    def send(kind: str, content: object) -> None:
+        try:
+            connection.send((kind, content))
+        except ConnectionError:
+            os._exit(0)
 
-class _Parent:
-    """The process that started this one, which ends with it. A thread receives the next item while one is in work."""
+    def step(offset: int) -> None:
+        nonlocal told
+        if monotonic() - told > STEP_S:
+            told = monotonic()
+            send("step", offset)
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._lock = connection, Lock()
-        self._received: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-        threading.Thread(target=self._receive_all, name="receive", daemon=True).start()
-
-    def receive(self) -> tuple[Any, Exception | None]:
-        """The next message, or why it cannot be read."""
-        return self._received.get()
-
-    def send(self, message: tuple[str, Any]) -> None:
-        """Tell it something."""
-        with suppress(BrokenPipeError, ConnectionResetError), self._lock:  # it has ended, and so does this process
-            self._connection.send(message)
-
-    def _receive_all(self) -> None:
-        while True:
-            try:
-                self._received.put((self._connection.recv(), None))
-            except (EOFError, OSError):
-                os._exit(0)
-            except Exception as error:  # whatever a pickle does
-                self._received.put((None, error))
-
-
-class _Steps:
-    """Tells the first process how far an item is, a few times a second."""
-
-    def __init__(self, parent: _Parent) -> None:
-        self._parent, self._told = parent, monotonic()
-
-    def __call__(self, offset: int) -> None:
-        if monotonic() - self._told > STEP_S:
-            self._told = monotonic()
-            self._parent.send(("step", offset))
-
-
-class _Forward(logging.Handler):
-    """Sends log records to the first process, where the user's handlers are."""
-
-    def __init__(self, parent: _Parent) -> None:
-        super().__init__()
-        self._parent = parent
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._parent.send(("log", (record.levelno, "%s", record.getMessage())))
+    function, pickled = None, receive()
+    while True:
+        item = receive()
+        try:
+            function = function or pickle.loads(pickled)
+            result = function(pickle.loads(item), step)
+        except Exception as error:
+            send("failed", _sendable(error))
+        else:
+            send("done", result)
 
 
 def _sendable(error: Exception) -> Exception:

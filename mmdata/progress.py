@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -23,51 +24,37 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 
+@dataclass(eq=False)
 class Pass:
-    """How far one pass is, and how fast. Times are given, in seconds of any clock that does not go back.
-
-    Args:
-        what: its name.
-        total: upper bound of the number of things; 0 if nothing is counted.
-        noun: what they are.
-        is_exact: whether `total` is their number.
-        now: when it began.
+    """How far one pass is, and how fast. Times are in seconds of any clock that does not go back.
 
     Attributes:
+        what: its name.
+        total: upper bound of the number of things; 0 if nothing is counted.
+        began: when it began.
+        noun: what the things are.
+        is_exact: whether `total` is their number.
+        ended: when it ended; None while more may come.
         made: things that passed.
         skipped: things that an earlier run has done.
+        left_out: things that cannot be used, among those that were `judged`.
     """
 
-    def __init__(self, what: str, total: int, noun: str = "rows", *, is_exact: bool = True, now: float) -> None:
-        self.what, self.total, self.is_exact = what, total, is_exact
-        self.made = self.skipped = 0
-        self._noun = noun
-        self._left_out, self._judged = 0, 0
-        self._began = now
-        self._ended: float | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self._ended is not None
+    what: str
+    total: int
+    began: float
+    noun: str = "rows"
+    is_exact: bool = True
+    ended: float | None = None
+    made: int = 0
+    skipped: int = 0
+    left_out: int = 0
+    judged: int = 0
 
     @property
     def done(self) -> int:
         """Things that need no more work."""
         return self.made + self.skipped
-
-    def leave_out(self, rows: int, of: int) -> None:
-        """Count things that cannot be used, among so many that were judged."""
-        self._left_out, self._judged = self._left_out + rows, self._judged + of
-
-    def end(self, now: float) -> None:
-        """Nothing more will come."""
-        self._ended, self.total, self.is_exact = now, self.done, True
-
-    def rate(self, now: float) -> float | None:
-        """Things made a second; None where too little time has passed to tell."""
-        elapsed = (now if self._ended is None else self._ended) - self._began
-        return self.made / elapsed if elapsed >= MEASURED_S else None
 
     def text(self, now: float) -> str:
         """How far it is, for people.
@@ -75,23 +62,20 @@ class Pass:
         Example:
             "120,000 of at most 1,000,000 rows, 812 rows/s, 0.4 % left out, at most 18 min left"
         """
+        seconds = (now if self.ended is None else self.ended) - self.began
         if not self.total and not self.done:
-            return duration((self._ended or now) - self._began)
-        of = "" if self._ended is not None else f" of {'' if self.is_exact else 'at most '}{self.total:,}"
-        parts = [f"{self.done:,}{of} {self._noun}"]
-        rate = self.rate(now)
+            return duration(seconds)
+        at_most = "" if self.is_exact else "at most "
+        of = f" of {at_most}{self.total:,}" if self.ended is None else ""
+        parts = [f"{self.done:,}{of} {self.noun}"]
+        rate = self.made / seconds if seconds >= MEASURED_S else 0.0
         if rate:
-            parts.append(f"{rate:,.0f} {self._noun}/s" if rate >= 10 else f"{rate:.2g} {self._noun}/s")
-        if self._judged:
-            parts.append(f"{100 * self._left_out / self._judged:.1f} % left out")
-        if self._ended is None and rate is not None and self.done < self.total:
-            parts.append(self._left(rate, now))
+            parts.append(f"{rate:,.0f} {self.noun}/s" if rate >= 10 else f"{rate:.2g} {self.noun}/s")
+        if self.judged:
+            parts.append(f"{100 * self.left_out / self.judged:.1f} % left out")
+        if rate and self.ended is None and self.done < self.total:
+            parts.append(f"{at_most}{duration((self.total - self.done) / rate)} left")
         return ", ".join(parts)
-
-    def _left(self, rate: float, now: float) -> str:
-        if not rate:
-            return f"none for {duration(now - self._began)}"
-        return f"{'' if self.is_exact else 'at most '}{duration((self.total - self.done) / rate)} left"
 
 
 def duration(seconds: float) -> str:
@@ -107,18 +91,17 @@ class Track:
     """What a conversion tells of its progress.
 
     Args:
-        show: is given a pass when it begins, every DRAW_S while it goes on, and when it has ended; None: nothing is
-            shown.
+        show: is given a pass when it begins, every DRAW_S while it goes on, and when it has ended.
 
     Attributes:
         skipped: rows, over all passes, that an earlier run has done.
-        current: the pass in progress; None before the first.
+        current: the newest pass.
     """
 
-    def __init__(self, show: Callable[[Pass], object] | None = None) -> None:
+    def __init__(self, show: Callable[[Pass], object] = lambda one: None) -> None:
         self.skipped = 0
-        self.current: Pass | None = None
-        self._show = show or _show_nothing
+        self.current = Pass("", 0, began=0.0, ended=0.0)
+        self._show = show
 
     def __call__(
         self, things: Iterable[T], what: str, total: int, *, noun: str = "rows", is_exact: bool = True
@@ -132,8 +115,9 @@ class Track:
             noun: what they are.
             is_exact: whether `total` is their number.
         """
-        drawn = time.monotonic()
-        one = self._begin(Pass(what, total, noun, is_exact=is_exact, now=drawn))
+        one = Pass(what, total, time.monotonic(), noun, is_exact)
+        self._begin(one)
+        drawn = one.began
         for thing in things:
             yield thing
             one.made += 1
@@ -145,32 +129,26 @@ class Track:
     def skip(self, rows: int) -> None:
         """Count rows of the pass in progress that an earlier run has done: they say nothing about the rate."""
         self.skipped += rows
-        if self.current is not None:
-            self.current.skipped += rows
+        self.current.skipped += rows
 
     def leave_out(self, rows: int, of: int) -> None:
         """Count rows of the pass in progress that cannot be used, among so many that were judged."""
-        if self.current is not None:
-            self.current.leave_out(rows, of)
+        self.current.left_out += rows
+        self.current.judged += of
 
     def say(self, what: str) -> None:
         """Name what is going on now, where nothing is counted."""
-        self._begin(Pass(what, 0, now=time.monotonic()))
+        self._begin(Pass(what, 0, time.monotonic()))
 
-    def _begin(self, one: Pass) -> Pass:
-        if self.current is not None and not self.current.total and not self.current.done:  # what `say` has named
+    def _begin(self, one: Pass) -> None:
+        if self.current.ended is None and not self.current.total:  # what `say` has named
             self._end(self.current)
         self.current = one
         self._show(one)
-        return one
 
     def _end(self, one: Pass) -> None:
-        one.end(time.monotonic())
+        one.ended = time.monotonic()
         self._show(one)
-
-
-def _show_nothing(one: Pass) -> None:
-    """Of a track that nobody sees."""
 
 
 SILENT = Track()
@@ -181,53 +159,38 @@ SILENT = Track()
 def progress_in_rows() -> Generator[Track]:
     """Shows progress on stderr until the end of the context: bars on a terminal, else a line every LINE_S."""
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
     console = Console(stderr=True)
-    with _bars(console) if console.is_terminal else _lines() as track:
-        yield track
-
-
-@contextmanager
-def _bars(console: Any) -> Generator[Track]:
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.text import Text
-
-    class State(ProgressColumn):
-        """How far a pass is."""
-
-        def render(self, task: Task) -> Text:
-            return Text(task.fields["state"].text(time.monotonic()))
-
-    tasks: dict[Pass, Any] = {}
-    with Progress(TextColumn("{task.description}"), BarColumn(bar_width=12), State(), console=console) as bars:
+    if not console.is_terminal:
+        yield Track(_in_lines())
+        return
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")
+    tasks: dict[Pass, TaskID] = {}
+    with Progress(*columns, console=console) as bars:
 
         def show(one: Pass) -> None:
             if one not in tasks:
-                tasks[one] = bars.add_task(one.what, total=one.total or None, state=one)
-            elif one.has_ended:
-                bars.update(tasks[one], completed=one.done or 1, total=one.done or 1)
-            else:
-                bars.update(tasks[one], completed=one.done)
+                tasks[one] = bars.add_task(one.what, state="")
+            total, done = one.total or None, one.done
+            if one.ended is not None:
+                total = done = one.done or 1  # a full bar, also where nothing was counted
+            bars.update(tasks[one], total=total, completed=done, state=one.text(time.monotonic()))
 
         yield Track(show)
 
 
-@contextmanager
-def _lines() -> Generator[Track]:
-    track, stop = Track(), threading.Event()
+def _in_lines() -> Callable[[Pass], None]:
+    printed = time.monotonic()
 
-    def print_lines() -> None:
-        while not stop.wait(LINE_S):
-            if (one := track.current) is not None:
-                print(f"{one.what}: {one.text(time.monotonic())}", file=sys.stderr, flush=True)
+    def show(one: Pass) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed >= LINE_S:
+            printed = now
+            print(f"{one.what}: {one.text(now)}", file=sys.stderr, flush=True)
 
-    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield track
-    finally:
-        stop.set()
-        thread.join()
+    return show
 
 
 class Bar:
@@ -239,11 +202,11 @@ class Bar:
     """
 
     def __init__(self, progress: Progress | None, sizes: Sequence[int | None]) -> None:
-        self._progress, self._sizes = progress, [*sizes]
+        self._progress = progress
+        self._sizes = {number: size for number, size in enumerate(sizes) if size is not None}
+        self._total = sum(self._sizes.values())
         self._offsets = [0] * len(sizes)
         self._done = 0
-        self._total = sum(size or 0 for size in sizes)
-        self._unknown = {number for number, size in enumerate(sizes) if size is None}
         self._lock = threading.Lock()
 
     def steps(self, number: int) -> Callable[[int], None]:
@@ -252,16 +215,15 @@ class Bar:
 
     def finish(self, number: int, size: int) -> None:
         """Count a whole tar of `size` bytes."""
-        self._sizes[number] = size
+        with self._lock:
+            self._total += size - self._sizes.get(number, 0)
+            self._sizes[number] = size
         self._reach(number, size)
 
     def _reach(self, number: int, offset: int) -> None:
         with self._lock:
-            if number in self._unknown and (size := self._sizes[number]) is not None:
-                self._unknown.remove(number)
-                self._total += size
             self._done += offset - self._offsets[number]
             self._offsets[number] = offset
             if self._progress:
-                total = self._total * len(self._sizes) // max(len(self._sizes) - len(self._unknown), 1)
+                total = self._total * len(self._offsets) // max(len(self._sizes), 1)
                 self._progress(self._done, max(total, self._done))

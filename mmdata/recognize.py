@@ -17,8 +17,6 @@ CHECKPOINT_NAME = re.compile(r"step-(\d{10,})(\.pt)?")
 """Names of checkpoints: with .pt a file, without a folder."""
 NO_RUN = "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
 """What a message says of a path where a run is expected and nothing is."""
-TAR_MAGIC = slice(257, 262)
-"""Where a tar's first header says "ustar"."""
 
 
 class Kind(str, Enum):
@@ -74,11 +72,11 @@ def recognize(path: Path) -> Kind:
         return Kind.ABSENT
     if not head:
         return Kind.EMPTY
-    if head[TAR_MAGIC] == b"ustar":
+    if head[257:262] == b"ustar":
         return Kind.TAR
     if path.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[path.suffix.lower()]
-    return Kind.BINARY if _is_binary(head) else Kind.TEXT
+    return Kind.BINARY if b"\0" in head else Kind.TEXT
 
 
 def wide_encoding(head: bytes) -> str | None:
@@ -123,12 +121,3 @@ def _recognize_folder(folder: Path) -> Kind:
     if any(folder.glob("step-*.pt")) or any(folder.glob("step-*/run.pt")):
         return Kind.CHECKPOINTS
     return Kind.TARS if any(folder.glob("*.tar")) else Kind.FOLDER
-
-
-def _is_binary(head: bytes) -> bool:
-    """Whether the first bytes of a file are no text."""
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start < len(head) - 3  # a character that was cut at the end is text
-    return b"\0" in head

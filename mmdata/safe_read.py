@@ -7,8 +7,8 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, nearest
@@ -95,8 +95,10 @@ def _check_mode(mode: int, path: str | os.PathLike[str], what: str) -> None:
         )
 
 
-def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a regular file inside `root`, or where a link in `root` leads: who made the corpus has put it there.
+def read_inside(root: str, path: str, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
+    """The bytes and the status of a regular file inside `root`.
+
+    A link in `root` may lead out of it: who made the corpus has put it there.
 
     Args:
         root: real path of the corpus's folder.
@@ -108,11 +110,6 @@ def read_inside(root: str, path: str, *, max_bytes: int) -> bytes:
         BadSample: the file does not exist, is outside the root, not regular, too large, or changed while it was read.
         OSError: the system failed, not the data: too many open files, an I/O error.
     """
-    return read_inside_with_status(root, path, max_bytes=max_bytes)[0]
-
-
-def read_inside_with_status(root: str, path: str, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """As `read_inside`, with the status of the file that has these bytes."""
     real = locate(root, path)
     for _ in range(ATTEMPTS):
         try:
@@ -121,7 +118,10 @@ def read_inside_with_status(root: str, path: str, *, max_bytes: int) -> tuple[by
             raise _absent(error, path) from error
         if before.st_size > max_bytes:
             raise BadSample(Reason.IMAGE_TOO_LARGE, f"'{path}' has {before.st_size} bytes; the limit is {max_bytes}")
-        data, after = _read(real, path, max_bytes)
+        with _open(real, path) as file:
+            # Not more: as much memory is taken before a byte is read.
+            data = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
+            after = os.fstat(file.fileno())
         if _identity(before) == _identity(after) and len(data) == after.st_size:
             return data, after
     raise BadSample(Reason.FILE_CHANGED, f"'{path}' changed while it was read, {ATTEMPTS} times")
@@ -184,25 +184,14 @@ def _absent(error: OSError | ValueError, path: str) -> BadSample | OSError:
     return error
 
 
-def _open(real: str, path: str) -> FileIO:
+def _open(real: str, path: str) -> BinaryIO:
     """The file at a real path; NOFOLLOW: a link may have taken its place since it was found."""
     try:
-        return FileIO(open_regular(real, flags=os.O_NOFOLLOW))
+        return open(open_regular(real, flags=os.O_NOFOLLOW), "rb")
     except DataError as error:
         raise BadSample(Reason.NOT_A_FILE, f"'{path}' is no regular file, and was not opened") from error
     except OSError as error:
         raise _absent(error, path) from error
-
-
-def _read(real: str, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    with _open(real, path) as file:
-        parts: list[bytes] = []
-        size = os.fstat(file.fileno()).st_size
-        left = min(size, max_bytes) + 1  # not more: as much memory is taken before a byte is read
-        while left and (part := file.read(left)):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts), os.fstat(file.fileno())
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -1,8 +1,7 @@
-"""Functions that are called in other processes: order, errors, progress, warnings, and processes that die."""
+"""Functions that are called in other processes: order, errors, progress, and processes that die."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -27,7 +26,6 @@ def described(number: int, step: Step) -> tuple[int, int]:
     for offset in range(3):
         time.sleep(0.15)  # reports are 0.2 s apart, and nothing waits for one
         step(100 * number + offset)
-    logging.getLogger("mmdata").warning("of %d", number)
     return number, os.getpid()
 
 
@@ -50,13 +48,12 @@ def run(function: Callable[[int, Step], Any], told: list[tuple[int, int]] | None
     return map_in_processes(function, range(9), names=NAMES, workers=workers, step=step)
 
 
-def test_results_come_in_order_from_several_processes(caplog: pytest.LogCaptureFixture):
+def test_results_come_in_order_from_several_processes():
     told: list[tuple[int, int]] = []
     numbers, pids = zip(*run(described, told), strict=True)
     assert list(numbers) == list(range(9))
     assert len({*pids, os.getpid()}) == 3
     assert {offset // 100 - place for place, offset in told} == {0}
-    assert sorted(caplog.messages) == [f"of {number}" for number in range(9)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -21,26 +21,26 @@ from tests.programs import PATIENCE_S, Program, run_program
 
 
 def test_pass_says_counts_rate_share_and_time_left() -> None:
-    one = Pass("convert", 1_000_000, is_exact=False, now=0.0)
+    one = Pass("convert", 1_000_000, is_exact=False, began=0.0)
     assert one.text(0.5) == "0 of at most 1,000,000 rows"
     one.made = 120_000
-    one.leave_out(480, of=120_000)
+    one.left_out, one.judged = 480, 120_000
     assert one.text(150) == "120,000 of at most 1,000,000 rows, 800 rows/s, 0.4 % left out, at most 19 min left"
-    assert Pass("convert", 10, now=0.0).text(9) == "0 of 10 rows, none for 9 s"
+    assert Pass("convert", 10, began=0.0).text(9) == "0 of 10 rows"
 
 
 def test_pass_counts_what_was_done_before_as_done_and_not_as_fast() -> None:
-    one = Pass("convert", 1000, now=0.0)
+    one = Pass("convert", 1000, began=0.0)
     one.skipped = 900
     one.made = 50
     assert one.text(10) == "950 of 1,000 rows, 5 rows/s, 10 s left"
     one.made = 100
-    one.end(20)
+    one.ended = 20
     assert one.text(99) == "1,000 rows, 5 rows/s"
 
 
 def test_pass_of_which_nothing_is_counted_says_how_long_it_takes() -> None:
-    assert Pass("compare all rows", 0, now=5.0).text(47.2) == "43 s"
+    assert Pass("compare all rows", 0, began=5.0).text(47.2) == "43 s"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ class Told(Track):
         self.ended: list[tuple[str, str]] = []
 
     def note(self, one: Pass) -> None:
-        if one.has_ended:
+        if one.ended is not None:
             self.ended.append((one.what, re.sub(r", .* \w+/s", "", one.text(0.0))))
 
 
@@ -103,7 +103,6 @@ def test_conversion_tells_its_passes_and_what_an_earlier_run_has_done(table: Pat
         ("put shards together", "4 units"),
     ]
     assert [what for what, _ in told.ended[2:]] == ["compare all rows", "put shards together"]
-    assert told.current is not None
     assert told.current.what == "end shards and manifest"
     convert(table, tmp_path / "silent", config, engine=threads(1))
     assert content(tmp_path / "out") == content(tmp_path / "silent")

@@ -22,8 +22,6 @@ R = TypeVar("R")
 
 CHUNK = 16
 """Rows that a thread takes at once."""
-AHEAD = 2
-"""Units that a process holds, the one in work included."""
 
 
 class Progress(NamedTuple):
@@ -95,9 +93,7 @@ def processes(num_workers: int | None = None) -> Engine:
         def name(place: int) -> str:
             return f"rows {given[place].start} to {given[place].stop - 1}"
 
-        for event in events_of_processes(
-            partial(_make_unit, job), note_each(), name=name, workers=workers, ahead=AHEAD
-        ):
+        for event in events_of_processes(partial(_make_unit, job), note_each(), name=name, workers=workers):
             if event.kind == "failed":
                 raise event.content
             rows = event.content if event.kind == "step" else len(given[event.place])

@@ -25,7 +25,6 @@ from mmdata.convert.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
 from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented, oriented_size
-from mmdata.images.pillow import name_warnings
 from mmdata.images.probe import sniff
 from mmdata.tars.texts import Loss
 from mmdata.tars.write import Sample
@@ -125,8 +124,7 @@ class Examiner:
             fields, boxes = self.fields(row, seen), parse_boxes(row.boxes)
             original = self.read_image(row, seen)
             check_hash(original, row.hash)
-            with name_warnings(lambda: row.place):
-                image, info, shrunk_from = self._prepare(original, boxes)
+            image, info, shrunk_from = self._prepare(original, boxes)
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
             return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)

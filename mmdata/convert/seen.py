@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mmdata.convert.files import in_zip, read_member
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash
-from mmdata.safe_read import open_regular, read_inside_with_status, spellings
+from mmdata.safe_read import open_regular, read_inside, spellings
 
 UNREAD = -1
 """In place of the time of a file that the outcome of its row does not depend on."""
@@ -49,7 +49,7 @@ class Seen:
         if (place := in_zip(root)) is not None:
             return read_member(place, root, path, max_bytes=max_bytes)
         try:
-            data, status = read_inside_with_status(root, path, max_bytes=max_bytes)
+            data, status = read_inside(root, path, max_bytes=max_bytes)
         except BadSample as bad:
             if bad.reason is not Reason.OUTSIDE_ROOT:  # nothing is asked about what lies there
                 self._files[path] = _stamp_at(root, path), []

@@ -1,4 +1,4 @@
-"""Opens images with Pillow, and decodes its modes as 8-bit RGB on a background. Its warnings get the sample's name.
+"""Opens images with Pillow, and decodes its modes as 8-bit RGB on a background.
 
 Pillow's own conversions clip 16 and 32 bits, ignore some transparency, and misread the values of a few kinds of file.
 This module converts the former by what their headers say, and refuses the latter.
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import importlib
 import io
-import logging
-import os
 import struct
-import threading
-import warnings
 import zlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import PIL
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageFile, ImageOps, features
 
@@ -54,21 +48,7 @@ _PLANAR, _COLOUR_MAP, _SUB_IFDS, _SAMPLE_FORMAT = 284, 320, 330, 339
 
 _PNG_BITS = 24  # where a PNG says how many bits a sample has
 
-logger = logging.getLogger("mmdata")
-
 Pixels = NDArray[np.uint8]
-
-_PILLOW = os.path.dirname(PIL.__file__) + os.sep
-
-
-class _CurrentSample(threading.local):
-    name: Callable[[], str] | None = None
-
-
-_sample = _CurrentSample()
-_lock = new_lock()
-_told: set[tuple[str, int]] = set()  # places in Pillow's code that have warned
-_show_before: Callable[..., Any] = warnings.showwarning
 
 _reading = new_lock()  # an image may be given twice, and its file has one position
 
@@ -274,43 +254,3 @@ def check_png(data: bytes | memoryview) -> bytes:
             exif = bytes(view[at + 8 : end])
         at = end + 4
     return exif
-
-
-@contextmanager
-def name_warnings(name: Callable[[], str]) -> Generator[None, None, None]:
-    """Context in which this thread's warnings from Pillow are logged with the name of a sample.
-
-    Args:
-        name: gives the name of the sample with its shard or file; called only for a warning.
-    """
-    _take_over()
-    before, _sample.name = _sample.name, name
-    try:
-        yield
-    finally:
-        _sample.name = before
-
-
-def sample_name(shard: str, key: str) -> str:
-    """How messages name a sample of a shard."""
-    return f"shard '{shard}', sample '{key}'"
-
-
-def _take_over() -> None:
-    global _show_before
-    with _lock:
-        if warnings.showwarning is not _show:  # the first time, or after a library replaced the hook
-            _show_before, warnings.showwarning = warnings.showwarning, _show
-
-
-def _show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any) -> None:
-    """Replaces `warnings.showwarning`."""
-    if _sample.name is None or not filename.startswith(_PILLOW):
-        _show_before(message, category, filename, lineno, *rest, **more)
-        return
-    with _lock:
-        is_new = (filename, lineno) not in _told
-        _told.add((filename, lineno))
-    if is_new:
-        said = " ".join(str(message).split())
-        logger.warning("%s: Pillow warns: %s (said once, for the first image like it)", _sample.name(), said)

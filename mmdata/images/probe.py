@@ -6,6 +6,7 @@ Index, convert, stream and loader open images here, so each refuses the same ima
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from PIL import ExifTags, Image, ImageFile
@@ -27,12 +28,14 @@ EXTENSIONS: dict[str, str] = {
 FORMATS: tuple[str, ...] = tuple(EXTENSIONS)
 """Pillow's names. The index column image_format is a position in this tuple, so names may only be appended."""
 
-_MAGIC = (
-    ("JPEG", (b"\xff\xd8\xff",)),
-    ("PNG", (b"\x89PNG\r\n\x1a\n",)),
-    ("GIF", (b"GIF87a", b"GIF89a")),
-    ("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
-)
+_MAGIC = {
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WEBP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "GIF": re.compile(rb"GIF8[79]a"),
+    "BMP": re.compile(rb"BM....\0\0\0\0", re.DOTALL),
+    "TIFF": re.compile(rb"II[*+]\0|MM\0[*+]"),
+}
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,9 @@ NO_LIMITS = Limits(min_side=1, max_aspect=math.inf, max_pixels=2**62)
 def sniff(data: bytes | memoryview) -> str | None:
     """The format by magic bytes, or None. `data` holds at least the first 64 bytes of the file."""
     head = bytes(data[:64])
-    for format, starts in _MAGIC:
-        if head.startswith(starts):
+    for format, magic in _MAGIC.items():
+        if magic.match(head):
             return format
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "WEBP"
-    if head[:2] == b"BM" and head[6:10] == b"\0\0\0\0":
-        return "BMP"
     return _heif_or_avif(head) if head[4:8] == b"ftyp" else None
 
 
@@ -108,19 +107,14 @@ def probe(data: bytes | memoryview, *, limits: Limits = DEFAULT_LIMITS) -> Image
         raise BadSample(Reason.NOT_AN_IMAGE, f"starts with {bytes(data[:16])!r}")
     decoder_of(format)  # says which package is missing
     try:
-        info = _header(data, format)
+        exif = check_png(data) if format == "PNG" else b""
+        with open_image(data, format) as image:
+            info = ImageInfo(format, image.height, image.width, _orientation(image, exif))
     # Decompression bombs of pixels and of text end here too.
     except (*DECODER_ERRORS, OverflowError, MemoryError, Image.DecompressionBombError) as error:
         raise refused(format, error) from error
     _check(info.height, info.width, limits)
     return info
-
-
-def _header(data: bytes | memoryview, format: str) -> ImageInfo:
-    """What the header says, not yet held against limits."""
-    exif = check_png(data) if format == "PNG" else b""
-    with open_image(data, format) as image:
-        return ImageInfo(format, image.height, image.width, _orientation(image, exif))
 
 
 def _check(height: int, width: int, limits: Limits) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import inspect
@@ -26,8 +25,6 @@ The size is the bucket's; at native resolution the size that the whole image wou
 CHECKED_ROWS = 4
 """The first rows of each process that are transformed twice, to check that the results are equal."""
 
-_KINDS = "(image, size, generator), a transform of torchvision.transforms.v2, or a function (size) that makes one"
-
 _LEAVE_FLOATS_OUT = (
     "leave ToDtype, ToTensor and Normalize out of the transform: pixels stay uint8, and mmdata.batch.normalized, or "
     "the model, makes floats of them on the device"
@@ -41,9 +38,8 @@ class UserTransform:
     from the row's generator, not from the process's.
 
     Args:
-        transform: a function or object (image, size, generator); a transform of torchvision.transforms.v2; or a
-            function that takes the (height, width) of the result and returns such a transform, once for each size. Or
-            the name of one of these, "module:attribute".
+        transform: a function or object (image, size, generator), or a transform of torchvision.transforms.v2, which
+            gets the image alone; or the name of one of these, "module:attribute".
 
     Attributes:
         source: 16 hexadecimal digits, equal for equal content of the file that defines the transform; None if there is
@@ -70,7 +66,7 @@ class UserTransform:
 
         Raises:
             BadSample: the transform raised, or returned another shape or dtype.
-            ConfigError: a second call for the same row gave other pixels, or a function of the size failed.
+            ConfigError: a second call for the same row gave other pixels.
         """
         # A transform that keeps state or draws from other generators breaks resume and world-size independence
         # silently, so the first rows are made twice. The clone protects the image from transforms that change it.
@@ -91,8 +87,6 @@ class UserTransform:
         try:
             with _DrawFrom(generator):
                 result: Any = self._transform(image, (int(out.shape[1]), int(out.shape[2])), generator)
-        except ConfigError:  # of `_maker`: no fault of this row
-            raise
         except Exception as error:
             raise BadSample(Reason.TRANSFORM_FAILED, f"{type(error).__name__}: {error}") from error
         wanted = f"{out.dtype} {tuple(out.shape)}"
@@ -166,49 +160,20 @@ def _adapted(name: str, found: Any) -> Transform:
     if v2 is not None and isinstance(found, v2.Transform):
         return lambda image, size, generator: cast(Tensor, found(image))
     called = found.forward if isinstance(found, torch.nn.Module) else found
-    if takes(called, 3):
-        return cast(Transform, found)
-    if inspect.isfunction(found) and takes(found, 1):
-        made = _maker(name, found)
-        return lambda image, size, generator: made(size)(image)
-    raise ConfigError(f"transform '{name}': takes {inspect.signature(called)}; expected {_KINDS}")
-
-
-def _maker(
-    name: str, found: Callable[[tuple[int, int]], Any]
-) -> Callable[[tuple[int, int]], Callable[[Tensor], Tensor]]:
-    """A function of the size, called once for each; it raises a ConfigError if `found` makes no transform."""
-
-    @functools.cache
-    def made(size: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-        try:
-            with _DrawFrom(torch.Generator().manual_seed(0)):  # not from the row that happens to be the first
-                transform = found(size)
-        except Exception as error:
-            raise ConfigError(_no_maker(name, size, f"raised {type(error).__name__}: {error}")) from error
-        if not callable(transform):
-            raise ConfigError(_no_maker(name, size, f"returned {type(transform).__name__}, not a transform"))
-        return cast("Callable[[Tensor], Tensor]", transform)
-
-    return made
-
-
-def _no_maker(name: str, size: tuple[int, int], happened: str) -> str:
-    return (
-        f"transform '{name}': a function of one argument gets the (height, width) of the result, not the image; called "
-        f"with {size} it {happened}. Expected {_KINDS}. A function image -> image becomes one with two more arguments, "
-        "def f(image, size, generator)"
-    )
+    if not takes(called, 3):
+        raise ConfigError(
+            f"transform '{name}': takes {inspect.signature(called)}; expected (image, size, generator), or a transform "
+            "of torchvision.transforms.v2"
+        )
+    return cast(Transform, found)
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether a callable takes this many positional arguments; True if it has no signature."""
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin
+        inspect.signature(function).bind(*range(count))
+    except ValueError:  # a builtin
         return True
-    try:
-        signature.bind(*range(count))
     except TypeError:
         return False
     return True

@@ -10,9 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmdata.errors import ConfigError, DamagedShard, DataError
+from mmdata.errors import ConfigError, DamagedShard, DataError, sample_name
 from mmdata.files import write_whole
-from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import CountTokens, Labels, number_labels, with_tokens

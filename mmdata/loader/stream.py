@@ -13,8 +13,7 @@ from typing import Any
 
 from mmdata.config import DataConfig
 from mmdata.config.data import sources
-from mmdata.errors import ConfigError, DataError, counted, explain
-from mmdata.images.pillow import sample_name
+from mmdata.errors import ConfigError, DataError, counted, explain, sample_name
 from mmdata.index import Index
 from mmdata.launcher import Ranks, resolve_ranks
 from mmdata.loader.builder import BatchBuilder

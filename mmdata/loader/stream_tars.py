@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.errors import ConfigError, DataError, Interrupted, counted, excerpt, explain
-from mmdata.images.pillow import sample_name
+from mmdata.errors import ConfigError, DataError, Interrupted, counted, excerpt, explain, sample_name
 from mmdata.images.probe import DEFAULT_LIMITS
 from mmdata.index import Index
 from mmdata.index.caption_lengths import counts_of

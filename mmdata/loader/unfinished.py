@@ -21,7 +21,6 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import BadSample, ConfigError, DataError, Interrupted, LoadError
 from mmdata.hashing import EMPTY_HASH
-from mmdata.images.pillow import name_warnings, sample_name
 from mmdata.loader.image_buffers import BatchPixels
 from mmdata.loader.ledger import STAGES, LedgerEntry, Stage
 from mmdata.loader.stats import WATCH_EVERY, StageClock, Stats
@@ -106,8 +105,7 @@ class UnfinishedBatch:
         """The clock of a part of the work; an error names the sample on which it is."""
         clock = StageClock()
         try:
-            with name_warnings(lambda: self._name(clock.current)):
-                yield clock
+            yield clock
         except (DataError, ConfigError, Interrupted):  # they name their file, or no caller waits for the batch
             raise
         except Exception as error:
@@ -280,10 +278,6 @@ class UnfinishedBatch:
         row, shard, key = int(step.rows[self._places[i]]), samples.shard(i), samples.keys[i]
         reason, detail = error.reason.value, error.detail
         self._bad.append((i, LedgerEntry(step.epoch, step.number, row, shard, key, offset, stage, reason, detail)))
-
-    def _name(self, i: int | None) -> str:
-        """Name of the sample in progress, for the warnings of a decoder."""
-        return "" if i is None else sample_name(self._samples.shard(i), self._samples.keys[i])
 
     def _explain(self, error: Exception, i: int | None) -> str:
         """The message of a LoadError: where the error happened, what it is, and the command that repeats it."""

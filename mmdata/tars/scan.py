@@ -6,13 +6,11 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
 from mmdata.hashing import fast_hash, fast_hash_of, hash64
-from mmdata.images.pillow import name_warnings, sample_name
 from mmdata.images.probe import FORMATS, Limits, probe
 from mmdata.tars.captions import JSON, JSON_KEY, NO_CAPTION, TXT
 from mmdata.tars.members import USUAL, Members
@@ -244,8 +242,7 @@ def scan_shard(
         reader = SampleReader(tar.hashed(read_members(tar, name=name)), name=name)
         try:
             for group in reader:
-                with name_warnings(partial(sample_name, name, group.key)):
-                    samples.append(scan_sample(group, tar.payload, limits=limits, members=members))
+                samples.append(scan_sample(group, tar.payload, limits=limits, members=members))
                 tar.forget()
                 step(group.start)
         except DamagedShard as error:

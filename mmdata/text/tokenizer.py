@@ -224,17 +224,14 @@ def _check_hub(name: str) -> None:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    why = "HF_HUB_OFFLINE is set"
-    if not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
-            return
-        except Exception as error:  # the client's errors depend on its version
-            why = f"{type(error).__name__}: {error}"
-    raise ConfigError(
-        f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({why}); if a folder was meant, "
-        f"check its path; if the hub, connect to it once, and its files stay in the cache. Else {REMEDY}"
-    )
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # the client's errors depend on its version; HF_HUB_OFFLINE is one
+        raise ConfigError(
+            f"tokenizer '{name}': no such folder, and the Hugging Face hub cannot be asked ({type(error).__name__}: "
+            f"{error}); if a folder was meant, check its path; if the hub, connect to it once, and its files stay in "
+            f"the cache. Else {REMEDY}"
+        ) from error
 
 
 def save_tokenizer(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
@@ -299,36 +296,32 @@ def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
 
 
 PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}
-PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
-PLAIN_TOKENS = ("pad_token", "eos_token", "bos_token", "unk_token")
-PLAIN_KEYS = {"backend", "tokenizer_class", "model_max_length", CLEANING, *PLAIN_TOKENS}
+PLAIN_CLASS = "PreTrainedTokenizerFast"
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
+"""The special tokens of a tokenizer that is trained here."""
 
 
 def _plain_backend(folder: Path) -> dict[str, Any] | None:
-    """Arguments of `Tokenizer` for a folder whose two files alone decide what transformers would load; else None.
+    """Arguments of `Tokenizer` for CLIP's folder, or one that `train_tokenizer` has made; None for any other.
 
-    They do if the class is the general one and nothing else in the folder adds a token or an option: the folders
-    that `train_tokenizer` makes, and CLIP's, whose tokenizer.json transformers has written. All other folders, broken
+    transformers would load the same: nothing else in the folder adds a token or an option. All other folders, broken
     ones too, are left to transformers.
     """
-    classes = PLAIN_CLASSES | {"CLIPTokenizer"} if folder == CLIP else PLAIN_CLASSES
     try:
         if {path.name for path in folder.iterdir()} != PLAIN_FILES:
             return None
         config: Any = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-        saved: Any = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-        if not config.keys() <= PLAIN_KEYS or config["tokenizer_class"] not in classes:
-            return None
-        special = {token["content"]: token["id"] for token in saved["added_tokens"] if token["special"]}
-        named = {key: config[key] for key in PLAIN_TOKENS if key in config}
-        if saved["post_processor"] is None or not special.keys() >= set(named.values()):
+        is_own = config.keys() == {"tokenizer_class", "model_max_length", *SPECIAL}
+        if folder != CLIP and not (is_own and config["tokenizer_class"] == PLAIN_CLASS):
             return None
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        special = {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+        ids = {key: special[config[key]] for key in SPECIAL}
     except Exception:  # transformers loads the folder next, and says what is wrong with it
         return None
-    padding = named.get("pad_token", named.get("eos_token"))
-    pad_id = 0 if padding is None else int(special[padding])
-    return {"backend": backend, "pad_id": pad_id, "cleaning": config.get(CLEANING)}
+    if backend.num_special_tokens_to_add(False) == 0:
+        return None
+    return {"backend": backend, "pad_id": ids["pad_token"], "cleaning": config.get(CLEANING)}
 
 
 def train_tokenizer(
@@ -346,14 +339,13 @@ def train_tokenizer(
     """
     if vocab_size < 300:
         raise ConfigError(f"a byte-level vocabulary needs at least 300 entries: got {vocab_size}")
-    special = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
-    tokens: list[Any] = list(special.values())
+    tokens: list[Any] = list(SPECIAL.values())
     backend = ByteLevelBPETokenizer(add_prefix_space=True, lowercase=True, unicode_normalizer="nfc")
     backend.train_from_iterator(iter(captions), vocab_size, min_frequency=0, show_progress=False, special_tokens=tokens)
     backend.post_processor = TemplateProcessing(
         single="<start> $A <end>", special_tokens=[(token, backend.token_to_id(token)) for token in tokens[1:]]
     )
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **special}
+    config = {"tokenizer_class": PLAIN_CLASS, "model_max_length": max_length, **SPECIAL}
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_whole(Path(folder) / "tokenizer.json", backend.to_str(pretty=True).encode())
     write_whole(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2).encode() + b"\n")

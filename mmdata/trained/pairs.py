@@ -202,7 +202,7 @@ def _batch(
         for side, (name, caption) in enumerate(((pair.image_0, pair.caption_0), (pair.image_1, pair.caption_1))):
             row = 2 * i + side
             try:
-                encoded = read_inside(*_place_of(name, roots), max_bytes=MAX_IMAGE_BYTES)
+                encoded, _ = read_inside(*_place_of(name, roots), max_bytes=MAX_IMAGE_BYTES)
                 info = probe(encoded)
                 image = EncodedImage(encoded, info.format, info.orientation, row, checked=True)
                 if pair.box is None:

@@ -126,12 +126,12 @@ def _change_while_reading(path: Path, photo: Any, monkeypatch: pytest.MonkeyPatc
     """The file at `path` is replaced between being looked at and being read, `times` times."""
     path.write_bytes(photo(20, 30, seed=50))
     changes = [photo(20, 30, seed=51 + i) + bytes(i) for i in range(times)]
-    read = safe_read._read
+    open_inside = safe_read._open
 
     def changing(real: str, *rest: Any) -> Any:
         if real == str(path) and changes:
             path.write_bytes(changes.pop() + b"tail")
-        return read(real, *rest)
+        return open_inside(real, *rest)
 
-    monkeypatch.setattr(safe_read, "_read", changing)
+    monkeypatch.setattr(safe_read, "_open", changing)
     return changes

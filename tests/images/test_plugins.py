@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps, features
+from PIL import Image, features
 
 from mmdata.errors import BadSample, Reason
 from mmdata.images import ImageInfo, probe
-from mmdata.images.decode import check_decodes, decode, oriented, oriented_size
+from mmdata.images.decode import check_decodes, decode, oriented
 from mmdata.images.pillow import decode_pillow
 from tests.pictures import FILES, needs_heif, picture, stored
 
@@ -123,14 +123,3 @@ def test_first_frame_of_an_animated_avif_is_taken():
     assert data[8:12] == b"avis"
     assert probe(data) == ImageInfo("AVIF", 21, 31, 1)
     assert np.abs(decode_pillow(data, "AVIF").astype(int) - (255, 0, 0)).max() <= 5
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_oriented_turns_as_pillow_does(orientation: int):
-    found = oriented(np.asarray(picture()), orientation)
-    assert found.shape == (*oriented_size(21, 31, orientation), 3)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    turned = picture()
-    turned.info["exif"] = exif.tobytes()
-    assert np.array_equal(found, np.asarray(ImageOps.exif_transpose(turned)))

@@ -15,8 +15,6 @@ import fsspec
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.images import pillow
-from mmdata.images.pillow import name_warnings
 from mmdata.index import Index, ShardStore
 from mmdata.loader.workers.buffers import BufferPool
 from mmdata.storage import ShardCache
@@ -69,7 +67,6 @@ USES: dict[str, Callable[[Index], tuple[Any, Callable[[], object]]]] = {
     "manifest": lambda index: (index.manifests[0]._locks[0], lambda: index.manifests[0].listed(0)),
     "store": lambda index: ((store := ShardStore(index)).open_shards._lock, lambda: store.read(0, 0, 512)),
     "buffers": lambda index: ((pool := BufferPool())._lock, lambda: pool.lend((4,))),
-    "warnings": lambda index: (pillow._lock, name_warnings(lambda: "name").__enter__),
 }
 
 

@@ -28,9 +28,10 @@ Same = Callable[[Batch, Batch], bool]
 UNNAMED = r"tests\.loader\.test_as_typed:unnamed\.<locals>\.inner"
 
 
-def jittered(size: tuple[int, int]) -> v2.Compose:
+def jittered(image: Tensor, size: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Another process can import it as tests.loader.test_as_typed:jittered."""
-    return v2.Compose([v2.RandomResizedCrop(size, scale=(0.3, 1.0)), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4)])
+    crop = v2.RandomResizedCrop(size, scale=(0.3, 1.0))
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ColorJitter(0.4)])(image)
 
 
 def unnamed(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

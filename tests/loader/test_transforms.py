@@ -14,10 +14,9 @@ from .conftest import Corpus
 USERS = """
 from torchvision.transforms import v2
 
-def jittered(size):
-    return v2.Compose(
-        [v2.RandomResizedCrop(size, scale=(0.3, 1.0)), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)]
-    )
+def jittered(image, size, generator):
+    crop = v2.RandomResizedCrop(size, scale=(0.3, 1.0))
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)])(image)
 """
 
 AUGMENT = {"horizontal_flip_prob": 0.5, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -90,16 +88,6 @@ def test_names_of_clip_need_no_network(name):
     assert locate_tokenizer(name) == str(CLIP)
 
 
-def test_clip_is_loaded_without_transformers():
-    program = """
-import sys
-from mmdata.text.tokenizer import Tokenizer
-Tokenizer.load("clip")
-print("transformers" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"
-
-
 def test_the_vocabulary_comes_with_its_licence():
     assert "Copyright (c) 2021 OpenAI" in (CLIP.parent / "LICENSE").read_text()
     assert sorted(path.name for path in CLIP.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
@@ -141,5 +129,5 @@ def test_a_hub_that_cannot_be_reached_is_an_error_that_says_both_ways(monkeypatc
 
 def test_an_offline_hub_is_named(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="cannot be asked \\(HF_HUB_OFFLINE is set\\)"):
+    with pytest.raises(ConfigError, match=r"cannot be asked .*HF_HUB_OFFLINE"):
         Tokenizer.load("nobody/nothing")

@@ -128,10 +128,11 @@ def test_tokenizer_fingerprint_is_that_of_its_ids(folder: Path, tokenizer: Token
     assert len(tokenizer.fingerprint) == 16
 
 
-def test_tokenizer_that_was_trained_is_loaded_without_transformers(folder: Path):
+def test_tokenizers_of_clip_and_that_was_trained_are_loaded_without_transformers(folder: Path):
     program = f"""
 import sys
 from mmdata.text.tokenizer import Tokenizer
+Tokenizer.load("clip")
 Tokenizer.load({str(folder)!r})
 print("transformers" in sys.modules)
 """

@@ -143,7 +143,7 @@ class VocSource:
             BadSample: there is none, or it cannot be read.
         """
         try:
-            return read_inside(self._annotations, f"{stem}.xml", max_bytes=MAX_BYTES)
+            return read_inside(self._annotations, f"{stem}.xml", max_bytes=MAX_BYTES)[0]
         except BadSample as bad:
             if bad.reason is Reason.MISSING_IMAGE:
                 detail = f"the image has no annotations: {bad.detail}"
