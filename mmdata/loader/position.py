@@ -11,7 +11,7 @@ from operator import index
 from typing import Any
 
 from mmdata.errors import ConfigError
-from mmdata.plan.ranges import MAX_EPOCH
+from mmdata.plan.rows import MAX_EPOCH
 
 
 @dataclass

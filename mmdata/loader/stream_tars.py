@@ -28,7 +28,7 @@ from mmdata.index.encode import encode, rearranged
 from mmdata.index.histogram import Histograms
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
-from mmdata.plan.ranges import PASS_SHIFT
+from mmdata.plan.rows import PASS_SHIFT
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular
 from mmdata.seeding import Purpose, permutation

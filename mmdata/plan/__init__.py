@@ -10,7 +10,7 @@
 - `from_config` makes a plan of settings. Nothing in this package reads an image.
 """
 
-from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes, TokenBudgetPolicy
+from mmdata.plan.buckets import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Shapes
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions, choose_captions
 from mmdata.plan.groups import Groups
 from mmdata.plan.mixture import Mixture, ShardSpan
@@ -39,7 +39,6 @@ __all__ = [
     "ShardCaptions",
     "ShardSpan",
     "Step",
-    "TokenBudgetPolicy",
     "choose_captions",
     "count_duplicates",
     "duplicates_in_words",

@@ -18,7 +18,6 @@ from mmdata.errors import ConfigError, counted
 from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.ranges import mix_evenly
 from mmdata.plan.rows import npy_of_rows
 
 Ints = NDArray[np.int64]
@@ -115,6 +114,21 @@ def spread_groups(units: Ints, labels: Ints, bucket: Ints) -> Ints:
     is_group = (of_rows[:, 0] >= 0) & (of_rows == of_rows[:, :1]).all(axis=1)
     kinds = 2 * bucket + is_group
     return np.argsort(kinds, kind="stable")[mix_evenly(np.unique(kinds, return_counts=True)[1])]
+
+
+def mix_evenly(counts: Sequence[int] | Ints) -> Ints:
+    """An order in which several runs of things, one after the other, are mixed evenly; each run keeps its order.
+
+    Args:
+        counts: of each run.
+
+    Returns:
+        int64 (sum of counts,), positions in the runs as they lie one after the other: mix_evenly([2, 4]) is
+        [2, 0, 3, 4, 1, 5].
+    """
+    # Thing i of n goes where (i + 0.5) / n lies between 0 and 1.
+    middles = [(np.arange(count) + 0.5) / count for count in counts]
+    return np.argsort(np.concatenate([np.empty(0), *middles]), kind="stable")
 
 
 def cover_table(buckets: Sequence[Bucket]) -> Ints:

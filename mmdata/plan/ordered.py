@@ -12,10 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from mmdata.plan.buckets import Bucket, BucketPolicy
 from mmdata.plan.groups import cover_table
 from mmdata.plan.mixture import Mixture
-from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first, rank_slice
+from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.queues import fill_up
-from mmdata.plan.ranges import MAX_PASS, occurrences_of, passes_of, rows_of
-from mmdata.plan.rows import Rows
+from mmdata.plan.rows import MAX_PASS, Rows, occurrences_of, passes_of, rows_of
 
 Ints = NDArray[np.int64]
 
@@ -54,7 +53,7 @@ class OrderedPlan(Plan):
         mixture: Mixture | None = None,
     ) -> None:
         super().__init__(rows, policy, global_batch_size=global_batch_size, seed=seed, shuffle=False, mixture=mixture)
-        if len(set(self.batch_sizes)) > 1 or self.batch_sizes[0] != global_batch_size:
+        if set(self.batch_sizes) != {global_batch_size}:
             raise ValueError("order: a token budget would decide which rows are in a batch: leave one of them out")
         self.order = _checked(order, rows)
         self._passes, self._times = _occurrences(self.order)
@@ -85,10 +84,10 @@ class OrderedPlan(Plan):
         """Steps of an epoch."""
         return -(-len(self.order) // self.global_batch_size)
 
-    def shapes(self, epoch: int) -> list[PlannedShape]:
-        """The shapes that occur in an epoch, those with the most pixels first."""
+    def steps_of_buckets(self, epoch: int) -> list[int]:
+        """As `Plan.steps_of_buckets`."""
         counts = Counter(step.bucket for step in self.steps(epoch))
-        return largest_first([PlannedShape(bucket, self.global_batch_size, n) for bucket, n in counts.items()])
+        return [counts[bucket] for bucket in self.policy.buckets]
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""

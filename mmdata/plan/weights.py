@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from mmdata.hashing import fast_hash
 from mmdata.index import Index
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.mixture import Mixture
-from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first
-from mmdata.plan.ranges import MAX_EPOCH, MAX_PASS, occurrences_of
-from mmdata.plan.rows import Rows, npy_of_rows
+from mmdata.plan.plan import Plan, Step
+from mmdata.plan.rows import MAX_EPOCH, MAX_PASS, Rows, npy_of_rows, occurrences_of
 from mmdata.seeding import mix
 from mmdata.tables.joined import Joined
 from mmdata.tables.selection import Selection
@@ -212,13 +210,13 @@ class WeightedPlan(Plan):
         self._check_epoch(epoch)
         return sum(map(self._num_steps, self._parts(epoch)))
 
-    def shapes(self, epoch: int) -> list[PlannedShape]:
-        """The shapes that occur in an epoch, those with the most pixels first. From counts alone."""
-        steps: Counter[tuple[Any, int]] = Counter()
+    def steps_of_buckets(self, epoch: int) -> list[int]:
+        """As `Plan.steps_of_buckets`."""
+        counts = np.zeros(len(self.batch_sizes), np.int64)
         for part in self._parts(epoch):
-            for shape in [] if (plan := self._plan(part)) is None else plan.shapes(part):
-                steps[shape.bucket, shape.rows] += shape.steps
-        return largest_first([PlannedShape(bucket, rows, count) for (bucket, rows), count in steps.items()])
+            if (plan := self._plan(part)) is not None:
+                counts += plan.steps_of_buckets(part)
+        return counts.tolist()
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.ranges import assign_to_lanes, cut_windows, mix_evenly
+from mmdata.plan.groups import mix_evenly
+from mmdata.plan.windows import assign_to_lanes, cut_windows
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan import LengthAspectPolicy, Mixture, NativePolicy, OrderedPlan, Plan, ShardSpan, TokenBudgetPolicy
+from mmdata.plan import Bucket, LengthAspectPolicy, Mixture, NativePolicy, OrderedPlan, Plan, ShardSpan
 from mmdata.tables.selection import Selection
 
 POLICY = LengthAspectPolicy([4, 10, 20], [(64, 64)])
@@ -30,7 +30,7 @@ def test_batches_have_the_rows_in_order_in_the_smallest_bucket_that_holds_them(f
         (3, 4, [-1, 4], [-1, 0]),
     ]
     assert len(plan) == plan.num_steps(5) == 4
-    assert [(shape.bucket.length, shape.steps) for shape in plan.shapes(0)] == [(20, 1), (10, 1), (4, 2)]
+    assert plan.steps_of_buckets(0) == [2, 1, 1]
 
 
 def test_each_time_that_a_row_comes_is_another_pass(fake_rows):
@@ -43,10 +43,10 @@ def test_the_image_shape_is_that_of_most_rows_and_the_patches_those_of_the_large
     rows = fake_rows([4], [3, 9, 3, 3], height=[64, 64, 32, 64], width=[64, 64, 64, 64])
     policy = LengthAspectPolicy([4, 10], [(64, 64), (32, 64)])
     (step,) = OrderedPlan(rows, policy, [2, 0, 1, 3], global_batch_size=4).steps(0)
-    assert step.bucket == (10, 64, 64, 0)
+    assert step.bucket == Bucket(10, 64, 64)
     native = NativePolicy([4, 10], [4, 16], patch_size=16)
     (step,) = OrderedPlan(rows, native, [2, 0, 3, 2], global_batch_size=4).steps(0)
-    assert step.bucket == (4, 0, 0, 16)
+    assert step.bucket == Bucket(4, 0, 0, 16)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 3), st.data())
@@ -101,7 +101,8 @@ def test_rows_that_are_not_selected_are_refused(fake_rows):
 
 
 def test_batches_of_several_sizes_are_refused(fake_rows):
-    policy = TokenBudgetPolicy(POLICY, 200, global_batch_size=8, multiple=1)
+    policy = LengthAspectPolicy([4, 10, 20], [(64, 64)])
+    policy.buckets = tuple(bucket._replace(rows=8 // number) for number, bucket in enumerate(policy.buckets, 1))
     with pytest.raises(ValueError, match="order: a token budget would decide which rows are in a batch"):
         OrderedPlan(fake_rows([4]), policy, [0], global_batch_size=8)
 

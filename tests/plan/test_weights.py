@@ -92,13 +92,12 @@ def test_ranks_share_each_step_and_go_on_anywhere(
         assert {part[number].bucket for part in own} == {step.bucket}
 
 
-def test_shapes_count_the_steps_of_an_epoch(fake_rows: Any):
+def test_steps_of_buckets_are_those_of_an_epoch(fake_rows: Any):
     rows = make(fake_rows, [30, 50], 1)
     values = np.random.default_rng(1).uniform(0, 3, 80)
     plan = WeightedPlan(rows, POLICY, weights_of(values), global_batch_size=8)
     counted = Counter(step.bucket for step in plan.steps(1))
-    assert {shape.bucket: shape.steps for shape in plan.shapes(1)} == counted
-    assert {shape.rows for shape in plan.shapes(1)} == {8}
+    assert plan.steps_of_buckets(1) == [counted[bucket] for bucket in POLICY.buckets]
 
 
 def test_a_batch_takes_the_bucket_of_the_caption_that_the_pass_chooses(fake_rows: Any):
