@@ -161,7 +161,8 @@ def _check_full(data: DataConfig, plan: Plan) -> None:
 
 def _tell_padding(data: DataConfig, plan: WeightedPlan) -> None:
     """Warn of weights by which many places of an epoch are masked: no batch has a row twice, so parts may be small."""
-    rows, batch_rows, weights = plan.rows_of_part, min(plan.batch_sizes), plan.weights
+    weights, batch_rows = plan.weights, min(plan.batch_sizes)
+    rows = weights.rows_of_part
     masked = 1 - rows / (math.ceil(rows / batch_rows) * batch_rows)
     if masked > NOTICEABLE_PADDING:
         less = ", or a smaller largest weight (data.max_repeats)," if data.row_weights else ""

@@ -113,21 +113,24 @@ def spread_groups(units: Ints, labels: Ints, bucket: Ints) -> Ints:
     of_rows = np.where(units < 0, -1, labels[units])
     is_group = (of_rows[:, 0] >= 0) & (of_rows == of_rows[:, :1]).all(axis=1)
     kinds = 2 * bucket + is_group
-    return np.argsort(kinds, kind="stable")[mix_evenly(np.unique(kinds, return_counts=True)[1])]
+    runs = [np.ones(count) for count in np.unique(kinds, return_counts=True)[1].tolist()]
+    return np.argsort(kinds, kind="stable")[mix_evenly(runs)]
 
 
-def mix_evenly(counts: Sequence[int] | Ints) -> Ints:
+def mix_evenly(runs: Sequence[NDArray[np.number]]) -> Ints:
     """An order in which several runs of things, one after the other, are mixed evenly; each run keeps its order.
 
     Args:
-        counts: of each run.
+        runs: the size of each thing of each run.
 
     Returns:
-        int64 (sum of counts,), positions in the runs as they lie one after the other: mix_evenly([2, 4]) is
-        [2, 0, 3, 4, 1, 5].
+        int64 (things of all runs,), positions in the runs as they lie one after the other.
+
+    Example:
+        Runs of two and of four equal things, mix_evenly([np.ones(2), np.ones(4)]): [2, 0, 3, 4, 1, 5].
     """
-    # Thing i of n goes where (i + 0.5) / n lies between 0 and 1.
-    middles = [(np.arange(count) + 0.5) / count for count in counts]
+    # A thing goes where its middle lies in its own run, as a share of the run's size: 0 begin, 1 end.
+    middles = [(np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1) for sizes in runs]
     return np.argsort(np.concatenate([np.empty(0), *middles]), kind="stable")
 
 

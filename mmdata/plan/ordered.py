@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmdata.plan.buckets import Bucket, BucketPolicy
 from mmdata.plan.groups import cover_table
-from mmdata.plan.mixture import Mixture
+from mmdata.plan.mixture import Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.queues import fill_up
 from mmdata.plan.rows import MAX_PASS, Rows, occurrences_of, passes_of, rows_of
@@ -56,33 +56,25 @@ class OrderedPlan(Plan):
         if set(self.batch_sizes) != {global_batch_size}:
             raise ValueError("order: a token budget would decide which rows are in a batch: leave one of them out")
         self.order = _checked(order, rows)
+        self.num_rows = len(self.order)
         self._passes, self._times = _occurrences(self.order)
         self._covers = cover_table(policy.buckets)
 
     @classmethod
     def of(cls, plan: Plan, order: ArrayLike) -> OrderedPlan:
         """The rows of a plan in another order, with its buckets and its batch size."""
-        size, mixture = plan.global_batch_size, Mixture(plan.mixture.spans)
-        return cls(plan.rows, plan.policy, order, global_batch_size=size, seed=plan.seed, mixture=mixture)
+        once = Mixture(tuple(ShardSpan(span.first_shard, span.last_shard) for span in plan.mixture.spans))
+        size = plan.global_batch_size
+        return cls(plan.rows, plan.policy, order, global_batch_size=size, seed=plan.seed, mixture=once)
 
     @property
     def most_rows(self) -> int:
         """As `Plan.most_rows`."""
-        return len(self.order)
-
-    @property
-    def epochs_differ(self) -> bool:
-        """No: each epoch is the order."""
-        return False
-
-    def in_words(self, epoch: int, world_size: int = 1) -> str:
-        """Rows, steps and batch size of an epoch, for a repr."""
-        batches = f"{self.num_steps(epoch):,} batches of {self.global_batch_size // world_size:,} rows"
-        return f"{len(self.order):,} rows in an order that is given, {batches}"
+        return self.num_rows
 
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""
-        return -(-len(self.order) // self.global_batch_size)
+        return -(-self.num_rows // self.global_batch_size)
 
     def steps_of_buckets(self, epoch: int) -> list[int]:
         """As `Plan.steps_of_buckets`."""

@@ -259,7 +259,7 @@ class Plan:
         lanes: list[Ints] = []
         for lane in range(0, len(parts), num_shares):
             own = parts[lane : lane + num_shares]
-            lanes.append(np.concatenate(own)[mix_evenly([len(part) for part in own])])
+            lanes.append(np.concatenate(own)[mix_evenly([np.ones(len(part)) for part in own])])
         return np.concatenate(lanes)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:

@@ -11,9 +11,11 @@ others in each epoch, and no batch has a row twice.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,6 @@ Floats = NDArray[np.float64]
 OF = "data.row_weights"
 LABEL_BALANCED = "label_balanced"
 
-COUNT_ROWS = 2**20
-"""Rows that are counted at a time."""
-
 
 class RowWeights:
     """Weights of the rows of a corpus, and the rows of each part of each epoch.
@@ -56,6 +55,7 @@ class RowWeights:
 
     Attributes:
         num_parts: of an epoch. Parts are numbered through: epoch e has those from e · num_parts on.
+        rows_of_part: on average.
         name: with a digest of the weights.
 
     Example:
@@ -65,24 +65,12 @@ class RowWeights:
     def __init__(self, values: NDArray[np.floating], *, name: str, seed: int) -> None:
         self.values = values.astype(np.float32)
         self.num_parts = max(1, math.ceil(float(self.values.max(initial=0.0))))
+        self.rows_of_part = float(self.values.sum(dtype=np.float64)) / self.num_parts
         self.name = f"{name} ({fast_hash(self.values.tobytes()) % 2**64:016x})"
         self._seed = mix(np.array([seed]))
 
-    def passes(self, rows: Ints, part: int) -> Ints:
-        """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
-        return self._passes(rows, part)[0]
-
-    def next_epoch(self, row: int, epoch: int) -> int | None:
-        """The first epoch from this one on in which a row comes; None if there is none."""
-        # As in `_passes`: so many passes come before each epoch.
-        before = np.floor(
-            float(self.values[row]) * np.arange(epoch, MAX_EPOCH + 2) + self._fraction(np.array([row]), 0)
-        )
-        comes = np.flatnonzero(np.diff(before))
-        return epoch + int(comes[0]) if len(comes) else None
-
-    def _passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
-        """Passes over n rows before a part, and by its end."""
+    def passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
+        """Passes over n rows, counted from epoch 0 on, before a part and by its end: int64 (n,) each."""
         epoch, number = divmod(part, self.num_parts)
         values, phase = self.values[rows].astype(np.float64), self._fraction(rows, 0)
         before, by_the_end = (np.floor(values * count + phase) for count in (epoch, epoch + 1))  # of the epoch
@@ -92,6 +80,15 @@ class RowWeights:
         found = (np.ceil((by_the_end - before) * n / self.num_parts - offset) for n in (number, number + 1))
         first, last = ((before + count).astype(np.int64) for count in found)
         return first, last
+
+    def next_epoch(self, row: int, epoch: int) -> int | None:
+        """The first epoch from this one on in which a row comes; None if there is none."""
+        # As in `passes`: so many passes come before each epoch.
+        before = np.floor(
+            float(self.values[row]) * np.arange(epoch, MAX_EPOCH + 2) + self._fraction(np.array([row]), 0)
+        )
+        comes = np.flatnonzero(np.diff(before))
+        return epoch + int(comes[0]) if len(comes) else None
 
     def _fraction(self, rows: Ints, draw: int) -> NDArray[np.float64]:
         """A number from 0 to below 1 for each row; `draw` tells several of a row apart."""
@@ -109,13 +106,9 @@ class RowWeights:
         """
 
         def masks() -> Iterator[NDArray[np.bool_]]:
-            for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-                found = np.empty(last - first, np.bool_)
-                for begin in range(first, last, COUNT_ROWS):
-                    rows = np.arange(begin, min(begin + COUNT_ROWS, last))
-                    passes, by_the_end = self._passes(rows, part)
-                    found[begin - first : begin - first + len(rows)] = by_the_end > passes
-                yield found
+            for first, last in itertools.pairwise(starts.tolist()):
+                passes, by_the_end = self.passes(np.arange(first, last), part)
+                yield by_the_end > passes
 
         return Selection(starts, masks(), name=f"{self.name}, part {part}")
 
@@ -143,7 +136,7 @@ class PartRows(Rows):
 
     def shapes(self, rows: Ints, epoch: int) -> Shapes:
         """Shapes of n rows in this part, whatever the epoch: the rows' passes decide their captions."""
-        return self._rows.shapes_of(occurrences_of(rows, self._weights.passes(rows, self._part)))
+        return self._rows.shapes_of(occurrences_of(rows, self._weights.passes(rows, self._part)[0]))
 
 
 class WeightedPlan(Plan):
@@ -181,29 +174,29 @@ class WeightedPlan(Plan):
         if surely < NEVER_EMPTY:
             raise ValueError(f"{weights.name}: the weights are so small that an epoch may have no row")
         self.weights = weights
-        self._settings = settings
-        self._plans: dict[int, Plan | None] = {}
+        num_rows, window_rows = self.num_rows, self.window_rows
+
+        def plan_of(part: int) -> Plan | None:
+            """The plan of a part; None if no row is in it. Its only epoch has the part's number, which orders it."""
+            of_part = PartRows(rows, weights, part)
+            # A window reaches over as many shards as one of all rows: their columns are held while it is read.
+            share = int(of_part.places[-1]) / num_rows
+            own: dict[str, Any] = {**settings, "window_rows": max(1, math.ceil(window_rows * share))}
+            return Plan(of_part, policy, **own) if share else None
+
+        self._plan = lru_cache(HELD_PARTS)(plan_of)
         self._steps_of_part: dict[int, int] = {}
 
     @property
     def most_rows(self) -> int:
         """As `Plan.most_rows`: the rows of a part, on average."""
         # Weights are rounded to 24 bits: a sum that is a whole number may be a little less.
-        return int(self.rows_of_part + 1e-3)
+        return int(self.weights.rows_of_part + 1e-3)
 
     @property
-    def rows_of_part(self) -> float:
-        """Rows of a part, on average."""
-        return float(self.weights.values.sum(dtype=np.float64)) / self.weights.num_parts
-
-    @property
-    def epochs_differ(self) -> bool:
-        """Whether epochs may have different numbers of steps: which rows come in a part is drawn for each epoch."""
-        return True
-
-    def in_words(self, epoch: int, world_size: int = 1) -> str:
-        """Rows, steps and batch size of an epoch, for a repr: reads nothing, so it may not know the steps."""
-        return f"{self.num_rows:,} weighted rows in batches of up to {self.global_batch_size // world_size:,} rows"
+    def _steps_follow_from_shards(self) -> bool:
+        """No: which rows come in a part is drawn for each epoch."""
+        return False
 
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""
@@ -215,7 +208,7 @@ class WeightedPlan(Plan):
         counts = np.zeros(len(self.batch_sizes), np.int64)
         for part in self._parts(epoch):
             if (plan := self._plan(part)) is not None:
-                counts += plan.steps_of_buckets(part)
+                counts += plan.steps_of_buckets(part) or 0
         return counts.tolist()
 
     def identity(self) -> dict[str, str | int | bool | None]:
@@ -233,7 +226,7 @@ class WeightedPlan(Plan):
             if plan is not None:
                 begin = max(0, start - first)
                 for step in plan.steps(part, start=begin, rank=rank, world_size=world_size):
-                    passes = np.where(step.rows < 0, -1, self.weights.passes(step.rows.clip(0), part))
+                    passes = np.where(step.rows < 0, -1, self.weights.passes(step.rows.clip(0), part)[0])
                     yield step._replace(epoch=epoch, number=first + step.number, passes=passes)
             first += count
 
@@ -250,19 +243,6 @@ class WeightedPlan(Plan):
             plan = self._plan(part)
             self._steps_of_part[part] = 0 if plan is None else plan.num_steps(part)
         return self._steps_of_part[part]
-
-    def _plan(self, part: int) -> Plan | None:
-        """The plan of a part; None if no row is in it. Its only epoch has the part's number, which orders it."""
-        plans = self._plans
-        if part not in plans:
-            rows = PartRows(self.rows, self.weights, part)
-            # A window reaches over as many shards as one of all rows: their columns are held while it is read.
-            share = int(rows.places[-1]) / self.num_rows
-            settings: dict[str, Any] = {**self._settings, "window_rows": max(1, math.ceil(self.window_rows * share))}
-            made = Plan(rows, self.policy, **settings) if share else None
-            # Replaced, not changed: threads ask for parts at once.
-            plans = self._plans = {**dict(list(plans.items())[1 - HELD_PARTS :]), part: made}
-        return plans[part]
 
 
 def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined) -> RowWeights | None:

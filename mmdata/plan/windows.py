@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.plan.groups import mix_evenly
 from mmdata.plan.mixture import Mixture, ShardSpan
 from mmdata.plan.rows import PASS_SHIFT
 from mmdata.seeding import Purpose, permutation
@@ -188,7 +189,8 @@ class EpochWindows:
         for i, datasets in enumerate(self._datasets):
             rows = int(self.rows_per_batch[i, 0])
             bounds = self._bounds(i, epoch) if i in self._first_shares else [(done * rows, (done + steps) * rows)]
-            ranges = interleave([shards.ranges(*pair) for shards, pair in zip(datasets, bounds, strict=True)])
+            parts = [shards.ranges(*pair) for shards, pair in zip(datasets, bounds, strict=True)]
+            ranges = concatenate(parts).take(mix_evenly([part.ends - part.begins for part in parts]))
             cuts = cut_windows(ranges.ends - ranges.begins, self._window_rows[i])
             # no two windows of an epoch share a position, however many windows each lane share has
             result.append([Window(ranges.take(cut), n * len(self._datasets) + i) for n, cut in enumerate(cuts)])
@@ -252,18 +254,6 @@ def concatenate(parts: Sequence[RowRanges]) -> RowRanges:
     """The ranges of all parts, one part after the other."""
     empty = RowRanges(*(np.empty(0, np.int64) for _ in RowRanges._fields))
     return RowRanges(*(np.concatenate(columns) for columns in zip(empty, *parts, strict=True)))
-
-
-def interleave(parts: Sequence[RowRanges]) -> RowRanges:
-    """The ranges of several datasets as one sequence that mixes them evenly; each dataset keeps its order."""
-    if len(parts) == 1:
-        return parts[0]
-    # A range goes where its middle lies in its own dataset, as a share of that dataset's rows: 0 begin, 1 end.
-    middles: list[NDArray[np.float64]] = []
-    for part in parts:
-        sizes = (part.ends - part.begins).astype(np.float64)
-        middles.append((np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1))
-    return concatenate(parts).take(np.argsort(np.concatenate(middles), kind="stable"))
 
 
 def assign_to_lanes(sizes: Ints, num_lanes: int, *, seed: int, position: int = 0) -> list[Ints]:

@@ -73,7 +73,7 @@ def test_the_rows_of_a_plan_in_another_order(fake_rows):
     assert ordered.identity() | {"shuffle": True, "order": None} == plan.identity() | {"order": None}
     assert OrderedPlan.of(plan, np.arange(8)).identity() != ordered.identity()
     assert not ordered.epochs_differ
-    assert "8 rows in an order that is given, 2 batches of 4 rows" in repr(ordered)
+    assert "8 rows, 2 batches of 4 rows" in repr(ordered)
 
 
 @pytest.mark.parametrize(

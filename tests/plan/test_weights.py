@@ -113,7 +113,7 @@ def test_frequencies_over_a_million_rows_are_the_weights():
     weights = weights_of(values, seed=7)
     rows, parts = np.arange(len(values)), weights.num_parts
     assert parts == 4
-    counts = weights.passes(rows, 5 * parts) - weights.passes(rows, 4 * parts)  # of epoch 4
+    counts = weights.passes(rows, 5 * parts)[0] - weights.passes(rows, 4 * parts)[0]  # of epoch 4
     chi_squared = 0.0
     for value in np.unique(values):
         own, whole = counts[values == value], int(value)
@@ -128,7 +128,7 @@ def test_frequencies_over_a_million_rows_are_the_weights():
 def test_a_tenth_is_once_in_ten_epochs():
     weights = weights_of([0.1] * 999 + [1.0])
     rows = np.arange(999)
-    epochs = np.stack([weights.passes(rows, epoch + 1) - weights.passes(rows, epoch) for epoch in range(10)])
+    epochs = np.stack([weights.passes(rows, epoch + 1)[0] - weights.passes(rows, epoch)[0] for epoch in range(10)])
     assert (epochs.sum(axis=0) == 1).all()
     assert (epochs.sum(axis=1) > 60).all()  # of 99.9 on average, with a deviation of 9.5
 
@@ -143,7 +143,7 @@ def test_parts_without_a_row_have_no_step(fake_rows: Any):
 def test_rows_meet_others_in_each_epoch(fake_rows: Any):
     weights = weights_of([1.0] * 999 + [10.0])
     rows = np.arange(999)
-    parts = [weights.passes(rows, part + 1) > weights.passes(rows, part) for part in (0, 10, 20)]
+    parts = [weights.passes(rows, part + 1)[0] > weights.passes(rows, part)[0] for part in (0, 10, 20)]
     assert all(60 < part.sum() < 140 for part in parts)  # of 99.9 on average, with a deviation of 9.5
     assert all((one & other).sum() < 30 for one, other in itertools.pairwise(parts))  # 10 on average
 
@@ -193,13 +193,13 @@ def test_weights_of_selected_rows_leave_the_others_out(fake_rows: Any):
 def test_the_next_epoch_of_a_rare_row_is_found_at_once():
     weights = RowWeights(np.array([0.3, 1e-5, 1e-8, 0.0], np.float32), name="w", seed=3)
     row = np.array([0])
-    epochs = [epoch for epoch in range(40) if weights.passes(row, epoch + 1) > weights.passes(row, epoch)]
+    epochs = [epoch for epoch in range(40) if weights.passes(row, epoch + 1)[0] > weights.passes(row, epoch)[0]]
     assert [weights.next_epoch(0, epoch) for epoch in range(epochs[-1] + 1)] == [
         next(one for one in epochs if one >= epoch) for epoch in range(epochs[-1] + 1)
     ]
     rare = weights.next_epoch(1, 0)
     assert rare is not None
     rows = np.array([1])
-    assert weights.passes(rows, rare + 1) == weights.passes(rows, rare) + 1 == [1]
+    assert weights.passes(rows, rare + 1)[0] == weights.passes(rows, rare)[0] + 1 == [1]
     assert weights.next_epoch(3, 0) is None
     assert weights.next_epoch(2, 2**20) is None  # beyond the last epoch that there is
