@@ -96,7 +96,7 @@ class Loader(Interoperable):
         if order is not None:
             if source is not None:
                 raise ValueError("order and source exclude each other: a source makes the batches of its own plan")
-            plan = OrderedPlan.of(plan, order)
+            plan = OrderedPlan(plan, order)
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
         self.plan = plan

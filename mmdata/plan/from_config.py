@@ -101,7 +101,7 @@ def build_plan(
         "mixture": build_mixture(data, index),
     }
     if data.order is not None:
-        plan = _ordered_plan(data.order, settings)
+        plan = _ordered_plan(data.order, Plan(**settings))
     else:
         settings |= {"shuffle": data.shuffle, "window_rows": data.shuffle_window_rows, "leftover": data.leftover}
         weights = row_weights(data, index, rows, joined)
@@ -115,8 +115,8 @@ def build_plan(
     return plan
 
 
-def _ordered_plan(order: str, settings: dict[str, Any]) -> OrderedPlan:
-    """The plan of `data.order`.
+def _ordered_plan(order: str, plan: Plan) -> OrderedPlan:
+    """The rows of a plan in the order of `data.order`.
 
     Raises:
         ConfigError: no such file, or it holds something else than rows that are planned.
@@ -124,7 +124,7 @@ def _ordered_plan(order: str, settings: dict[str, Any]) -> OrderedPlan:
     """
     file = NpyFile(order, of="data.order")
     try:
-        return OrderedPlan(order=file.read(0, len(file)), **settings)
+        return OrderedPlan(plan, file.read(0, len(file)))
     except ValueError as error:
         raise ConfigError(f"data.order '{order}': {str(error).removeprefix('order: ')}") from error
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmdata.plan.buckets import Bucket, BucketPolicy
+from mmdata.plan.buckets import Bucket
 from mmdata.plan.groups import cover_table
 from mmdata.plan.mixture import Mixture, ShardSpan
 from mmdata.plan.plan import Plan, Step, rank_slice
@@ -27,45 +27,27 @@ class OrderedPlan(Plan):
     number of patches) the smallest that holds them all. The last batch is filled up with masked rows.
 
     Args:
-        rows: of the corpus.
-        policy: gives each row its bucket; all batches have one size.
+        plan: of the rows, in another order; all its batches have one size.
         order: int64 (n,), numbers of rows.
-        global_batch_size: rows of a step, over all ranks.
-        seed: of what else is random; the order is as given.
-        mixture: which datasets there are, for those who ask.
 
     Raises:
         ValueError: `order` is empty, is no list of whole numbers, or has a row that the corpus does not have or does
-            not select; or the policy gives batches of several sizes.
+            not select; or the plan has batches of several sizes.
 
     Example:
-        OrderedPlan(rows, policy, np.argsort(difficulty), global_batch_size=4096)  # easy rows first
+        OrderedPlan(plan, np.argsort(difficulty))  # easy rows first
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        policy: BucketPolicy,
-        order: ArrayLike,
-        *,
-        global_batch_size: int,
-        seed: int = 0,
-        mixture: Mixture | None = None,
-    ) -> None:
-        super().__init__(rows, policy, global_batch_size=global_batch_size, seed=seed, shuffle=False, mixture=mixture)
-        if set(self.batch_sizes) != {global_batch_size}:
+    def __init__(self, plan: Plan, order: ArrayLike) -> None:
+        size, rows = plan.global_batch_size, plan.rows
+        once = Mixture(tuple(ShardSpan(span.first_shard, span.last_shard) for span in plan.mixture.spans))
+        super().__init__(rows, plan.policy, global_batch_size=size, seed=plan.seed, shuffle=False, mixture=once)
+        if set(self.batch_sizes) != {size}:
             raise ValueError("order: a token budget would decide which rows are in a batch: leave one of them out")
         self.order = _checked(order, rows)
         self.num_rows = len(self.order)
         self._passes, self._times = _occurrences(self.order)
-        self._covers = cover_table(policy.buckets)
-
-    @classmethod
-    def of(cls, plan: Plan, order: ArrayLike) -> OrderedPlan:
-        """The rows of a plan in another order, with its buckets and its batch size."""
-        once = Mixture(tuple(ShardSpan(span.first_shard, span.last_shard) for span in plan.mixture.spans))
-        size = plan.global_batch_size
-        return cls(plan.rows, plan.policy, order, global_batch_size=size, seed=plan.seed, mixture=once)
+        self._covers = cover_table(plan.policy.buckets)
 
     @property
     def most_rows(self) -> int:

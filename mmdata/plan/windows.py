@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -93,17 +92,19 @@ class RepeatedShards:
     Args:
         shards: int64 (n,), rising.
         starts: first row of each shard of the corpus, then the number of rows.
-        order: (number of shards, pass) -> the order in which the pass reads them.
         repeat: passes in an epoch.
+        permutation: orders the shards of a pass.
+        position: number of the dataset's lane; it keys the order.
 
     Attributes:
         rate: rows in an epoch.
     """
 
-    def __init__(self, shards: Ints, starts: Ints, order: Callable[[int, int], Ints], repeat: Fraction) -> None:
-        self.shards = shards
-        self._starts = starts
-        self._order = order
+    def __init__(
+        self, shards: Ints, starts: Ints, repeat: Fraction, permutation: KeyedPermutation, position: int
+    ) -> None:
+        self.shards, self._starts = shards, starts
+        self._permutation, self._position = permutation, position
         self.num_rows = int((starts[shards + 1] - starts[shards]).sum())
         self.rate = repeat * self.num_rows
 
@@ -111,7 +112,8 @@ class RepeatedShards:
         """The rows at positions begin … end-1, where positions count through all passes."""
         found: list[RowRanges] = []
         for number in range(begin // self.num_rows, -(-end // self.num_rows)) if end > begin else ():
-            shards = self.shards[self._order(len(self.shards), number)]
+            order = self._permutation(len(self.shards), number, Purpose.SHARD_ORDER, self._position)
+            shards = self.shards[order]
             first, sizes = self._starts[shards], self._starts[shards + 1] - self._starts[shards]
             position = number * self.num_rows + np.cumsum(sizes) - sizes  # of each shard's first row
             # `begin` and `end` may lie inside a shard; clipping leaves the other shards whole, or empty
@@ -216,16 +218,13 @@ class EpochWindows:
             raise ValueError(
                 f"the dataset of shards {span.first_shard} to {span.last_shard - 1} has no rows; leave it out"
             )
-        lanes: list[RepeatedShards] = []
         # A fraction of the decimal as it is written: 0.29 of 100 rows are 29; the float 0.29 · 100 is 28.999….
         repeat = Fraction(str(span.repeat))
-        for shards in assign_to_lanes(sizes, self._num_lanes, seed=self._permutation.seed, position=number):
-            order = partial(self._shard_order, position=number * self._num_lanes + len(lanes))
-            lanes.append(RepeatedShards(span.first_shard + shards, self._starts, order, repeat))
-        return lanes
-
-    def _shard_order(self, count: int, number: int, *, position: int) -> Ints:
-        return self._permutation(count, number, Purpose.SHARD_ORDER, position)
+        lanes = assign_to_lanes(sizes, self._num_lanes, seed=self._permutation.seed, position=number)
+        return [
+            RepeatedShards(span.first_shard + shards, self._starts, repeat, self._permutation, position)
+            for position, shards in enumerate(lanes, number * self._num_lanes)
+        ]
 
 
 def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
