@@ -27,8 +27,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import fast_hash
 from mmdata.index import Index
-from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.mixture import Mixture
+from mmdata.plan.buckets import Shapes
 from mmdata.plan.plan import Plan, Step
 from mmdata.plan.rows import MAX_EPOCH, MAX_PASS, Rows, npy_of_rows, occurrences_of
 from mmdata.seeding import mix
@@ -146,26 +145,23 @@ class WeightedPlan(Plan):
     be padded.
 
     Args:
-        rows: of the corpus; their own selection is not used: rows that are not selected have the weight 0.
-        policy: as of a `Plan`.
+        plan: of the rows, each once, in one lane. Its selection is not used: rows that are not selected have the weight
+            0. Its mixture says which datasets there are, for those who ask.
         weights: one for each row.
-        mixture: which datasets there are, for those who ask; each once.
-        settings: further arguments of a `Plan`, without `num_lanes`.
 
     Raises:
         ValueError: another number of weights than of rows, or weights so small that an epoch may have no row.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        policy: BucketPolicy,
-        weights: RowWeights,
-        *,
-        mixture: Mixture | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(rows, policy, mixture=mixture, **settings)
+    def __init__(self, plan: Plan, weights: RowWeights) -> None:
+        rows, policy = plan.rows, plan.policy
+        settings: dict[str, Any] = {
+            "global_batch_size": plan.global_batch_size,
+            "seed": plan.seed,
+            "shuffle": plan.shuffle,
+            "leftover": plan.leftover,
+        }
+        super().__init__(rows, policy, window_rows=plan.window_rows, mixture=plan.mixture, **settings)
         if len(weights.values) != rows.starts[-1]:
             raise ValueError(f"weights: {len(weights.values):,} for {int(rows.starts[-1]):,} rows; give one a row")
         below = np.minimum(weights.values, 1.0, dtype=np.float64)
@@ -181,8 +177,8 @@ class WeightedPlan(Plan):
             of_part = PartRows(rows, weights, part)
             # A window reaches over as many shards as one of all rows: their columns are held while it is read.
             share = int(of_part.places[-1]) / num_rows
-            own: dict[str, Any] = {**settings, "window_rows": max(1, math.ceil(window_rows * share))}
-            return Plan(of_part, policy, **own) if share else None
+            reach = max(1, math.ceil(window_rows * share))
+            return Plan(of_part, policy, window_rows=reach, **settings) if share else None
 
         self._plan = lru_cache(HELD_PARTS)(plan_of)
         self._steps_of_part: dict[int, int] = {}
