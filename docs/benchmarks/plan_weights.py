@@ -15,7 +15,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.plan import LengthAspectPolicy, Rows, Shapes
+from mmdata.plan import LengthAspectPolicy, Plan, Rows, Shapes
 from mmdata.plan.weights import RowWeights, WeightedPlan
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     rows, policy = MadeUpRows(count), LengthAspectPolicy([8, 16, 24, 32, 40, 48, 56, 77], [(224, 224)])
     started = time.perf_counter()
     plan = WeightedPlan(
-        rows, policy, RowWeights(values, name="weights", seed=0), global_batch_size=4096, window_rows=2**20
+        Plan(rows, policy, global_batch_size=4096, window_rows=2**20), RowWeights(values, name="weights", seed=0)
     )
     steps = plan.steps(0)
     next(steps)

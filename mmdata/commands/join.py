@@ -17,7 +17,8 @@ from mmdata.index.caption_lengths import counts_of
 from mmdata.loader.corpus import open_index
 from mmdata.loader.fields import Fields
 from mmdata.plan import IndexRows
-from mmdata.plan.from_config import caption_sources, equal_rows
+from mmdata.plan.captions import caption_sources
+from mmdata.plan.from_config import equal_rows
 from mmdata.plan.rows import starts_of
 from mmdata.plan.weights import row_weights
 from mmdata.recognize import Kind, recognize

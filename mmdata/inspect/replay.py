@@ -22,7 +22,7 @@ from mmdata.loader.builder import BatchBuilder
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
-from mmdata.plan.ranges import MAX_EPOCH
+from mmdata.plan.rows import MAX_EPOCH
 from mmdata.plan.weights import WeightedPlan
 
 MAX_NUMBERS = 16

@@ -21,7 +21,7 @@ from mmdata.index import Index
 from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.plan import CaptionSources, Plan
-from mmdata.plan.from_config import caption_sources, check_captions
+from mmdata.plan.captions import caption_sources
 from mmdata.processes import most_workers
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
@@ -88,8 +88,6 @@ def open_index(data: DataConfig) -> Index:
     # A batch mixes the rows of a window, and prefetching reaches into the next window: with fewer rows held, each batch
     # would open the columns of its shards anew.
     index.held_rows = max(index.held_rows, 4 * data.shuffle_window_rows)
-    if data.add_captions and isinstance(data.captions, str):
-        check_captions(index, "data.add_captions", "leave data.add_captions out")
     _check_class_names(data, index)
     ensure_files(files_needed(data, index.num_shards))
     return index

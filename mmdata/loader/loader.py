@@ -31,7 +31,7 @@ from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pi
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.plan import OrderedPlan, Plan, Step
+from mmdata.plan import Bucket, OrderedPlan, Plan, Step
 from mmdata.plan.rows import IndexRows
 from mmdata.processes import NumWorkers, most_workers
 
@@ -96,7 +96,7 @@ class Loader(Interoperable):
         if order is not None:
             if source is not None:
                 raise ValueError("order and source exclude each other: a source makes the batches of its own plan")
-            plan = OrderedPlan.of(plan, order)
+            plan = OrderedPlan(plan, order)
         ranks = resolve_ranks(rank, world_size)
         plan.check_ranks(*ranks)
         self.plan = plan
@@ -212,17 +212,20 @@ class Loader(Interoperable):
 
     def blank_batches(self) -> list[tuple[str, Callable[[], Batch]]]:
         """Each shape of the current epoch's batches, in words, and a batch of it without a row; the largest first."""
-        epoch = self._position.epoch
+        epoch, plan = self._position.epoch, self.plan
+        steps = plan.steps_of_buckets(epoch)
+        shapes = zip(plan.policy.buckets, plan.batch_sizes, steps or [0] * len(plan.batch_sizes), strict=True)
         blanks: list[tuple[str, Callable[[], Batch]]] = []
-        for shape in self.plan.shapes(epoch):
-            nothing = np.full(shape.rows // self._sharing, -1)
-            text = f" and {shape.bucket.length} tokens" if shape.bucket.length else ""
-            words = f"{counted(len(nothing), 'row')} of {shape.bucket.image}{' pixels' * (not shape.bucket.patches)}"
-            step = Step(epoch, 0, shape.bucket, nothing, nothing)
-            words += text
-            if shape.steps:
-                words += f" (steps: {shape.steps:,} of an epoch's {len(self):,})"
-            blanks.append((words, partial(self._blank, step)))
+        for bucket, rows, count in sorted(shapes, key=_elements, reverse=True):
+            if steps and not count:
+                continue
+            nothing = np.full(rows // self._sharing, -1)
+            words = f"{counted(len(nothing), 'row')} of {bucket.image}{' pixels' * (not bucket.patches)}"
+            if bucket.length:
+                words += f" and {bucket.length} tokens"
+            if count:
+                words += f" (steps: {count:,} of an epoch's {len(self):,})"
+            blanks.append((words, partial(self._blank, Step(epoch, 0, bucket, nothing, nothing))))
         return blanks
 
     def _blank(self, step: Step) -> Batch:
@@ -343,6 +346,12 @@ class Loader(Interoperable):
     def _stop(self) -> None:
         self._next = None
         self._source.stop()
+
+
+def _elements(shape: tuple[Bucket, int, int]) -> tuple[int, int]:
+    """Pixels (or patches) and tokens of a batch, of a bucket and so many rows."""
+    bucket, rows, _ = shape
+    return rows * (bucket.height * bucket.width + bucket.patches), rows * bucket.length
 
 
 def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:

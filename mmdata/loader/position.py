@@ -14,7 +14,7 @@ from operator import index
 from typing import Any
 
 from mmdata.errors import ConfigError, excerpt
-from mmdata.plan.ranges import MAX_EPOCH
+from mmdata.plan.rows import MAX_EPOCH
 
 logger = logging.getLogger("mmdata")
 

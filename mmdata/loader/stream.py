@@ -30,7 +30,7 @@ from mmdata.loader.workers.threads import ThreadedBatches
 from mmdata.plan import CaptionSources, rank_slice
 from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
-from mmdata.plan.ranges import MAX_EPOCH
+from mmdata.plan.rows import MAX_EPOCH
 from mmdata.safe_read import check_regular, path_of_url
 from mmdata.tables.joined import Joined
 from mmdata.tars import foreign

@@ -25,9 +25,8 @@ from mmdata.errors import DataError
 from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
 from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, CaptionSources, IndexRows, Plan, Step
-from mmdata.plan.plan import PlannedShape, largest_first
-from mmdata.plan.ranges import RowRanges, Window
 from mmdata.plan.schedule import Schedule
+from mmdata.plan.windows import RowRanges, Window
 from mmdata.processes import map_concurrently
 
 Ints = NDArray[np.int64]
@@ -220,10 +219,8 @@ class StreamPlan(Plan):
             "index: `mmdata index` makes one, and mmdata.Loader has an exact len()"
         )
 
-    def shapes(self, epoch: int) -> list[PlannedShape]:
-        """The shapes that batches may have, those with the most pixels first; 0 stands for unknown numbers of steps."""
-        pairs = zip(self.policy.buckets, self.batch_sizes, strict=True)
-        return largest_first([PlannedShape(bucket, rows, 0) for bucket, rows in pairs])
+    def steps_of_buckets(self, epoch: int) -> None:
+        """Nobody knows before the pass is read."""
 
     def identity(self) -> dict[str, Any]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""

@@ -29,7 +29,7 @@ from mmdata.index.histogram import Histograms
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards
-from mmdata.plan.ranges import PASS_SHIFT
+from mmdata.plan.rows import PASS_SHIFT
 from mmdata.plan.windows import KeyedPermutation
 from mmdata.processes import new_lock
 from mmdata.safe_read import open_regular

@@ -23,12 +23,14 @@ class Bucket(NamedTuple):
         height: of the images, in pixels; 0 if images keep their own aspect ratio.
         width: of the images, in pixels; 0 if images keep their own aspect ratio.
         patches: largest number of patches of an image, if images keep their own aspect ratio; otherwise 0.
+        rows: of a global batch; 0: as many as the plan says.
     """
 
     length: int
     height: int
     width: int
     patches: int = 0
+    rows: int = 0
 
     @property
     def image(self) -> str:
@@ -55,9 +57,6 @@ class BucketPolicy(Protocol):
 
     A policy that looks at nothing but the text length and `mmdata.index.histogram.aspect_bin` can declare
     `uses_cells = True`: its buckets are then counted from the manifest, and no row is looked at.
-
-    A policy can have `batch_sizes: Sequence[int]`, the rows of a global batch of each bucket (`TokenBudgetPolicy`).
-    Without it every global batch has the plan's `global_batch_size` rows.
 
     Example, a custom policy: landscape and portrait, any text.
 
@@ -127,21 +126,24 @@ def _smallest_bound(bounds: NDArray[np.int64], needed: NDArray[np.int64]) -> NDA
     return np.searchsorted(bounds, np.minimum(needed, bounds[-1]))
 
 
-class TokenBudgetPolicy:
-    """The buckets of another policy, with as many rows in a batch as a budget of tokens allows.
+def fit_into_budget(
+    buckets: Sequence[Bucket],
+    token_budget: int,
+    *,
+    global_batch_size: int,
+    multiple: int = 8,
+    patch_size: int = 16,
+) -> tuple[Bucket, ...]:
+    """The buckets with as many rows in a batch as a budget of tokens allows.
 
     A row costs its bucket's text length plus its image's patches, padding included: what the towers compute.
 
     Args:
-        policy: gives each row its bucket.
+        buckets: of a policy.
         token_budget: largest number of tokens and patches in a global batch, over all ranks.
         global_batch_size: largest number of rows in a global batch.
         multiple: the rows of a batch are a multiple of this; the number of ranks must divide it.
         patch_size: side of a patch, in pixels; unused for buckets that give a number of patches.
-
-    Attributes:
-        buckets: those of `policy`.
-        batch_sizes: rows of a global batch of each bucket.
 
     Raises:
         ValueError: `multiple` rows of a bucket do not fit.
@@ -150,36 +152,20 @@ class TokenBudgetPolicy:
         65,536 tokens, patches of 16 and images of 224 × 224, thus 196 patches: 65,536 / (16 + 196) = 309.1, so 304 rows
         of 16 tokens, and 65,536 / (77 + 196) = 240.06, so 240 of 77 tokens.
     """
-
-    def __init__(
-        self,
-        policy: BucketPolicy,
-        token_budget: int,
-        *,
-        global_batch_size: int,
-        multiple: int = 8,
-        patch_size: int = 16,
-    ) -> None:
-        self._policy = policy
-        self.uses_cells = bool(getattr(policy, "uses_cells", False))
-        self.buckets = tuple(policy.buckets)
-        tokens = [
-            bucket.length + (bucket.patches or (bucket.height // patch_size) * (bucket.width // patch_size))
-            for bucket in self.buckets
-        ]
-        most = max(tokens)
-        if min(token_budget // most, global_batch_size) < multiple:
-            bucket = self.buckets[tokens.index(most)]
-            raise ValueError(
-                f"{multiple} rows of {most} tokens and patches (text {bucket.length}, image {bucket.image}) do not fit "
-                f"into token_budget {token_budget} and global_batch_size {global_batch_size}; set token_budget to "
-                f"{multiple * most} or more, or batch_multiple ({multiple}) lower"
-            )
-        self.batch_sizes = [min(token_budget // each, global_batch_size) // multiple * multiple for each in tokens]
-
-    def assign(self, shapes: Shapes) -> NDArray[np.int64]:
-        """Positions in `buckets`, int64 (n,)."""
-        return self._policy.assign(shapes)
+    tokens = [
+        bucket.length + (bucket.patches or (bucket.height // patch_size) * (bucket.width // patch_size))
+        for bucket in buckets
+    ]
+    most = max(tokens)
+    if min(token_budget // most, global_batch_size) < multiple:
+        bucket = buckets[tokens.index(most)]
+        raise ValueError(
+            f"{multiple} rows of {most} tokens and patches (text {bucket.length}, image {bucket.image}) do not fit "
+            f"into token_budget {token_budget} and global_batch_size {global_batch_size}; set token_budget to "
+            f"{multiple * most} or more, or batch_multiple ({multiple}) lower"
+        )
+    rows = [min(token_budget // each, global_batch_size) // multiple * multiple for each in tokens]
+    return tuple(bucket._replace(rows=count) for bucket, count in zip(buckets, rows, strict=True))
 
 
 def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]:
@@ -198,7 +184,7 @@ def merge_groups(buckets: Sequence[Bucket]) -> list[tuple[list[int], list[int]]]
     """
     shapes: dict[tuple[int, ...], list[int]] = {}
     for position in sorted(range(len(buckets)), key=lambda i: (-buckets[i].length, i)):
-        shapes.setdefault(buckets[position][1:], []).append(position)  # (height, width, patches)
+        shapes.setdefault(buckets[position][1:4], []).append(position)  # (height, width, patches)
     groups = sorted(
         shapes.values(), key=lambda group: (buckets[group[0]].length, buckets[group[0]].patches, min(group))
     )

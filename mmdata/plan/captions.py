@@ -6,6 +6,7 @@ It depends on (seed, row, pass) alone, so it is the same in each process, on any
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Protocol
 
@@ -13,12 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from mmdata.config import DataConfig
+from mmdata.errors import ConfigError, meant
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CaptionTokens, CountsTokens, caption_lengths
 from mmdata.index.columns import spans
 from mmdata.seeding import mix
+from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.selection import Selection, row_chunks
+
+logger = logging.getLogger("mmdata")
 
 Ints = NDArray[np.int64]
+
+SHARDS = "shards"
+"""Name of the source of captions that is the captions in the shards."""
 
 
 def choose_captions(rows: Ints, num_captions: Ints, epoch: int | Ints) -> Ints:
@@ -263,3 +273,79 @@ class CaptionSources:
         """A number for each row in its pass."""
         of_passes = mix(np.asarray(passes, np.int64).reshape(-1)) ^ self._seed
         return mix((mix((mix(rows) ^ self._seed).astype(np.int64)) + of_passes).astype(np.int64))
+
+
+def caption_sources(data: DataConfig, index: Index, joined: Joined) -> CaptionSources | None:
+    """The sources that a section `data` names; None: the captions of the shards in turn.
+
+    Args:
+        data: settings.
+        index: of the shards.
+        joined: what `data.join` names.
+
+    Raises:
+        ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
+        DataError: a table is damaged, or holds a text that is no caption.
+    """
+    if isinstance(data.captions, str):
+        if data.add_captions:
+            check_captions(index, "data.add_captions", "leave data.add_captions out")
+        return None
+    of = "data.captions"
+    tables = (JOINED + name for name in joined.types)
+    known = [SHARDS, *tables, *(f"{JOINED}{name}:MEMBER" for name in joined.shards)]
+    found: dict[str, CaptionSource] = {}
+    for name in data.captions:
+        column = name.removeprefix(JOINED)
+        tars, _, member = column.partition(":")
+        if name == SHARDS:
+            check_captions(
+                index, of, f"leave '{SHARDS}' out of {of}, and name columns of joined tables ({JOINED}COLUMN)"
+            )
+            found[name] = ShardCaptions(index)
+        elif name.startswith(JOINED) and member and tars in joined.shards:
+            found[name] = joined.shards[tars].captions(member, of=f"{of} {name}")
+        elif name in known:
+            found[name] = joined.table_of(column).captions(column, of=f"{of} {name}")
+        else:
+            raise ConfigError(f"{of}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}")
+    return CaptionSources(found, data.captions, seed=data.seed)
+
+
+def check_captions(index: Index, of: str, remedy: str) -> None:
+    """Raise a ConfigError if a folder of the index holds labels only; `of` is the setting that needs captions."""
+    for part in index.manifests:
+        if not part.has_captions:
+            raise ConfigError(f"{of}: shards '{part.folder}' hold labels and no captions: {remedy}")
+
+
+def check_rows(captions: CaptionSources, index: Index, selection: Selection | None, num_rows: int) -> None:
+    """Warn of rows, of those selected or of the first `num_rows`, that a source has no caption for.
+
+    Raises:
+        ConfigError: a row has no caption in any source; names the first.
+    """
+    num_rows = num_rows if selection is None else len(selection)
+    lacking = np.zeros(len(captions.names), np.int64)
+    without, first = 0, -1
+    for rows in row_chunks(selection, num_rows):
+        lacks = captions.num_captions(rows) == 0  # (S, n)
+        lacking += lacks.sum(axis=1)
+        none = lacks.all(axis=0)
+        if not without and none.any():
+            first = int(rows[none.argmax()])
+        without += int(none.sum())
+    if without:
+        key = index.keys(np.array([first]))[0]
+        raise ConfigError(
+            f"data.captions: {without:,} of {num_rows:,} rows have no caption in {', '.join(captions.names)}, such as "
+            f"row {first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or, where a table does "
+            "not have them, missing: mask), or name a source that has them; one of probability 0 is used where the "
+            "others have nothing"
+        )
+    for name, count in zip(captions.names, lacking.tolist(), strict=True):
+        if count:
+            logger.warning(
+                f"data.captions: {count:,} of {num_rows:,} rows have no caption in {name}, and draw from the other "
+                "sources"
+            )

@@ -12,7 +12,7 @@ from mmdata.config import DataConfig
 from mmdata.config.texts import TextsConfig
 from mmdata.index import Index
 from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
-from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, TokenBudgetPolicy
+from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, fit_into_budget
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
 from mmdata.plan.rows import IndexRows
 from mmdata.tables.selection import Selection, row_chunks
@@ -40,15 +40,15 @@ def bucket_policy(
         policy = NativePolicy(bounds, data.image_patches, patch_size=data.patch_size)
     else:
         policy = LengthAspectPolicy(bounds, image_shapes(data, index, selection=selection))
-    if data.token_budget is None:
-        return policy
-    return TokenBudgetPolicy(
-        policy,
-        data.token_budget,
-        global_batch_size=data.global_batch_size,
-        multiple=data.batch_multiple,
-        patch_size=data.patch_size,
-    )
+    if data.token_budget is not None:
+        policy.buckets = fit_into_budget(
+            policy.buckets,
+            data.token_budget,
+            global_batch_size=data.global_batch_size,
+            multiple=data.batch_multiple,
+            patch_size=data.patch_size,
+        )
+    return policy
 
 
 def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.config.corpus import sources
 from mmdata.config.data import RowsConfig
-from mmdata.errors import ConfigError, DataError, meant
+from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens, counts_of
-from mmdata.plan.captions import CaptionSource, CaptionSources, NoTexts, ShardCaptions
+from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions, caption_sources, check_captions, check_rows
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.groups import groups_of
 from mmdata.plan.mixture import Mixture, ShardSpan
@@ -25,9 +25,8 @@ from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan
 from mmdata.plan.rows import IndexRows, starts_of
 from mmdata.plan.weights import WeightedPlan, row_weights
-from mmdata.tables.joined import JOINED, Joined
+from mmdata.tables.joined import Joined
 from mmdata.tables.select import select_rows
-from mmdata.tables.selection import Selection, row_chunks
 from mmdata.tables.table import NpyFile
 from mmdata.tables.values import DATES
 
@@ -35,9 +34,6 @@ logger = logging.getLogger("mmdata")
 
 NOTICEABLE_PADDING = 0.2
 """Share of masked places from which on the log says so."""
-
-SHARDS = "shards"
-"""Name of the source of captions that is the captions in the shards."""
 
 
 def build_plan(
@@ -78,7 +74,7 @@ def build_plan(
     if tokenizer is not None and captions is None:
         captions = caption_sources(data, index, joined)
     if captions is not None:
-        _check_rows(captions, index, starts, selection)
+        check_rows(captions, index, selection, int(starts[-1]))
     if tokenizer is None:
         captions = CaptionSources.in_turn(NoTexts(index))
     elif captions is None:
@@ -93,30 +89,29 @@ def build_plan(
         captions.count(counts_of(tokenizer, data.caption_template))
     equals = equal_rows(data, index, joined)
     rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
-    settings: dict[str, Any] = {
-        "rows": rows,
-        "policy": bucket_policy(data, index, captions, selection=selection),
-        "global_batch_size": data.global_batch_size,
-        "seed": data.seed,
-        "mixture": build_mixture(data, index),
-    }
+    plan = Plan(
+        rows,
+        bucket_policy(data, index, captions, selection=selection),
+        global_batch_size=data.global_batch_size,
+        seed=data.seed,
+        shuffle=data.shuffle,
+        window_rows=data.shuffle_window_rows,
+        num_lanes=data.num_lanes,
+        mixture=build_mixture(data, index),
+        leftover=data.leftover,
+    )
     if data.order is not None:
-        plan = _ordered_plan(data.order, settings)
-    else:
-        settings |= {"shuffle": data.shuffle, "window_rows": data.shuffle_window_rows, "leftover": data.leftover}
-        weights = row_weights(data, index, rows, joined)
-        if weights is None:
-            plan = Plan(**settings, num_lanes=data.num_lanes)
-        else:
-            plan = WeightedPlan(weights=weights, **settings)
+        plan = _ordered_plan(data.order, plan)
+    elif (weights := row_weights(data, index, rows, joined)) is not None:
+        plan = WeightedPlan(plan, weights)
     _check_full(data, plan)
     if isinstance(plan, WeightedPlan):
         _tell_padding(data, plan)
     return plan
 
 
-def _ordered_plan(order: str, settings: dict[str, Any]) -> OrderedPlan:
-    """The plan of `data.order`.
+def _ordered_plan(order: str, plan: Plan) -> OrderedPlan:
+    """The rows of a plan in the order of `data.order`.
 
     Raises:
         ConfigError: no such file, or it holds something else than rows that are planned.
@@ -124,7 +119,7 @@ def _ordered_plan(order: str, settings: dict[str, Any]) -> OrderedPlan:
     """
     file = NpyFile(order, of="data.order")
     try:
-        return OrderedPlan(order=file.read(0, len(file)), **settings)
+        return OrderedPlan(plan, file.read(0, len(file)))
     except ValueError as error:
         raise ConfigError(f"data.order '{order}': {str(error).removeprefix('order: ')}") from error
 
@@ -161,7 +156,8 @@ def _check_full(data: DataConfig, plan: Plan) -> None:
 
 def _tell_padding(data: DataConfig, plan: WeightedPlan) -> None:
     """Warn of weights by which many places of an epoch are masked: no batch has a row twice, so parts may be small."""
-    rows, batch_rows, weights = plan.rows_of_part, min(plan.batch_sizes), plan.weights
+    weights, batch_rows = plan.weights, min(plan.batch_sizes)
+    rows = weights.rows_of_part
     masked = 1 - rows / (math.ceil(rows / batch_rows) * batch_rows)
     if masked > NOTICEABLE_PADDING:
         less = ", or a smaller largest weight (data.max_repeats)," if data.row_weights else ""
@@ -197,80 +193,6 @@ def build_mixture(data: DataConfig, index: Index) -> Mixture:
         for source, indexed in zip(sources(data), index.sources, strict=True)
     ]
     return Mixture(tuple(spans), groups_of(data.groups, index) if data.groups else None)
-
-
-def caption_sources(data: DataConfig, index: Index, joined: Joined) -> CaptionSources | None:
-    """The sources that a section `data` names; None: the captions of the shards in turn.
-
-    Args:
-        data: settings.
-        index: of the shards.
-        joined: what `data.join` names.
-
-    Raises:
-        ConfigError: no such source (the nearest one is named), a column without texts, or shards without captions.
-        DataError: a table is damaged, or holds a text that is no caption.
-    """
-    if isinstance(data.captions, str):
-        return None
-    of = "data.captions"
-    tables = (JOINED + name for name in joined.types)
-    known = [SHARDS, *tables, *(f"{JOINED}{name}:MEMBER" for name in joined.shards)]
-    found: dict[str, CaptionSource] = {}
-    for name in data.captions:
-        column = name.removeprefix(JOINED)
-        tars, _, member = column.partition(":")
-        if name == SHARDS:
-            check_captions(
-                index, of, f"leave '{SHARDS}' out of {of}, and name columns of joined tables ({JOINED}COLUMN)"
-            )
-            found[name] = ShardCaptions(index)
-        elif name.startswith(JOINED) and member and tars in joined.shards:
-            found[name] = joined.shards[tars].captions(member, of=f"{of} {name}")
-        elif name in known:
-            found[name] = joined.table_of(column).captions(column, of=f"{of} {name}")
-        else:
-            raise ConfigError(f"{of}: no source '{name}'{meant(name, known)}; there are {', '.join(known)}")
-    return CaptionSources(found, data.captions, seed=data.seed)
-
-
-def check_captions(index: Index, of: str, remedy: str) -> None:
-    """Raise a ConfigError if a folder of the index holds labels only; `of` is the setting that needs captions."""
-    for part in index.manifests:
-        if not part.has_captions:
-            raise ConfigError(f"{of}: shards '{part.folder}' hold labels and no captions: {remedy}")
-
-
-def _check_rows(captions: CaptionSources, index: Index, starts: NDArray[np.int64], selection: Selection | None) -> None:
-    """Warn of rows that a source has no caption for.
-
-    Raises:
-        ConfigError: a row has no caption in any source; names the first.
-    """
-    num_rows = int(starts[-1]) if selection is None else len(selection)
-    lacking = np.zeros(len(captions.names), np.int64)
-    without, first = 0, -1
-    for rows in row_chunks(selection, num_rows):
-        lacks = captions.num_captions(rows) == 0  # (S, n)
-        lacking += lacks.sum(axis=1)
-        none = lacks.all(axis=0)
-        if not without and none.any():
-            first = int(rows[none.argmax()])
-        without += int(none.sum())
-    if without:
-        key = index.keys(np.array([first]))[0]
-        raise ConfigError(
-            f"data.captions: {without:,} of {num_rows:,} rows have no caption in {', '.join(captions.names)}, such as "
-            f"row {first:,} (key '{key}'): leave them out (data.select='COLUMN is not None', or, where a table does "
-            "not have them, missing: mask), or name a source that has them; one of probability 0 is used where the "
-            "others have nothing"
-        )
-    for name, count in zip(captions.names, lacking.tolist(), strict=True):
-        if count:
-            logger.warning(
-                f"data.captions: {count:,} of {num_rows:,} rows have no caption in {name}, and draw from the other "
-                "sources"
-            )
 
 
 def equal_rows(data: RowsConfig, index: Index, joined: Joined) -> NDArray[np.int64] | None:

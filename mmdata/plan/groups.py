@@ -18,7 +18,6 @@ from mmdata.errors import ConfigError, counted
 from mmdata.files import write_whole
 from mmdata.index import Index
 from mmdata.plan.buckets import Bucket
-from mmdata.plan.ranges import mix_evenly
 from mmdata.plan.rows import npy_of_rows
 
 Ints = NDArray[np.int64]
@@ -114,7 +113,25 @@ def spread_groups(units: Ints, labels: Ints, bucket: Ints) -> Ints:
     of_rows = np.where(units < 0, -1, labels[units])
     is_group = (of_rows[:, 0] >= 0) & (of_rows == of_rows[:, :1]).all(axis=1)
     kinds = 2 * bucket + is_group
-    return np.argsort(kinds, kind="stable")[mix_evenly(np.unique(kinds, return_counts=True)[1])]
+    runs = [np.ones(count) for count in np.unique(kinds, return_counts=True)[1].tolist()]
+    return np.argsort(kinds, kind="stable")[mix_evenly(runs)]
+
+
+def mix_evenly(runs: Sequence[NDArray[np.number]]) -> Ints:
+    """An order in which several runs of things, one after the other, are mixed evenly; each run keeps its order.
+
+    Args:
+        runs: the size of each thing of each run.
+
+    Returns:
+        int64 (things of all runs,), positions in the runs as they lie one after the other.
+
+    Example:
+        Runs of two and of four equal things, mix_evenly([np.ones(2), np.ones(4)]): [2, 0, 3, 4, 1, 5].
+    """
+    # A thing goes where its middle lies in its own run, as a share of the run's size: 0 begin, 1 end.
+    middles = [(np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1) for sizes in runs]
+    return np.argsort(np.concatenate([np.empty(0), *middles]), kind="stable")
 
 
 def cover_table(buckets: Sequence[Bucket]) -> Ints:

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmdata.plan.buckets import Bucket, BucketPolicy
+from mmdata.plan.buckets import Bucket
 from mmdata.plan.groups import cover_table
-from mmdata.plan.mixture import Mixture
-from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first, rank_slice
+from mmdata.plan.mixture import Mixture, ShardSpan
+from mmdata.plan.plan import Plan, Step, rank_slice
 from mmdata.plan.queues import fill_up
-from mmdata.plan.ranges import MAX_PASS, occurrences_of, passes_of, rows_of
-from mmdata.plan.rows import Rows
+from mmdata.plan.rows import MAX_PASS, Rows, occurrences_of, passes_of, rows_of
 
 Ints = NDArray[np.int64]
 
@@ -28,67 +27,41 @@ class OrderedPlan(Plan):
     number of patches) the smallest that holds them all. The last batch is filled up with masked rows.
 
     Args:
-        rows: of the corpus.
-        policy: gives each row its bucket; all batches have one size.
+        plan: of the rows, in another order; all its batches have one size.
         order: int64 (n,), numbers of rows.
-        global_batch_size: rows of a step, over all ranks.
-        seed: of what else is random; the order is as given.
-        mixture: which datasets there are, for those who ask.
 
     Raises:
         ValueError: `order` is empty, is no list of whole numbers, or has a row that the corpus does not have or does
-            not select; or the policy gives batches of several sizes.
+            not select; or the plan has batches of several sizes.
 
     Example:
-        OrderedPlan(rows, policy, np.argsort(difficulty), global_batch_size=4096)  # easy rows first
+        OrderedPlan(plan, np.argsort(difficulty))  # easy rows first
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        policy: BucketPolicy,
-        order: ArrayLike,
-        *,
-        global_batch_size: int,
-        seed: int = 0,
-        mixture: Mixture | None = None,
-    ) -> None:
-        super().__init__(rows, policy, global_batch_size=global_batch_size, seed=seed, shuffle=False, mixture=mixture)
-        if len(set(self.batch_sizes)) > 1 or self.batch_sizes[0] != global_batch_size:
+    def __init__(self, plan: Plan, order: ArrayLike) -> None:
+        size, rows = plan.global_batch_size, plan.rows
+        once = Mixture(tuple(ShardSpan(span.first_shard, span.last_shard) for span in plan.mixture.spans))
+        super().__init__(rows, plan.policy, global_batch_size=size, seed=plan.seed, shuffle=False, mixture=once)
+        if set(self.batch_sizes) != {size}:
             raise ValueError("order: a token budget would decide which rows are in a batch: leave one of them out")
         self.order = _checked(order, rows)
+        self.num_rows = len(self.order)
         self._passes, self._times = _occurrences(self.order)
-        self._covers = cover_table(policy.buckets)
-
-    @classmethod
-    def of(cls, plan: Plan, order: ArrayLike) -> OrderedPlan:
-        """The rows of a plan in another order, with its buckets and its batch size."""
-        size, mixture = plan.global_batch_size, Mixture(plan.mixture.spans)
-        return cls(plan.rows, plan.policy, order, global_batch_size=size, seed=plan.seed, mixture=mixture)
+        self._covers = cover_table(plan.policy.buckets)
 
     @property
     def most_rows(self) -> int:
         """As `Plan.most_rows`."""
-        return len(self.order)
-
-    @property
-    def epochs_differ(self) -> bool:
-        """No: each epoch is the order."""
-        return False
-
-    def in_words(self, epoch: int, world_size: int = 1) -> str:
-        """Rows, steps and batch size of an epoch, for a repr."""
-        batches = f"{self.num_steps(epoch):,} batches of {self.global_batch_size // world_size:,} rows"
-        return f"{len(self.order):,} rows in an order that is given, {batches}"
+        return self.num_rows
 
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""
-        return -(-len(self.order) // self.global_batch_size)
+        return -(-self.num_rows // self.global_batch_size)
 
-    def shapes(self, epoch: int) -> list[PlannedShape]:
-        """The shapes that occur in an epoch, those with the most pixels first."""
+    def steps_of_buckets(self, epoch: int) -> list[int]:
+        """As `Plan.steps_of_buckets`."""
         counts = Counter(step.bucket for step in self.steps(epoch))
-        return largest_first([PlannedShape(bucket, self.global_batch_size, n) for bucket, n in counts.items()])
+        return [counts[bucket] for bucket in self.policy.buckets]
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.plan.buckets import Bucket, BucketPolicy
+from mmdata.plan.groups import mix_evenly
 from mmdata.plan.mixture import Mixture, ShardSpan
 from mmdata.plan.queues import LaneQueues, WindowRows
-from mmdata.plan.ranges import Window, mix_evenly, passes_of, rows_of
-from mmdata.plan.rows import Rows, fingerprint_policy
+from mmdata.plan.rows import Rows, fingerprint_policy, passes_of, rows_of
 from mmdata.plan.schedule import Leftover, Schedule, check_leftover
-from mmdata.plan.windows import EpochWindows, KeyedPermutation
+from mmdata.plan.windows import EpochWindows, KeyedPermutation, Window
 from mmdata.seeding import Purpose
 
 WINDOW_ROWS = 2**20
@@ -52,20 +52,6 @@ class Step(NamedTuple):
     mark: dict[str, Any] | None = None
 
 
-class PlannedShape(NamedTuple):
-    """A shape that batches of an epoch have.
-
-    Attributes:
-        bucket: the shape of a row.
-        rows: of a global batch.
-        steps: of the epoch that have it.
-    """
-
-    bucket: Bucket
-    rows: int
-    steps: int
-
-
 class Plan:
     """The epochs of a corpus as sequences of global batches of one bucket each.
 
@@ -76,8 +62,8 @@ class Plan:
 
     Args:
         rows: of the corpus. Rows that have a `selection` are planned as if the corpus had no others.
-        policy: gives each row its bucket; may give each bucket a batch size of its own.
-        global_batch_size: rows of a step, over all ranks, unless the policy says otherwise.
+        policy: gives each row its bucket.
+        global_batch_size: rows of a step, over all ranks, unless its bucket says otherwise.
         seed: of the order.
         shuffle: False keeps the order of the index within each bucket of a lane.
         window_rows: rows that are shuffled together, at least, over all lanes; whole shards. The last may have fewer.
@@ -131,7 +117,9 @@ class Plan:
             raise ValueError(
                 f"groups: of_rows has {len(groups.of_rows)} entries for {rows.starts[-1]} rows; give one a row"
             )
-        self.batch_sizes = _batch_sizes(policy, global_batch_size)
+        self.batch_sizes = [bucket.rows or global_batch_size for bucket in policy.buckets]
+        if min(self.batch_sizes) < 1:
+            raise ValueError(f"a batch has 1 row or more: got batch sizes {self.batch_sizes}")
         self._permutation = KeyedPermutation(seed, shuffle)
         self._window_reader = WindowRows(rows, policy, self.mixture, self._permutation)
         self._epoch_windows = EpochWindows(
@@ -183,16 +171,9 @@ class Plan:
         """Whether an epoch has any step."""
         return self.num_steps(epoch) > 0
 
-    def shapes(self, epoch: int) -> list[PlannedShape]:
-        """The shapes that occur in an epoch, those with the most pixels first. From counts alone."""
-        schedule = self._schedule(epoch)[1]
-        counts = schedule.steps_of_buckets()
-        found = [
-            PlannedShape(bucket, rows, steps)
-            for bucket, rows, steps in zip(self.policy.buckets, self.batch_sizes, counts, strict=True)
-            if steps
-        ]
-        return largest_first(found)
+    def steps_of_buckets(self, epoch: int) -> list[int] | None:
+        """How many steps of an epoch have each bucket, in the policy's order, from counts alone; None: not known."""
+        return self._schedule(epoch)[1].steps_of_buckets()
 
     @property
     def _steps_follow_from_shards(self) -> bool:
@@ -254,7 +235,7 @@ class Plan:
     def check_ranks(self, rank: int, world_size: int) -> None:
         """Raise ValueError where the ranks cannot share every batch equally, with whole groups."""
         rank_slice(world_size, rank, world_size)
-        unit_rows, own_sizes = self.mixture.unit_rows, hasattr(self.policy, "batch_sizes")
+        unit_rows, own_sizes = self.mixture.unit_rows, any(bucket.rows for bucket in self.policy.buckets)
         for size in sorted(set(self.batch_sizes)):
             if size % (unit_rows * world_size) and (own_sizes or unit_rows > 1):
                 setting = "batch_multiple" if own_sizes else "global_batch_size"
@@ -278,7 +259,7 @@ class Plan:
         lanes: list[Ints] = []
         for lane in range(0, len(parts), num_shares):
             own = parts[lane : lane + num_shares]
-            lanes.append(np.concatenate(own)[mix_evenly([len(part) for part in own])])
+            lanes.append(np.concatenate(own)[mix_evenly([np.ones(len(part)) for part in own])])
         return np.concatenate(lanes)
 
     def _schedule(self, epoch: int) -> tuple[list[list[Window]], Schedule]:
@@ -294,27 +275,6 @@ class Plan:
             )
             self._schedules = {epoch: (windows, schedule)}
         return self._schedules[epoch]
-
-
-def _batch_sizes(policy: BucketPolicy, global_batch_size: int) -> list[int]:
-    """Rows of a global batch of each bucket."""
-    sizes = list(getattr(policy, "batch_sizes", [global_batch_size] * len(policy.buckets)))
-    if len(sizes) != len(policy.buckets) or min(sizes) < 1:
-        raise ValueError(
-            f"bucket policy {type(policy).__name__}: batch sizes {sizes} for {len(policy.buckets)} buckets; "
-            "each bucket needs one, of 1 row or more"
-        )
-    return sizes
-
-
-def largest_first(shapes: list[PlannedShape]) -> list[PlannedShape]:
-    """Shapes of batches, those with the most pixels (or patches) first, then those with the most tokens."""
-
-    def size(shape: PlannedShape) -> tuple[int, int]:
-        bucket = shape.bucket
-        return shape.rows * (bucket.height * bucket.width + bucket.patches), shape.rows * bucket.length
-
-    return sorted(shapes, key=size, reverse=True)
 
 
 def rank_slice(global_batch_size: int, rank: int, world_size: int) -> slice:

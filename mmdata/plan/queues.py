@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from mmdata.plan.buckets import BucketPolicy
 from mmdata.plan.groups import cover_table, draw_groups, form_units, spread_groups
 from mmdata.plan.mixture import Mixture
-from mmdata.plan.ranges import RowRanges, Window, concatenate, rows_of
-from mmdata.plan.rows import Rows
+from mmdata.plan.rows import Rows, rows_of
 from mmdata.plan.schedule import MergedBatch, Schedule
-from mmdata.plan.windows import KeyedPermutation
+from mmdata.plan.windows import KeyedPermutation, RowRanges, Window, concatenate
 from mmdata.seeding import Purpose
 
 Ints = NDArray[np.int64]

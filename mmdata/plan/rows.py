@@ -16,17 +16,41 @@ from mmdata.index.histogram import ASPECT_BINS, Histograms, aspect_ratio, unpack
 from mmdata.index.index import Index
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
-from mmdata.plan.ranges import passes_of, rows_of
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 from mmdata.tables.table import NpyFile
 
 Ints = NDArray[np.int64]
+
+PASS_SHIFT = 40
+"""An occurrence of a row is one int64: the row's number in the low 40 bits, the number of the pass over its dataset
+above them; -1 is padding. One integer, so that queues of occurrences are split and joined as one array."""
+
+MAX_PASS = 1 << (63 - PASS_SHIFT)
+"""Passes are below this number."""
+
+MAX_EPOCH = 2**20 - 1
+"""The last epoch that can be asked for: 23 bits are for the pass, which is the epoch × the repeats of a mixture."""
 
 PROBED_ROWS = 4096
 """`fingerprint_policy` asks a policy for the buckets of this many first rows."""
 
 PROBED_TOKENS = 1024
 """`fingerprint_policy` asks a policy of cells for the buckets of lengths below this."""
+
+
+def occurrences_of(rows: Ints, passes: Ints) -> Ints:
+    """The occurrences of n rows in n passes; the inverse of `rows_of` and `passes_of`."""
+    return rows + (passes << PASS_SHIFT)
+
+
+def rows_of(occurrences: Ints) -> Ints:
+    """The row of each occurrence; -1 for padding."""
+    return np.where(occurrences < 0, -1, occurrences & ((1 << PASS_SHIFT) - 1))
+
+
+def passes_of(occurrences: Ints) -> Ints:
+    """The pass of each occurrence; -1 for padding, since the shift keeps the sign."""
+    return occurrences >> PASS_SHIFT
 
 
 class Hashes(NamedTuple):
@@ -270,8 +294,7 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
     `PROBED_ROWS` rows changes the fingerprint. For a policy with `uses_cells` no row is read: it is asked for all cells
     of up to its longest text, below `PROBED_TOKENS`.
     """
-    sizes = list(getattr(policy, "batch_sizes", []))
-    named = f"{type(policy).__qualname__} {[tuple(bucket) for bucket in policy.buckets]} {sizes}"
+    named = f"{type(policy).__qualname__} {[tuple(bucket) for bucket in policy.buckets]}"
     if getattr(policy, "uses_cells", False):
         beyond = min(max(bucket.length for bucket in policy.buckets) + 2, PROBED_TOKENS)
         shapes = _shapes_of_cells(np.arange(beyond * ASPECT_BINS), lengths=True)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from mmdata.config.train import MASK_REMEDY
 from mmdata.plan.buckets import Bucket
 from mmdata.plan.plan import Plan
-from mmdata.plan.ranges import occurrences_of
-from mmdata.plan.rows import Hashes, HashesOf
+from mmdata.plan.rows import Hashes, HashesOf, occurrences_of
 
 
 @dataclass

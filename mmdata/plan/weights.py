@@ -11,10 +11,11 @@ others in each epoch, and no batch has a row twice.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,9 @@ from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import fast_hash
 from mmdata.index import Index
-from mmdata.plan.buckets import BucketPolicy, Shapes
-from mmdata.plan.mixture import Mixture
-from mmdata.plan.plan import Plan, PlannedShape, Step, largest_first
-from mmdata.plan.ranges import MAX_EPOCH, MAX_PASS, occurrences_of
-from mmdata.plan.rows import Rows, npy_of_rows
+from mmdata.plan.buckets import Shapes
+from mmdata.plan.plan import Plan, Step
+from mmdata.plan.rows import MAX_EPOCH, MAX_PASS, Rows, npy_of_rows, occurrences_of
 from mmdata.seeding import mix
 from mmdata.tables.joined import Joined
 from mmdata.tables.selection import Selection
@@ -44,9 +43,6 @@ Floats = NDArray[np.float64]
 OF = "data.row_weights"
 LABEL_BALANCED = "label_balanced"
 
-COUNT_ROWS = 2**20
-"""Rows that are counted at a time."""
-
 
 class RowWeights:
     """Weights of the rows of a corpus, and the rows of each part of each epoch.
@@ -58,6 +54,7 @@ class RowWeights:
 
     Attributes:
         num_parts: of an epoch. Parts are numbered through: epoch e has those from e · num_parts on.
+        rows_of_part: on average.
         name: with a digest of the weights.
 
     Example:
@@ -67,24 +64,12 @@ class RowWeights:
     def __init__(self, values: NDArray[np.floating], *, name: str, seed: int) -> None:
         self.values = values.astype(np.float32)
         self.num_parts = max(1, math.ceil(float(self.values.max(initial=0.0))))
+        self.rows_of_part = float(self.values.sum(dtype=np.float64)) / self.num_parts
         self.name = f"{name} ({fast_hash(self.values.tobytes()) % 2**64:016x})"
         self._seed = mix(np.array([seed]))
 
-    def passes(self, rows: Ints, part: int) -> Ints:
-        """Passes over n rows before a part, from epoch 0 on: int64 (n,)."""
-        return self._passes(rows, part)[0]
-
-    def next_epoch(self, row: int, epoch: int) -> int | None:
-        """The first epoch from this one on in which a row comes; None if there is none."""
-        # As in `_passes`: so many passes come before each epoch.
-        before = np.floor(
-            float(self.values[row]) * np.arange(epoch, MAX_EPOCH + 2) + self._fraction(np.array([row]), 0)
-        )
-        comes = np.flatnonzero(np.diff(before))
-        return epoch + int(comes[0]) if len(comes) else None
-
-    def _passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
-        """Passes over n rows before a part, and by its end."""
+    def passes(self, rows: Ints, part: int) -> tuple[Ints, Ints]:
+        """Passes over n rows, counted from epoch 0 on, before a part and by its end: int64 (n,) each."""
         epoch, number = divmod(part, self.num_parts)
         values, phase = self.values[rows].astype(np.float64), self._fraction(rows, 0)
         before, by_the_end = (np.floor(values * count + phase) for count in (epoch, epoch + 1))  # of the epoch
@@ -94,6 +79,15 @@ class RowWeights:
         found = (np.ceil((by_the_end - before) * n / self.num_parts - offset) for n in (number, number + 1))
         first, last = ((before + count).astype(np.int64) for count in found)
         return first, last
+
+    def next_epoch(self, row: int, epoch: int) -> int | None:
+        """The first epoch from this one on in which a row comes; None if there is none."""
+        # As in `passes`: so many passes come before each epoch.
+        before = np.floor(
+            float(self.values[row]) * np.arange(epoch, MAX_EPOCH + 2) + self._fraction(np.array([row]), 0)
+        )
+        comes = np.flatnonzero(np.diff(before))
+        return epoch + int(comes[0]) if len(comes) else None
 
     def _fraction(self, rows: Ints, draw: int) -> NDArray[np.float64]:
         """A number from 0 to below 1 for each row; `draw` tells several of a row apart."""
@@ -111,13 +105,9 @@ class RowWeights:
         """
 
         def masks() -> Iterator[NDArray[np.bool_]]:
-            for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-                found = np.empty(last - first, np.bool_)
-                for begin in range(first, last, COUNT_ROWS):
-                    rows = np.arange(begin, min(begin + COUNT_ROWS, last))
-                    passes, by_the_end = self._passes(rows, part)
-                    found[begin - first : begin - first + len(rows)] = by_the_end > passes
-                yield found
+            for first, last in itertools.pairwise(starts.tolist()):
+                passes, by_the_end = self.passes(np.arange(first, last), part)
+                yield by_the_end > passes
 
         return Selection(starts, masks(), name=f"{self.name}, part {part}")
 
@@ -145,7 +135,7 @@ class PartRows(Rows):
 
     def shapes(self, rows: Ints, epoch: int) -> Shapes:
         """Shapes of n rows in this part, whatever the epoch: the rows' passes decide their captions."""
-        return self._rows.shapes_of(occurrences_of(rows, self._weights.passes(rows, self._part)))
+        return self._rows.shapes_of(occurrences_of(rows, self._weights.passes(rows, self._part)[0]))
 
 
 class WeightedPlan(Plan):
@@ -155,26 +145,23 @@ class WeightedPlan(Plan):
     be padded.
 
     Args:
-        rows: of the corpus; their own selection is not used: rows that are not selected have the weight 0.
-        policy: as of a `Plan`.
+        plan: of the rows, each once, in one lane. Its selection is not used: rows that are not selected have the weight
+            0. Its mixture says which datasets there are, for those who ask.
         weights: one for each row.
-        mixture: which datasets there are, for those who ask; each once.
-        settings: further arguments of a `Plan`, without `num_lanes`.
 
     Raises:
         ValueError: another number of weights than of rows, or weights so small that an epoch may have no row.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        policy: BucketPolicy,
-        weights: RowWeights,
-        *,
-        mixture: Mixture | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(rows, policy, mixture=mixture, **settings)
+    def __init__(self, plan: Plan, weights: RowWeights) -> None:
+        rows, policy = plan.rows, plan.policy
+        settings: dict[str, Any] = {
+            "global_batch_size": plan.global_batch_size,
+            "seed": plan.seed,
+            "shuffle": plan.shuffle,
+            "leftover": plan.leftover,
+        }
+        super().__init__(rows, policy, window_rows=plan.window_rows, mixture=plan.mixture, **settings)
         if len(weights.values) != rows.starts[-1]:
             raise ValueError(f"weights: {len(weights.values):,} for {int(rows.starts[-1]):,} rows; give one a row")
         below = np.minimum(weights.values, 1.0, dtype=np.float64)
@@ -183,42 +170,42 @@ class WeightedPlan(Plan):
         if surely < NEVER_EMPTY:
             raise ValueError(f"{weights.name}: the weights are so small that an epoch may have no row")
         self.weights = weights
-        self._settings = settings
-        self._plans: dict[int, Plan | None] = {}
+        num_rows, window_rows = self.num_rows, self.window_rows
+
+        def plan_of(part: int) -> Plan | None:
+            """The plan of a part; None if no row is in it. Its only epoch has the part's number, which orders it."""
+            of_part = PartRows(rows, weights, part)
+            # A window reaches over as many shards as one of all rows: their columns are held while it is read.
+            share = int(of_part.places[-1]) / num_rows
+            reach = max(1, math.ceil(window_rows * share))
+            return Plan(of_part, policy, window_rows=reach, **settings) if share else None
+
+        self._plan = lru_cache(HELD_PARTS)(plan_of)
         self._steps_of_part: dict[int, int] = {}
 
     @property
     def most_rows(self) -> int:
         """As `Plan.most_rows`: the rows of a part, on average."""
         # Weights are rounded to 24 bits: a sum that is a whole number may be a little less.
-        return int(self.rows_of_part + 1e-3)
+        return int(self.weights.rows_of_part + 1e-3)
 
     @property
-    def rows_of_part(self) -> float:
-        """Rows of a part, on average."""
-        return float(self.weights.values.sum(dtype=np.float64)) / self.weights.num_parts
-
-    @property
-    def epochs_differ(self) -> bool:
-        """Whether epochs may have different numbers of steps: which rows come in a part is drawn for each epoch."""
-        return True
-
-    def in_words(self, epoch: int, world_size: int = 1) -> str:
-        """Rows, steps and batch size of an epoch, for a repr: reads nothing, so it may not know the steps."""
-        return f"{self.num_rows:,} weighted rows in batches of up to {self.global_batch_size // world_size:,} rows"
+    def _steps_follow_from_shards(self) -> bool:
+        """No: which rows come in a part is drawn for each epoch."""
+        return False
 
     def num_steps(self, epoch: int) -> int:
         """Steps of an epoch."""
         self._check_epoch(epoch)
         return sum(map(self._num_steps, self._parts(epoch)))
 
-    def shapes(self, epoch: int) -> list[PlannedShape]:
-        """The shapes that occur in an epoch, those with the most pixels first. From counts alone."""
-        steps: Counter[tuple[Any, int]] = Counter()
+    def steps_of_buckets(self, epoch: int) -> list[int]:
+        """As `Plan.steps_of_buckets`."""
+        counts = np.zeros(len(self.batch_sizes), np.int64)
         for part in self._parts(epoch):
-            for shape in [] if (plan := self._plan(part)) is None else plan.shapes(part):
-                steps[shape.bucket, shape.rows] += shape.steps
-        return largest_first([PlannedShape(bucket, rows, count) for (bucket, rows), count in steps.items()])
+            if (plan := self._plan(part)) is not None:
+                counts += plan.steps_of_buckets(part) or 0
+        return counts.tolist()
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""
@@ -235,7 +222,7 @@ class WeightedPlan(Plan):
             if plan is not None:
                 begin = max(0, start - first)
                 for step in plan.steps(part, start=begin, rank=rank, world_size=world_size):
-                    passes = np.where(step.rows < 0, -1, self.weights.passes(step.rows.clip(0), part))
+                    passes = np.where(step.rows < 0, -1, self.weights.passes(step.rows.clip(0), part)[0])
                     yield step._replace(epoch=epoch, number=first + step.number, passes=passes)
             first += count
 
@@ -252,19 +239,6 @@ class WeightedPlan(Plan):
             plan = self._plan(part)
             self._steps_of_part[part] = 0 if plan is None else plan.num_steps(part)
         return self._steps_of_part[part]
-
-    def _plan(self, part: int) -> Plan | None:
-        """The plan of a part; None if no row is in it. Its only epoch has the part's number, which orders it."""
-        plans = self._plans
-        if part not in plans:
-            rows = PartRows(self.rows, self.weights, part)
-            # A window reaches over as many shards as one of all rows: their columns are held while it is read.
-            share = int(rows.places[-1]) / self.num_rows
-            settings: dict[str, Any] = {**self._settings, "window_rows": max(1, math.ceil(self.window_rows * share))}
-            made = Plan(rows, self.policy, **settings) if share else None
-            # Replaced, not changed: threads ask for parts at once.
-            plans = self._plans = {**dict(list(plans.items())[1 - HELD_PARTS :]), part: made}
-        return plans[part]
 
 
 def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined) -> RowWeights | None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Plan, Shapes, TokenBudgetPolicy
-from mmdata.plan.buckets import merge_groups
+from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Plan, Shapes
+from mmdata.plan.buckets import fit_into_budget, merge_groups
 
 
 def shapes(*rows: tuple[int, int, int]) -> Shapes:
@@ -65,24 +65,17 @@ def test_length_aspect_policy_refuses(lengths: list[int], image_shapes: list[tup
 # Batches by token budget
 
 
-def test_token_budget_policy_example_of_the_docstring():
-    policy = TokenBudgetPolicy(LengthAspectPolicy([16, 77], [(224, 224)]), 65_536, global_batch_size=1024)
-    assert policy.batch_sizes == [304, 240]
+def test_fit_into_budget_example_of_the_docstring():
+    buckets = LengthAspectPolicy([16, 77], [(224, 224)]).buckets
+    fitted = fit_into_budget(buckets, 65_536, global_batch_size=1024)
+    assert fitted == (Bucket(16, 224, 224, rows=304), Bucket(77, 224, 224, rows=240))
 
 
-def test_token_budget_policy_has_the_buckets_of_the_policy_it_wraps():
-    wrapped = LengthAspectPolicy([16, 77], [(224, 224), (192, 256)])
-    policy = TokenBudgetPolicy(wrapped, 65_536, global_batch_size=1024)
-    rows = shapes((3, 9, 9), (30, 9, 9), (3, 3, 4), (30, 3, 4))
-    assert policy.buckets == wrapped.buckets
-    assert policy.assign(rows).tolist() == wrapped.assign(rows).tolist() == [0, 1, 2, 3]
-    assert policy.uses_cells is True
-
-
-def test_token_budget_policy_counts_the_patches_that_a_bucket_names():
-    policy = TokenBudgetPolicy(NativePolicy([36], [64, 164], patch_size=16), 8_000, global_batch_size=64, multiple=4)
-    assert policy.batch_sizes == [64, 40]  # 8000 / (36 + 64) = 80, and 8000 / (36 + 164) = 40
-    assert policy.uses_cells is False
+def test_fit_into_budget_counts_the_patches_that_a_bucket_names():
+    buckets = NativePolicy([36], [64, 164], patch_size=16).buckets
+    # 8000 / (36 + 64) = 80, and 8000 / (36 + 164) = 40
+    fitted = fit_into_budget(buckets, 8_000, global_batch_size=64, multiple=4)
+    assert [bucket.rows for bucket in fitted] == [64, 40]
 
 
 @given(
@@ -91,15 +84,15 @@ def test_token_budget_policy_counts_the_patches_that_a_bucket_names():
     st.integers(1, 512),
     st.integers(1, 40_000),
 )
-def test_token_budget_policy_fills_the_budget_and_no_more(lengths: list[int], multiple: int, most: int, budget: int):
+def test_fit_into_budget_fills_the_budget_and_no_more(lengths: list[int], multiple: int, most: int, budget: int):
     image = [(32, 32), (16, 64), (40, 40)]  # 4 patches of 16 pixels each
-    policy = LengthAspectPolicy(lengths, image[:2] if multiple % 2 else image)
+    buckets = LengthAspectPolicy(lengths, image[:2] if multiple % 2 else image).buckets
     if budget < multiple * (lengths[-1] + 4) or most < multiple:
         with pytest.raises(ValueError, match="do not fit into token_budget"):
-            TokenBudgetPolicy(policy, budget, global_batch_size=most, multiple=multiple)
+            fit_into_budget(buckets, budget, global_batch_size=most, multiple=multiple)
         return
-    sizes = TokenBudgetPolicy(policy, budget, global_batch_size=most, multiple=multiple).batch_sizes
-    for bucket, size in zip(policy.buckets, sizes, strict=True):
+    for bucket in fit_into_budget(buckets, budget, global_batch_size=most, multiple=multiple):
+        size = bucket.rows
         assert size % multiple == 0
         assert size * (bucket.length + 4) <= budget
         assert size <= most
@@ -107,15 +100,14 @@ def test_token_budget_policy_fills_the_budget_and_no_more(lengths: list[int], mu
 
 
 @pytest.mark.parametrize("budget", [100, 2000])
-def test_token_budget_policy_names_the_largest_bucket_where_one_does_not_fit(budget: int):
-    policy = LengthAspectPolicy([16, 77], [(224, 224)])
+def test_fit_into_budget_names_the_largest_bucket_where_one_does_not_fit(budget: int):
     message = (
         r"^8 rows of 273 tokens and patches \(text 77, image 224 × 224\) do not fit into "
         rf"token_budget {budget} and global_batch_size 64; set token_budget to 2184 or more, "
         r"or batch_multiple \(8\) lower$"
     )
     with pytest.raises(ValueError, match=message):
-        TokenBudgetPolicy(policy, budget, global_batch_size=64)
+        fit_into_budget(LengthAspectPolicy([16, 77], [(224, 224)]).buckets, budget, global_batch_size=64)
 
 
 # A policy of one's own

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdata.plan import LengthAspectPolicy, Plan
-from mmdata.plan.ranges import assign_to_lanes, cut_windows, mix_evenly
+from mmdata.plan.groups import mix_evenly
+from mmdata.plan.windows import assign_to_lanes, cut_windows
 
 POLICY = LengthAspectPolicy([8, 16, 77], [(64, 64)])
 
@@ -90,4 +91,4 @@ def test_plan_resumed_reads_only_the_windows_whose_rows_still_wait(fake_rows):
     [([2, 4], [2, 0, 3, 4, 1, 5]), ([3], [0, 1, 2]), ([2, 2], [0, 2, 1, 3]), ([0, 2], [0, 1]), ([], [])],
 )
 def test_runs_are_mixed_evenly_and_keep_their_order(counts: list[int], order: list[int]):
-    assert mix_evenly(counts).tolist() == order
+    assert mix_evenly([np.ones(count) for count in counts]).tolist() == order

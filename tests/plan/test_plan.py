@@ -19,9 +19,9 @@ from mmdata.plan import (
     Rows,
     Shapes,
     Step,
-    TokenBudgetPolicy,
     rank_slice,
 )
+from mmdata.plan.buckets import fit_into_budget
 from mmdata.plan.queues import fill_up
 
 # Literal examples
@@ -361,18 +361,14 @@ def test_plan_of_windows_without_rows_is_refused(fake_rows):
         Plan(fake_rows([3]), TwoTexts(), global_batch_size=1, window_rows=0)
 
 
-@pytest.mark.parametrize("batch_sizes", [[4], [4, 4, 4], [4, 0], []])
-def test_plan_of_a_policy_without_a_batch_size_for_each_bucket_is_refused(fake_rows, batch_sizes: list[int]):
-    policy = TwoTexts()
-    policy.batch_sizes = batch_sizes
-    with pytest.raises(
-        ValueError, match=r"policy TwoTexts: batch sizes \[.*\] for 2 buckets; each bucket needs one, of 1"
-    ):
-        Plan(fake_rows([3]), policy, global_batch_size=4)
+def test_plan_of_batches_without_rows_is_refused(fake_rows):
+    with pytest.raises(ValueError, match=r"a batch has 1 row or more: got batch sizes \[0, 0\]"):
+        Plan(fake_rows([3]), TwoTexts(), global_batch_size=0)
 
 
 def test_plan_of_a_token_budget_names_the_setting_that_ranks_ask_for(fake_rows):
-    policy = TokenBudgetPolicy(LengthAspectPolicy([8, 77], [(64, 64)]), 800, global_batch_size=64, multiple=8)
+    policy = LengthAspectPolicy([8, 77], [(64, 64)])
+    policy.buckets = fit_into_budget(policy.buckets, 800, global_batch_size=64, multiple=8)
     plan = Plan(fake_rows([3]), policy, global_batch_size=64)
     assert plan.batch_sizes == [32, 8]
     with pytest.raises(

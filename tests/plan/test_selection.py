@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mmdata.hashing import share_bound
 from mmdata.plan import BucketPolicy, Groups, LengthAspectPolicy, Mixture, Plan, ShardSpan, summarize
-from mmdata.plan.ranges import RowRanges
+from mmdata.plan.windows import RowRanges
 from mmdata.tables.selection import Selection, shard_runs
 from tests.plan.test_plan import corpora, make, policies, settings_of_plans, with_lanes
 

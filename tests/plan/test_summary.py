@@ -46,7 +46,7 @@ def test_summary_counts_the_masked_places_and_every_row(fake_rows):
 )
 def test_summary_says_how_much_more_often_rows_of_a_shard_meet_than_in_a_shuffle(fake_rows, order, size, lift):
     rows = fake_rows([50, 50, 0, 50])
-    plan = OrderedPlan(rows, LengthAspectPolicy([77], [(64, 64)]), order, global_batch_size=size)
+    plan = OrderedPlan(Plan(rows, LengthAspectPolicy([77], [(64, 64)]), global_batch_size=size), order)
     assert summarize(plan).lift == pytest.approx(lift)
 
 

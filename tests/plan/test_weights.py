@@ -57,7 +57,7 @@ def test_each_row_comes_as_often_as_its_weight_says(
     values[1:3] = 1.0
     if zeros:
         values[3:] *= rng.random(rows.count - 3) < 0.5
-    plan = WeightedPlan(rows, POLICY, weights_of(values, seed=seed), global_batch_size=8, seed=3, window_rows=20)
+    plan = WeightedPlan(Plan(rows, POLICY, global_batch_size=8, seed=3, window_rows=20), weights_of(values, seed=seed))
     passes: dict[int, list[int]] = {row: [] for row in range(rows.count)}
     for epoch in range(6):
         found = passes_of_epoch(plan, epoch)
@@ -80,7 +80,7 @@ def test_ranks_share_each_step_and_go_on_anywhere(
     values = np.random.default_rng(seed).uniform(0.5, 3, rows.count)
 
     def plan() -> Plan:
-        return WeightedPlan(rows, POLICY, weights_of(values), global_batch_size=8, window_rows=20)
+        return WeightedPlan(Plan(rows, POLICY, global_batch_size=8, window_rows=20), weights_of(values))
 
     steps = list(plan().steps(2))
     start = data.draw(st.integers(0, len(steps)))
@@ -92,18 +92,17 @@ def test_ranks_share_each_step_and_go_on_anywhere(
         assert {part[number].bucket for part in own} == {step.bucket}
 
 
-def test_shapes_count_the_steps_of_an_epoch(fake_rows: Any):
+def test_steps_of_buckets_are_those_of_an_epoch(fake_rows: Any):
     rows = make(fake_rows, [30, 50], 1)
     values = np.random.default_rng(1).uniform(0, 3, 80)
-    plan = WeightedPlan(rows, POLICY, weights_of(values), global_batch_size=8)
+    plan = WeightedPlan(Plan(rows, POLICY, global_batch_size=8), weights_of(values))
     counted = Counter(step.bucket for step in plan.steps(1))
-    assert {shape.bucket: shape.steps for shape in plan.shapes(1)} == counted
-    assert {shape.rows for shape in plan.shapes(1)} == {8}
+    assert plan.steps_of_buckets(1) == [counted[bucket] for bucket in POLICY.buckets]
 
 
 def test_a_batch_takes_the_bucket_of_the_caption_that_the_pass_chooses(fake_rows: Any):
     rows = fake_rows([16], [3] * 16, [60] * 16, [10] * 16)  # caption e in pass e
-    plan = WeightedPlan(rows, POLICY, weights_of([3.0] * 16), global_batch_size=8, shuffle=False)
+    plan = WeightedPlan(Plan(rows, POLICY, global_batch_size=8, shuffle=False), weights_of([3.0] * 16))
     found = [(step.bucket.length, set(step.passes.tolist())) for step in plan.steps(0)]
     assert sorted(found) == [(4, {0}), (4, {0}), (12, {2}), (12, {2}), (77, {1}), (77, {1})]
 
@@ -114,7 +113,7 @@ def test_frequencies_over_a_million_rows_are_the_weights():
     weights = weights_of(values, seed=7)
     rows, parts = np.arange(len(values)), weights.num_parts
     assert parts == 4
-    counts = weights.passes(rows, 5 * parts) - weights.passes(rows, 4 * parts)  # of epoch 4
+    counts = weights.passes(rows, 5 * parts)[0] - weights.passes(rows, 4 * parts)[0]  # of epoch 4
     chi_squared = 0.0
     for value in np.unique(values):
         own, whole = counts[values == value], int(value)
@@ -129,13 +128,13 @@ def test_frequencies_over_a_million_rows_are_the_weights():
 def test_a_tenth_is_once_in_ten_epochs():
     weights = weights_of([0.1] * 999 + [1.0])
     rows = np.arange(999)
-    epochs = np.stack([weights.passes(rows, epoch + 1) - weights.passes(rows, epoch) for epoch in range(10)])
+    epochs = np.stack([weights.passes(rows, epoch + 1)[0] - weights.passes(rows, epoch)[0] for epoch in range(10)])
     assert (epochs.sum(axis=0) == 1).all()
     assert (epochs.sum(axis=1) > 60).all()  # of 99.9 on average, with a deviation of 9.5
 
 
 def test_parts_without_a_row_have_no_step(fake_rows: Any):
-    plan = WeightedPlan(fake_rows([3]), POLICY, weights_of([5.0, 0.0, 0.3]), global_batch_size=2)
+    plan = WeightedPlan(Plan(fake_rows([3]), POLICY, global_batch_size=2), weights_of([5.0, 0.0, 0.3]))
     assert plan.weights.num_parts == 5
     assert [plan.num_steps(epoch) for epoch in range(4)] == [5] * 4
     assert len(passes_of_epoch(plan, 3)[0]) == 5
@@ -144,20 +143,20 @@ def test_parts_without_a_row_have_no_step(fake_rows: Any):
 def test_rows_meet_others_in_each_epoch(fake_rows: Any):
     weights = weights_of([1.0] * 999 + [10.0])
     rows = np.arange(999)
-    parts = [weights.passes(rows, part + 1) > weights.passes(rows, part) for part in (0, 10, 20)]
+    parts = [weights.passes(rows, part + 1)[0] > weights.passes(rows, part)[0] for part in (0, 10, 20)]
     assert all(60 < part.sum() < 140 for part in parts)  # of 99.9 on average, with a deviation of 9.5
     assert all((one & other).sum() < 30 for one, other in itertools.pairwise(parts))  # 10 on average
 
 
 def test_a_window_reaches_over_as_many_shards_as_one_of_all_rows(fake_rows: Any):
     rows = fake_rows([100] * 50)
-    plan = WeightedPlan(rows, POLICY, weights_of([1.0] * 4999 + [10.0]), global_batch_size=10, window_rows=500)
+    plan = WeightedPlan(Plan(rows, POLICY, global_batch_size=10, window_rows=500), weights_of([1.0] * 4999 + [10.0]))
     shards = {int(row) // 100 for step, _ in zip(plan.steps(0), range(3), strict=False) for row in step.rows}
     assert len(shards) <= 6  # a window of 500 of all rows is five shards
 
 
 def test_an_epoch_whose_passes_cannot_be_counted_is_refused(fake_rows: Any):
-    plan = WeightedPlan(fake_rows([4]), POLICY, weights_of([1000.0, 1, 1, 1]), global_batch_size=2)
+    plan = WeightedPlan(Plan(fake_rows([4]), POLICY, global_batch_size=2), weights_of([1000.0, 1, 1, 1]))
     assert plan.num_steps(8387) == 1000
     with pytest.raises(ValueError, match=r"^epoch must be 0 … 8387 with weights up to 1000: got 8388$"):
         next(plan.steps(8388))
@@ -166,7 +165,7 @@ def test_an_epoch_whose_passes_cannot_be_counted_is_refused(fake_rows: Any):
 def test_weights_are_a_part_of_the_identity(fake_rows: Any):
     rows = fake_rows([4])
     one, same, other = (
-        WeightedPlan(rows, POLICY, weights_of(values), global_batch_size=2).identity()
+        WeightedPlan(Plan(rows, POLICY, global_batch_size=2), weights_of(values)).identity()
         for values in ([1, 2, 1, 1], [1, 2, 1, 1], [1, 2, 1, 1.5])
     )
     assert one == same
@@ -175,18 +174,18 @@ def test_weights_are_a_part_of_the_identity(fake_rows: Any):
 
 def test_wrong_weights_are_refused(fake_rows: Any):
     with pytest.raises(ValueError, match=r"^weights: 3 for 4 rows; give one a row$"):
-        WeightedPlan(fake_rows([4]), POLICY, weights_of([1.0] * 3), global_batch_size=2)
+        WeightedPlan(Plan(fake_rows([4]), POLICY, global_batch_size=2), weights_of([1.0] * 3))
     with pytest.raises(
         ValueError, match=r"^weights \(\w{16}\): the weights are so small that an epoch may have no row"
     ):
-        WeightedPlan(fake_rows([4]), POLICY, weights_of([0.2] * 4), global_batch_size=2)
+        WeightedPlan(Plan(fake_rows([4]), POLICY, global_batch_size=2), weights_of([0.2] * 4))
 
 
 def test_weights_of_selected_rows_leave_the_others_out(fake_rows: Any):
     rows = fake_rows([10, 10])
     chosen = np.arange(20) % 2 == 0
     rows.selection = Selection(rows.starts, [chosen[:10], chosen[10:]], name="even")
-    plan = WeightedPlan(rows, POLICY, weights_of(np.where(chosen, 1.5, 0.0)), global_batch_size=4)
+    plan = WeightedPlan(Plan(rows, POLICY, global_batch_size=4), weights_of(np.where(chosen, 1.5, 0.0)))
     assert set(passes_of_epoch(plan, 0)) == set(range(0, 20, 2))
     assert plan.num_rows == 10
 
@@ -194,13 +193,13 @@ def test_weights_of_selected_rows_leave_the_others_out(fake_rows: Any):
 def test_the_next_epoch_of_a_rare_row_is_found_at_once():
     weights = RowWeights(np.array([0.3, 1e-5, 1e-8, 0.0], np.float32), name="w", seed=3)
     row = np.array([0])
-    epochs = [epoch for epoch in range(40) if weights.passes(row, epoch + 1) > weights.passes(row, epoch)]
+    epochs = [epoch for epoch in range(40) if weights.passes(row, epoch + 1)[0] > weights.passes(row, epoch)[0]]
     assert [weights.next_epoch(0, epoch) for epoch in range(epochs[-1] + 1)] == [
         next(one for one in epochs if one >= epoch) for epoch in range(epochs[-1] + 1)
     ]
     rare = weights.next_epoch(1, 0)
     assert rare is not None
     rows = np.array([1])
-    assert weights.passes(rows, rare + 1) == weights.passes(rows, rare) + 1 == [1]
+    assert weights.passes(rows, rare + 1)[0] == weights.passes(rows, rare)[0] + 1 == [1]
     assert weights.next_epoch(3, 0) is None
     assert weights.next_epoch(2, 2**20) is None  # beyond the last epoch that there is
