@@ -113,7 +113,8 @@ class ShardStore:
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; a shard in the cache counts as used now."""
         part, local = self._index.part(shard)
-        return part.tars_folder.has_shard(part.listed(local))
+        cache = part.tars_folder.cache
+        return cache is None or cache.touch(part.listed(local).sha256)
 
     def fetch(self, shard: int, stop: Event) -> None:
         """Bring a shard into the cache. Returns immediately if it is in the cache, and when `stop` is set.

@@ -37,8 +37,6 @@ JOINS_NAME = "joins"
 
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
-MAX_INDEX_BYTES = 2**30
-"""Largest part of a file that is fetched whole."""
 _OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
 
 T = TypeVar("T")
@@ -74,13 +72,13 @@ class ListedShard:
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes [start, end) of a file of `size` bytes, by default the whole file, and their SHA-256."""
+    """Bytes [start, end) of a file of `size` bytes, and their SHA-256."""
 
     name: str
     sha256: str
-    start: int = 0
-    end: int | None = None
-    size: int = 0
+    start: int
+    end: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -166,10 +164,6 @@ class LocalFolder:
         """
         return open_regular(self.shard_path(shard), "shard")
 
-    def has_shard(self, shard: ListedShard) -> bool:
-        """Whether `open_shard` returns without fetching anything."""
-        return True
-
     def shard_path(self, shard: ListedShard) -> Path:
         """Path of a tar."""
         return self.path / shard.name
@@ -213,7 +207,7 @@ class RemoteFolder:
             DataError, ConfigError: there is none, or it cannot be fetched.
         """
         try:
-            return self._whole(self.url_of(INNER + MANIFEST_NAME), MAX_MANIFEST_BYTES)
+            return self._small(INNER + MANIFEST_NAME)
         except (DataError, ConfigError) as error:
             # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
             denied = status_of(error.__cause__) == 403 or isinstance(error.__cause__, PermissionError)
@@ -222,7 +216,7 @@ class RemoteFolder:
             missing = error
         if self.url.startswith("s3://"):
             with suppress(DataError, ConfigError):
-                self._whole(self.url_of(f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)
+                self._small(f"{PRIVATE_NAME}/run.json")
                 missing = unfinished(str(self))
         raise missing
 
@@ -233,11 +227,11 @@ class RemoteFolder:
             DataError: `use` raises it, also of a part fetched anew; or the part has another hash.
         """
         url, path = self.url_of(part.name), self.cache.path(part.sha256)
+        chunks = partial(self._chunks, url, Event(), size=part.size, start=part.start, end=part.end)
+        remote = Remote(display_name(url), part.sha256, part.end - part.start, chunks)
         damaged: DataError | None = None
         for _ in range(_OPENS):
-            if not self.cache.touch(part.sha256):
-                data = self._part(url, part)
-                os.close(self.cache.open(Remote(display_name(url), part.sha256, len(data), lambda data=data: [data])))
+            os.close(self.cache.open(remote))
             try:
                 return use(path, 0)
             except FileNotFoundError:  # another process needed its room in the cache
@@ -248,14 +242,9 @@ class RemoteFolder:
                 damaged = error
                 self.cache.remove(part.sha256)
         raise ConfigError(
-            f"'{display_name(url)}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
+            f"'{remote.name}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
             f"set data.loading.cache_gb to more"
         )
-
-    def _part(self, url: str, part: FileRange) -> bytes:
-        if part.end is None:
-            return self._whole(url, MAX_INDEX_BYTES)
-        return b"".join(self._chunks(url, Event(), size=part.size, start=part.start, end=part.end))
 
     def below(self, location: str) -> RemoteFolder:
         """The folder at a path relative to this one."""
@@ -270,10 +259,6 @@ class RemoteFolder:
         url = self.url_of(shard.name)
         chunks = partial(self._chunks, url, stop or Event(), size=shard.bytes)
         return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
-
-    def has_shard(self, shard: ListedShard) -> bool:
-        """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
-        return self.cache.touch(shard.sha256)
 
     def shard_path(self, shard: ListedShard) -> Path:
         """Path of a tar in the cache, fetched first. It may be removed at any time."""
@@ -339,9 +324,9 @@ class RemoteFolder:
         with closing(RemoteFile(self._files, url, stop, start=start, size=size, end=end)) as file:
             yield from iter(file.read, b"")
 
-    def _whole(self, url: str, most: int) -> bytes:
-        """A small file of unknown size, of at most `most` bytes."""
-        return RemoteFile(self._files, url, Event()).read_small(most)
+    def _small(self, name: str) -> bytes:
+        """A small file of unknown size."""
+        return RemoteFile(self._files, self.url_of(name), Event()).read_small(MAX_MANIFEST_BYTES)
 
 
 Folder = LocalFolder | RemoteFolder
