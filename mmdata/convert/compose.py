@@ -6,6 +6,7 @@ those whose class number was guessed wrongly are written again.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -192,7 +193,7 @@ def _sample(columns: ShardColumns, row: int, data: bytes, label: int | None) -> 
     """A sample as it was given to `TarWriter`, with another label."""
     (key,) = columns.keys_of(slice(row, row + 1))
     members: dict[str, bytes] = {}
-    for member in read_members(data + END, name=key):
+    for member in read_members(io.BytesIO(data + END), name=key):
         name = split_name(member.name)
         assert name is not None
         members[name[1]] = data[member.offset : member.offset + member.size]

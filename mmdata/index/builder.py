@@ -6,12 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.errors import ConfigError, DamagedShard, DataError
 from mmdata.files import write_whole
-from mmdata.hashing import file_sha256
 from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.columns import ShardColumns
@@ -139,8 +139,16 @@ class _TarScanner:
         # A URL's identity is the same when a whole tar has replaced the damaged one.
         if known is None or (known.facts.suspects.damage and self.tars.are_remote and not self.skip_damaged):
             with self.tars.at_hand(number, step) as tar:
-                scan = scan_shard(tar.path, limits=self.limits, members=self.members, step=tar.step, name=name)
-                known = ReadTar.of(scan, tar.sha256 or file_sha256(tar.path), tar.path.stat().st_size)
+                digest = sha256()
+                scan = scan_shard(
+                    tar.path,
+                    limits=self.limits,
+                    members=self.members,
+                    step=tar.step,
+                    name=name,
+                    on_bytes=None if tar.sha256 else digest.update,
+                )
+                known = ReadTar.of(scan, tar.sha256 or digest.hexdigest(), tar.path.stat().st_size)
             self.staging.save(name, identity, known)
         return known.facts.in_brief()
 

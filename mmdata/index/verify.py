@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mmdata.errors import BadSample, DataError, Reason, explain, printable
-from mmdata.hashing import file_sha256
 from mmdata.images.probe import NO_LIMITS
 from mmdata.index.columns import SCHEMA, ShardColumns
 from mmdata.index.encode import Labels, encode, number_labels, with_tokens
@@ -211,8 +210,9 @@ class _Check:
             return
         if (size := path.stat().st_size) != entry.bytes:
             yield f"{size} bytes, and the manifest says {entry.bytes}"
-        scan = scan_shard(path, limits=NO_LIMITS, members=self._manifest.members, step=step, name=entry.name)
-        if size == entry.bytes and file_sha256(path) != entry.sha256:
+        digest, members = hashlib.sha256(), self._manifest.members
+        scan = scan_shard(path, limits=NO_LIMITS, members=members, step=step, name=entry.name, on_bytes=digest.update)
+        if size == entry.bytes and digest.hexdigest() != entry.sha256:
             yield "its SHA-256 is not the manifest's: the content changed"
         columns = None
         try:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.errors import BadSample, DamagedShard, DataError, Reason
-from mmdata.hashing import fast_hash_of, hash64
+from mmdata.hashing import fast_hash, fast_hash_of, hash64
 from mmdata.images.pillow import name_warnings, sample_name
 from mmdata.images.probe import FORMATS, Limits, probe
 from mmdata.tars.captions import JSON, JSON_KEY, NO_CAPTION, TXT
@@ -30,8 +30,10 @@ from mmdata.tars.texts import Loss, SampleTexts, missing_caption
 
 NO_IMAGE = 255
 """The `image_format` of a row without an image."""
-READ_BYTES = 2**20
-"""Bytes that are hashed of a member at once."""
+READ_BYTES = 2**18
+"""Bytes that are read of a tar at once."""
+HELD_BYTES = 2**26
+"""Payloads of the last members that are held until their sample is complete; an image before them is read again."""
 
 NO_MEMBER = Member("", 0, 0, 0)
 
@@ -218,6 +220,7 @@ def scan_shard(
     name: str,
     members: Members = USUAL,
     step: Callable[[int], object] = lambda offset: None,
+    on_bytes: Callable[[memoryview], object] | None = None,
 ) -> Scan:
     """Read a tar strictly, once, from front to back.
 
@@ -227,6 +230,7 @@ def scan_shard(
         name: of the tar, for messages and the list of left-out rows.
         members: which members are image, caption and label.
         step: called with the offset of each sample.
+        on_bytes: called with all bytes of the file, in order, also with those behind damage; None: these are not read.
 
     Returns:
         The samples; of a damaged tar those before the damage, and `Scan.damage`. The sample in which the damage lies is
@@ -234,13 +238,14 @@ def scan_shard(
     """
     samples: list[ScannedSample] = []
     damage: DamagedShard | None = None
-    with FileIO(shard) as file:
-        tar = _Tar(file, name)
-        reader = SampleReader(tar, name=name)
+    with _File(shard, on_bytes) as file:
+        tar = _TarInPassing(file)
+        reader = SampleReader(tar.hashed(read_members(tar, name=name)), name=name)
         try:
             for group in reader:
                 with name_warnings(partial(sample_name, name, group.key)):
                     samples.append(scan_sample(group, tar.payload, limits=limits, members=members))
+                tar.forget()
                 step(group.start)
         except DamagedShard as error:
             damage = error
@@ -248,27 +253,76 @@ def scan_shard(
             if key:
                 fault = (Reason.DAMAGED_SHARD, error.what)
                 samples.append(ScannedSample(IndexRow(key), start, None, {}, fault, has_image=True, has_caption=True))
+        if on_bytes is not None:
+            tar.seek(tar.size)
     return Scan(name, samples, reader.ignored, damage)
 
 
-class _Tar:
-    """A tar whose members are hashed as they are read. Its file's position is of no use: threads may share it."""
+class _File(io.FileIO):
+    """A file from its first byte on; it shows all that is read of it."""
 
-    def __init__(self, file: FileIO, name: str) -> None:
-        self._file, self._name = file, name
+    def __init__(self, file: Path | int, on_bytes: Callable[[memoryview], object] | None) -> None:
+        super().__init__(file)
+        self._on_bytes = on_bytes
+        self._at = 0
 
-    def __iter__(self) -> Iterator[Member]:
-        for member in read_members(self._file, name=self._name):
-            yield member._replace(xxh3=fast_hash_of(self._pieces(member)))
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer. Others may read by the same descriptor, whose own position is of no use."""
+        count = os.preadv(self.fileno(), [buffer], self._at)
+        self._at += count
+        if self._on_bytes is not None:
+            self._on_bytes(memoryview(buffer)[:count])
+        return count
+
+
+class _TarInPassing:
+    """A tar that is read once, from front to back; see `mmdata.tars.tar.Seekable`."""
+
+    def __init__(self, file: _File) -> None:
+        self._file = io.BufferedReader(file, READ_BYTES)
+        self._at = 0
+        self._held: dict[int, bytes] = {}
+        self._held_bytes = 0
+        self.size = os.fstat(file.fileno()).st_size
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Read up to an offset that lies ahead; or tell the size of the file, with SEEK_END."""
+        if whence == os.SEEK_END:
+            return self.size
+        assert offset >= self._at
+        while self._at < offset and self.read(min(READ_BYTES, offset - self._at)):
+            pass
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, fewer at the end."""
+        data = self._file.read(size)
+        self._at += len(data)
+        return data
+
+    def hashed(self, members: Iterable[Member]) -> Iterator[Member]:
+        """The members with the hashes of their payloads, which are held while there is room."""
+        for name, offset, size, start, split, _ in members:
+            if size > HELD_BYTES // 4:
+                sizes = (min(READ_BYTES, size - done) for done in range(0, size, READ_BYTES))
+                yield Member(name, offset, size, start, split, fast_hash_of(map(self.read, sizes)))
+                continue
+            data = self.read(size)
+            while self._held and self._held_bytes + size > HELD_BYTES:
+                self._held_bytes -= len(self._held.pop(next(iter(self._held))))
+            self._held[offset] = data
+            self._held_bytes += size
+            yield Member(name, offset, size, start, split, fast_hash(data))
+
+    def forget(self) -> None:
+        """Hold no payload but the last, which may be of the next sample."""
+        for offset in [*self._held][:-1]:
+            self._held_bytes -= len(self._held.pop(offset))
 
     def payload(self, member: Member) -> bytes:
-        """The bytes of a member."""
-        return os.pread(self._file.fileno(), member.size, member.offset)
-
-    def _pieces(self, member: Member) -> Iterator[bytes]:
-        end = member.offset + member.size
-        for start in range(member.offset, end, READ_BYTES):
-            yield os.pread(self._file.fileno(), min(READ_BYTES, end - start), start)
+        """The bytes of a member that was read."""
+        held = self._held.get(member.offset)
+        return os.pread(self._file.fileno(), member.size, member.offset) if held is None else held
 
 
 def scan_sample(group: Group, read: ReadMember, *, limits: Limits, members: Members = USUAL) -> ScannedSample:

@@ -10,7 +10,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 from mmdata.errors import DamagedShard
 
@@ -37,6 +37,18 @@ _REFUSED = {
     b"S": "a sparse file",
     b"M": "a continued file of a multi-volume tar",
 }
+
+
+class Seekable(Protocol):
+    """What a tar is read from: an open file, or a shard of a store."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Set the position; returns it."""
+        ...
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, fewer at the end."""
+        ...
 
 
 class Member(NamedTuple):
@@ -106,11 +118,11 @@ def split_name(name: str) -> tuple[str, str] | None:
     return folder + slash + stem, extension.lower()
 
 
-def read_members(tar: BinaryIO | bytes, *, name: str) -> Iterator[Member]:
+def read_members(file: Seekable, *, name: str) -> Iterator[Member]:
     """The regular files of a tar, in order; directories are skipped. Payloads are not read.
 
     Args:
-        tar: an open file, whose position is neither used nor changed; or all bytes.
+        file: seekable; its position does not matter, and the caller may change it between members.
         name: the shard, for messages.
 
     Raises:
@@ -118,16 +130,16 @@ def read_members(tar: BinaryIO | bytes, *, name: str) -> Iterator[Member]:
             link, device or sparse file, a size that is negative, overridden or larger than the file, a duplicate
             member. The message names the offset, and the end of the last good sample.
     """
-    yield from _TarReader(tar, name).members()
+    yield from _TarReader(file, name).members()
 
 
 class _TarReader:
     """One pass over a tar's headers."""
 
-    def __init__(self, tar: BinaryIO | bytes, shard: str) -> None:
-        self._tar = tar
+    def __init__(self, file: Seekable, shard: str) -> None:
+        self._file = file
         self._shard = shard
-        self._size = len(tar) if isinstance(tar, bytes) else os.fstat(tar.fileno()).st_size
+        self._size = file.seek(0, os.SEEK_END)
         self._sample: tuple[str, int] = ("", 0)  # key and start of the current sample
 
     def members(self) -> Iterator[Member]:
@@ -270,9 +282,8 @@ class _TarReader:
         return block
 
     def _read(self, position: int, size: int) -> bytes:
-        if isinstance(self._tar, bytes):
-            return self._tar[position : position + size]
-        return os.pread(self._tar.fileno(), size, position)
+        self._file.seek(position)
+        return self._file.read(size)
 
     def _fail(self, position: int, what: str) -> NoReturn:
         raise DamagedShard(
