@@ -25,9 +25,7 @@ from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import (
     MANIFEST_NAME,
     QUARANTINE_NAME,
-    LocalFolder,
     find_ledger,
-    folder_of_index,
     has_manifest,
     local_folder,
 )
@@ -140,8 +138,7 @@ def build_index(
         if known is not None and (known.tokenizer is not None or counting.tokenizer is None):
             report = IndexReport(folder, known.moved(location), dict(known.accounts or {}), unchanged=True)
         elif known is not None:
-            tars_folder = folder_of_index(LocalFolder(folder), location, cache)
-            known = replace(known, location=location, folder=tars_folder)
+            known = replace(known, location=location)
             manifest = _add_lengths(folder, staging, known, counting, progress)
             report = IndexReport(folder, manifest, dict(manifest.accounts or {}), only_counted=True)
         else:

@@ -224,7 +224,7 @@ class Index:
     @cached_property
     def caches(self) -> list[ShardCache]:
         """The caches of the folders behind URLs, each once."""
-        found = [manifest.folder.cache for manifest in self.manifests]
+        found = [manifest.tars_folder.cache for manifest in self.manifests]
         return list({id(cache): cache for cache in found if cache is not None}.values())
 
     def cells(self) -> Iterator[Histograms]:

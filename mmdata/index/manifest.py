@@ -40,8 +40,8 @@ from mmdata.storage.folder import (
     LocalFolder,
     Location,
     find_folder,
-    folder_of_index,
     local_folder,
+    tars_of,
 )
 from mmdata.storage.urls import check_plain_name
 from mmdata.tars.captions import unique_keys
@@ -305,9 +305,11 @@ class Manifest(Top):
         accounts: where the rows come from (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
         folder: the folder of shards.
+        cache: for tars behind a URL; None: `ShardCache()`.
     """
 
     folder: Folder = field(default=LocalFolder(Path()), compare=False)
+    cache: ShardCache | None = field(default=None, compare=False, repr=False)
     _opened: dict[int, ShardList] = field(init=False, default_factory=dict, compare=False, repr=False)
     _locks: list[Any] = field(
         init=False, default_factory=lambda: [new_lock() for _ in range(OPENERS)], compare=False, repr=False
@@ -327,8 +329,13 @@ class Manifest(Top):
         """
         folder = find_folder(location, cache)
         top = _checked(folder.read_manifest(), f"{folder}/{INNER}{MANIFEST_NAME}")
-        folder = folder_of_index(folder, top.location, cache)
-        return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder)
+        tars_of(folder, top.location, cache)  # raises for a location that is not followed
+        return cls(**{item.name: getattr(top, item.name) for item in fields(Top)}, folder=folder, cache=cache)
+
+    @cached_property
+    def tars_folder(self) -> Folder:
+        """The folder of the tars."""
+        return tars_of(self.folder, self.location, self.cache)
 
     @cached_property
     def members(self) -> Members:
@@ -347,11 +354,11 @@ class Manifest(Top):
 
     def shard_path(self, shard: int) -> Path:
         """Path of the tar. A tar behind a URL is fetched into the cache first, which may remove it at any time."""
-        return self.folder.shard_path(self.location, self.listed(shard))
+        return self.tars_folder.shard_path(self.listed(shard))
 
     def shard_place(self, shard: int) -> str:
         """Path or URL of the tar, for messages."""
-        return self.folder.place(self.location, self.listed(shard).name)
+        return self.tars_folder.place(self.listed(shard).name)
 
     def open_shard(self, shard: int, stop: Event | None = None) -> int:
         """A descriptor of the tar, which the caller closes; a tar behind a URL is fetched if it is not in the cache.
@@ -360,7 +367,7 @@ class Manifest(Top):
             FileNotFoundError: there is none.
             DataError, ConfigError, Interrupted: see `mmdata.storage.cache.ShardCache.open`.
         """
-        return self.folder.open_shard(self.location, self.listed(shard), stop)
+        return self.tars_folder.open_shard(self.listed(shard), stop)
 
     def columns(self, shard: int) -> ShardColumns:
         """The columns of a shard; see `ShardColumns.open`.
@@ -452,7 +459,7 @@ class Manifest(Top):
         try:
             return self.folder.with_range(FileRange(name, sha256, start, end, size), use)
         except FileNotFoundError:
-            place = self.folder.place(".", name)
+            place = self.folder.place(name)
             raise DataError(f"index '{place}': no such file, and the manifest names it; {REMAKE}") from None
 
 

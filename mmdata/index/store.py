@@ -113,7 +113,8 @@ class ShardStore:
     def is_here(self, shard: int) -> bool:
         """Whether a shard can be read without fetching it; a shard in the cache counts as used now."""
         part, local = self._index.part(shard)
-        return part.folder.has_shard(part.listed(local))
+        cache = part.tars_folder.cache
+        return cache is None or cache.touch(part.listed(local).sha256)
 
     def fetch(self, shard: int, stop: Event) -> None:
         """Bring a shard into the cache. Returns immediately if it is in the cache, and when `stop` is set.
@@ -122,7 +123,7 @@ class ShardStore:
             DataError, ConfigError: it cannot be fetched.
         """
         part, _ = self._index.part(shard)
-        if part.folder.cache is not None:
+        if part.tars_folder.cache is not None:
             with suppress(Interrupted):
                 self._open_shard(shard, stop)
 

@@ -171,7 +171,7 @@ class UrlTars:
 
     def place(self, number: int) -> str:
         """The URL of a tar."""
-        return self._folder.place(".", self.names[number])
+        return self._folder.place(self.names[number])
 
     def identity(self, number: int) -> dict[str, Any]:
         """The URL: a tar that was read is not asked for again."""
@@ -210,7 +210,7 @@ class UrlTars:
 
     def change(self, number: int, indexed: ListedShard, *, by_size: bool) -> str | None:
         """How a tar differs in size from the one that was indexed; whenever it is fetched, its hash is compared."""
-        size = self._folder.file_of(self._folder.url_of(".", self.names[number]), self._stop).bytes
+        size = self._folder.file_of(self._folder.url_of(self.names[number]), self._stop).bytes
         return f"has {size:,} bytes, and {indexed.bytes:,} were indexed" if size != indexed.bytes else None
 
     def fill_cache(self, manifest: Manifest) -> int:

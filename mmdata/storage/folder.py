@@ -37,8 +37,6 @@ JOINS_NAME = "joins"
 
 MAX_MANIFEST_BYTES = 2**26
 """Largest manifest.json, as nothing says its size; that of a million shards has a quarter of a million bytes."""
-MAX_INDEX_BYTES = 2**30
-"""Largest part of a file that is fetched whole."""
 _OPENS = 8  # times that a file may be removed from the cache between being fetched and being opened
 
 T = TypeVar("T")
@@ -74,26 +72,20 @@ class ListedShard:
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes [start, end) of a file of `size` bytes, by default the whole file, and their SHA-256."""
+    """Bytes [start, end) of a file of `size` bytes, and their SHA-256."""
 
     name: str
     sha256: str
-    start: int = 0
-    end: int | None = None
-    size: int = 0
+    start: int
+    end: int
+    size: int
 
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder on this machine's disks. Its methods are those of `RemoteFolder`; its text is for messages.
-
-    Attributes:
-        path: of the folder.
-        tars: where the tars lie, if the folder is the index of tars behind a URL.
-    """
+    """A folder on this machine's disks. Its methods are those of `RemoteFolder`; its text is for messages."""
 
     path: Path
-    tars: RemoteFolder | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -102,9 +94,8 @@ class LocalFolder:
         return str(self.path)
 
     @property
-    def cache(self) -> ShardCache | None:
-        """Where the tars are kept; None if they lie on this disk."""
-        return self.tars and self.tars.cache
+    def cache(self) -> None:
+        """Where its files are kept: they lie on this disk."""
 
     @property
     def identity(self) -> str:
@@ -160,30 +151,26 @@ class LocalFolder:
         """
         return use(self.path / part.name, part.start)
 
-    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+    def below(self, location: str) -> LocalFolder:
+        """The folder at a path relative to this one."""
+        return LocalFolder(self.path / location)
+
+    def open_shard(self, shard: ListedShard, stop: Event | None = None) -> int:
         """A descriptor of a tar, which the caller closes.
 
         Raises:
             FileNotFoundError: there is none.
             DataError: it is not a regular file.
         """
-        if self.tars is not None:
-            return self.tars.open_shard(".", shard, stop)
-        return open_regular(self.shard_path(location, shard), "shard")
+        return open_regular(self.shard_path(shard), "shard")
 
-    def has_shard(self, shard: ListedShard) -> bool:
-        """Whether `open_shard` returns without fetching anything."""
-        return self.tars is None or self.tars.has_shard(shard)
-
-    def shard_path(self, location: str, shard: ListedShard) -> Path:
+    def shard_path(self, shard: ListedShard) -> Path:
         """Path of a tar."""
-        return self.path / location / shard.name if self.tars is None else self.tars.shard_path(".", shard)
+        return self.path / shard.name
 
-    def place(self, location: str, name: str) -> str:
-        """Path of a file, or URL of a tar behind one, for messages."""
-        if self.tars is not None and "://" in location:
-            return self.tars.place(".", name)
-        return str(self.path / location / name)
+    def place(self, name: str) -> str:
+        """Path of a file, for messages."""
+        return str(self.path / name)
 
 
 class RemoteFolder:
@@ -220,7 +207,7 @@ class RemoteFolder:
             DataError, ConfigError: there is none, or it cannot be fetched.
         """
         try:
-            return self._whole(self.url_of(".", INNER + MANIFEST_NAME), MAX_MANIFEST_BYTES)
+            return self._small(INNER + MANIFEST_NAME)
         except (DataError, ConfigError) as error:
             # A bucket that may not be listed answers 403 for what it does not hold: denied counts as missing.
             denied = status_of(error.__cause__) == 403 or isinstance(error.__cause__, PermissionError)
@@ -229,7 +216,7 @@ class RemoteFolder:
             missing = error
         if self.url.startswith("s3://"):
             with suppress(DataError, ConfigError):
-                self._whole(self.url_of(".", f"{PRIVATE_NAME}/run.json"), MAX_MANIFEST_BYTES)
+                self._small(f"{PRIVATE_NAME}/run.json")
                 missing = unfinished(str(self))
         raise missing
 
@@ -239,12 +226,12 @@ class RemoteFolder:
         Raises:
             DataError: `use` raises it, also of a part fetched anew; or the part has another hash.
         """
-        url, path = self.url_of(".", part.name), self.cache.path(part.sha256)
+        url, path = self.url_of(part.name), self.cache.path(part.sha256)
+        chunks = partial(self._chunks, url, Event(), size=part.size, start=part.start, end=part.end)
+        remote = Remote(display_name(url), part.sha256, part.end - part.start, chunks)
         damaged: DataError | None = None
         for _ in range(_OPENS):
-            if not self.cache.touch(part.sha256):
-                data = self._part(url, part)
-                os.close(self.cache.open(Remote(display_name(url), part.sha256, len(data), lambda data=data: [data])))
+            os.close(self.cache.open(remote))
             try:
                 return use(path, 0)
             except FileNotFoundError:  # another process needed its room in the cache
@@ -255,37 +242,32 @@ class RemoteFolder:
                 damaged = error
                 self.cache.remove(part.sha256)
         raise ConfigError(
-            f"'{display_name(url)}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
+            f"'{remote.name}': removed from the cache '{self.cache.folder}' as soon as it is fetched; "
             f"set data.loading.cache_gb to more"
         )
 
-    def _part(self, url: str, part: FileRange) -> bytes:
-        if part.end is None:
-            return self._whole(url, MAX_INDEX_BYTES)
-        return b"".join(self._chunks(url, Event(), size=part.size, start=part.start, end=part.end))
+    def below(self, location: str) -> RemoteFolder:
+        """The folder at a path relative to this one."""
+        return RemoteFolder(self.url_of(location), self.cache)
 
-    def open_shard(self, location: str, shard: ListedShard, stop: Event | None = None) -> int:
+    def open_shard(self, shard: ListedShard, stop: Event | None = None) -> int:
         """A descriptor of a tar, which the caller closes; the tar is fetched if it is not in the cache.
 
         Raises:
             DataError, ConfigError, Interrupted: see `ShardCache.open`.
         """
-        url = self.url_of(location, shard.name)
+        url = self.url_of(shard.name)
         chunks = partial(self._chunks, url, stop or Event(), size=shard.bytes)
         return self.cache.open(Remote(display_name(url), shard.sha256, shard.bytes, chunks), stop)
 
-    def has_shard(self, shard: ListedShard) -> bool:
-        """Whether `open_shard` returns without fetching anything; a tar in the cache counts as used now."""
-        return self.cache.touch(shard.sha256)
-
-    def shard_path(self, location: str, shard: ListedShard) -> Path:
+    def shard_path(self, shard: ListedShard) -> Path:
         """Path of a tar in the cache, fetched first. It may be removed at any time."""
-        os.close(self.open_shard(location, shard))
+        os.close(self.open_shard(shard))
         return self.cache.path(shard.sha256)
 
-    def place(self, location: str, name: str) -> str:
+    def place(self, name: str) -> str:
         """URL of a file, for messages."""
-        return display_name(self.url_of(location, name))
+        return display_name(self.url_of(name))
 
     def fetch_new(self, name: str, stop: Event, step: Callable[[int], None]) -> Incoming:
         """A file whose hash nobody knows yet, in the cache until it is ended.
@@ -299,7 +281,7 @@ class RemoteFolder:
             DataError, ConfigError, Interrupted: see `repeated` and `ShardCache.fetch`; or the server does not say the
                 size.
         """
-        with self._begun(self.url_of(".", name), stop) as (file, remote):
+        with self._begun(self.url_of(name), stop) as (file, remote):
             return self.cache.fetch(remote._replace(chunks=lambda: iter(file.read, b"")), stop, step)
 
     def file_of(self, url: str, stop: Event) -> Remote:
@@ -323,16 +305,18 @@ class RemoteFolder:
             chunks = partial(self._chunks, url, stop, size=file.size)
             yield file, Remote(file.name, key, file.size, chunks, is_hash=False)
 
-    def url_of(self, location: str, name: str) -> str:
-        """URL of a file in `location`, a folder relative to this one."""
-        protocol, _, path = self.url.partition("://")
-        path, question, query = path.partition("?") if is_http(self.url) else (path, "", "")
-        root, _, inside = path.partition("/")  # host or bucket; nothing for file:///
-        if is_http(self.url):
-            location, name = quote(location), quote(name)
-        whole = posixpath.normpath(posixpath.join(inside, location, name))
-        if posixpath.isabs(location) or whole.startswith("../"):
-            raise DataError(f"'{self}': its tars lie in '{location}', which leads out of '{protocol}://{root}'")
+    def url_of(self, path: str) -> str:
+        """URL of what lies at a path relative to this folder.
+
+        Raises:
+            DataError: the path leads out of the host or bucket.
+        """
+        protocol, _, rest = self.url.partition("://")
+        folder, question, query = rest.partition("?") if is_http(self.url) else (rest, "", "")
+        root, _, inside = folder.partition("/")  # host or bucket; nothing for file:///
+        whole = posixpath.normpath(posixpath.join(inside, quote(path) if is_http(self.url) else path))
+        if posixpath.isabs(path) or whole.partition("/")[0] == "..":
+            raise DataError(f"'{self}': its tars lie in '{path}', which leads out of '{protocol}://{root}'")
         return f"{protocol}://{root}/{whole}{question}{query}"
 
     def _chunks(self, url: str, stop: Event, *, size: int, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -340,9 +324,9 @@ class RemoteFolder:
         with closing(RemoteFile(self._files, url, stop, start=start, size=size, end=end)) as file:
             yield from iter(file.read, b"")
 
-    def _whole(self, url: str, most: int) -> bytes:
-        """A small file of unknown size, of at most `most` bytes."""
-        return RemoteFile(self._files, url, Event()).read_small(most)
+    def _small(self, name: str) -> bytes:
+        """A small file of unknown size."""
+        return RemoteFile(self._files, self.url_of(name), Event()).read_small(MAX_MANIFEST_BYTES)
 
 
 Folder = LocalFolder | RemoteFolder
@@ -370,25 +354,25 @@ def find_folder(location: Location, cache: ShardCache | None = None) -> Folder:
     return RemoteFolder(name, cache or ShardCache()) if "://" in name else LocalFolder(Path(name))
 
 
-def folder_of_index(folder: Folder, tars: str, cache: ShardCache | None = None) -> Folder:
-    """The folder of an index, whose manifest names the place of the tars.
+def tars_of(folder: Folder, location: str, cache: ShardCache | None = None) -> Folder:
+    """The folder with the tars of an index.
 
     Args:
-        folder: with the manifest.
-        tars: the manifest's location: a folder relative to `folder`, or a URL.
+        folder: of the index.
+        location: what its manifest says of the tars: a folder relative to `folder`, or a URL.
         cache: see `find_folder`.
 
     Raises:
         DataError: a command; or a URL that is of a strange protocol, or in a manifest that lies behind a URL itself.
     """
-    if "://" not in tars and not tars.startswith("pipe:"):
-        return folder
-    if isinstance(folder, RemoteFolder) or not is_followed(tars):
+    if "://" not in location and not location.startswith("pipe:"):
+        return folder.below(location)
+    if isinstance(folder, RemoteFolder) or not is_followed(location):
         raise DataError(
-            f"'{folder}': location '{display_name(tars)}' is not a folder; commands and URLs are never followed, "
+            f"'{folder}': location '{display_name(location)}' is not a folder; commands and URLs are never followed, "
             f"except those of {', '.join(PROTOCOLS)} in an index on this machine (`mmdata index URL --out FOLDER`)"
         )
-    return LocalFolder(folder.path, RemoteFolder(tars, cache or ShardCache()))
+    return RemoteFolder(location, cache or ShardCache())
 
 
 def local_folder(location: Location) -> Path:

@@ -7,7 +7,6 @@ other protocols are read by fsspec, in ranges. A failed request goes on at the b
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Generator
 from contextlib import closing, contextmanager
@@ -24,8 +23,6 @@ from mmdata.storage.urls import FileSystem, awaited, display_name, is_http
 if TYPE_CHECKING:  # programs that read local shards do without aiohttp
     from aiohttp import ClientResponse
 
-logger = logging.getLogger("mmdata")
-
 ANSWER_S = 60
 """Timeout from a request to the end of the response's headers, redirects included."""
 SILENCE_S = 60
@@ -33,8 +30,8 @@ SILENCE_S = 60
 WHOLE_S = 180
 """Timeout of a small file of unknown size, which may take one second more for each MB that it may have."""
 LEAST_BYTES_PER_S = 1000
-SLOW_S = 30.0
-"""Waiting this long at less than LEAST_BYTES_PER_S gives a warning; as long again, and the request has failed."""
+SLOW_S = 60.0
+"""A request has failed that was waited for so long at less than LEAST_BYTES_PER_S."""
 MAX_REDIRECTS = 10
 READ_BYTES = 2**20
 """Most bytes that are read at once of an answer over HTTP."""
@@ -87,8 +84,8 @@ class RemoteFile:
         self._is_indexed = size is not None
         self._piece = start  # offset of the piece that is read
         self._failures = 0  # in this piece
-        self._first: _Answer | None = None
-        self._answer: _Answer | None = None  # None before the first request, and after a failure
+        self._first: _HttpAnswer | _Ranges | None = None
+        self._answer: _HttpAnswer | _Ranges | None = None  # None before the first request, and after a failure
 
     def begin(self) -> None:
         """Ask for the file, which sets `size`; no byte of it is read."""
@@ -109,7 +106,8 @@ class RemoteFile:
         """The whole file, which has at most `most` bytes, of one request; another one begins anew."""
 
         def once() -> bytes:
-            with closing(self._request(0, most + 1)) as answer:  # an object is not asked for its size
+            unknown = None if is_http(self._url) else most + 1  # an object is not asked for its size
+            with closing(self._request(unknown)) as answer:
                 data = answer.read_whole(most + 1)
             if len(data) > most:
                 raise WrongAnswer(
@@ -145,29 +143,26 @@ class RemoteFile:
     def _until(self) -> int | None:
         return self.size if self._end is None else self._end
 
-    def _ask(self) -> _Answer:
+    def _ask(self) -> _HttpAnswer | _Ranges:
         with self._counting():
-            self._answer = answer = self._request(self.at, self._until if self._is_indexed else None)
+            self._answer = answer = self._request(self.size if self._is_indexed else None)
             # What was indexed is compared with its hash, and mirrors may call one version by several names.
-            if self._is_indexed:
-                answer.check_size(self.size)
-            elif self._first is not None and self._differs(self._first, answer):
+            if not self._is_indexed and self._first is not None and self._differs(answer):
                 raise WrongAnswer(CHANGED_MEANWHILE)
-            answer.skip()
         self._first = self._first or answer
         self.size = answer.size if self.size is None else self.size
         return answer
 
-    def _differs(self, first: _Answer, other: _Answer) -> bool:
-        """Whether two answers are of two versions of the file."""
-        known = ((one, two) for one, two in zip(first.versions, other.versions, strict=True) if one and two)
+    def _differs(self, answer: _HttpAnswer | _Ranges) -> bool:
+        """Whether an answer is of another version of the file than the first one."""
+        assert self._first is not None
+        known = ((one, two) for one, two in zip(self._first.versions, answer.versions, strict=True) if one and two)
         one, two = next(known, ("", ""))
-        return one != two or len({self.size, other.size} - {None}) > 1
+        return one != two or len({self.size, answer.size} - {None}) > 1
 
-    def _request(self, start: int, size: int | None) -> _Answer:
-        if is_http(self._url):  # whose server says how large the whole file is
-            return _HttpAnswer(self._files, self._url, self._stop, start=start, end=self._end)
-        return _Ranges(self._files, self._url, self._stop, start=start, size=size)
+    def _request(self, size: int | None) -> _HttpAnswer | _Ranges:
+        answer = _HttpAnswer if is_http(self._url) else _Ranges
+        return answer(self._files, self._url, self._stop, start=self.at, end=self._end, size=size)
 
     @contextmanager
     def _counting(self) -> Generator[None, None, None]:
@@ -179,40 +174,19 @@ class RemoteFile:
             raise
 
 
-class _Answer:
-    """What a server sends of a file from `start` on.
+class _HttpAnswer:
+    """The answer to a request over HTTP: checked headers, and the body.
 
     Attributes:
         size: bytes of the whole file; None if the server does not say.
         versions: what the server says of the file's version: the first that two answers have decides.
     """
 
-    size: int | None
-    versions: tuple[str, ...] = ()
-
-    def check_size(self, size: int | None) -> None:
-        """Raise WrongAnswer if the server says that the file has another size than the one that was indexed."""
-
-    def skip(self) -> None:
-        """Read and forget the bytes before `start`, if the server sends them too."""
-
-    def read(self, most: int) -> bytes:
-        """The next bytes that come; none only at the end."""
-        raise NotImplementedError
-
-    def read_whole(self, most: int) -> bytes:
-        """All that comes, at most `most` bytes, within a bounded time."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """End the connection."""
-
-
-class _HttpAnswer(_Answer):
-    """The answer to a request over HTTP: checked headers, and the body."""
-
-    def __init__(self, files: FileSystem, url: str, stop: Event, *, start: int, end: int | None) -> None:
-        self._stop, self._start, self._rate = stop, start, _Rate(display_name(url))
+    def __init__(
+        self, files: FileSystem, url: str, stop: Event, *, start: int, end: int | None, size: int | None
+    ) -> None:
+        self._stop, self._start = stop, start
+        self._waited_s, self._came = 0.0, 0  # since the rate was last looked at
         is_part = bool(start) or end is not None
         headers = {"Accept-Encoding": "identity"}
         if is_part:
@@ -222,6 +196,8 @@ class _HttpAnswer(_Answer):
         try:
             self._check((200, 206) if is_part else (200,))
             self.size = self._response.content_length if self._response.status == 200 else self._size_of_part()
+            self._check_size(size)
+            self._skip()
         except BaseException:
             self.close()
             raise
@@ -260,9 +236,9 @@ class _HttpAnswer(_Answer):
             )
         return None if match[3] == "*" else int(match[3])
 
-    def check_size(self, size: int | None) -> None:
-        """See `_Answer`."""
-        if self.size in (None, size):
+    def _check_size(self, size: int | None) -> None:
+        """Raise WrongAnswer if the server says that the file has another size than the one that was indexed."""
+        if size is None or self.size in (None, size):
             return
         if self._response.status == 206:
             raise WrongAnswer(f"has {self.size:,} bytes, and {size:,} were indexed: {CHANGED_SINCE}")
@@ -271,8 +247,8 @@ class _HttpAnswer(_Answer):
             f"another answer than the file, or {CHANGED_SINCE}"
         )
 
-    def skip(self) -> None:
-        """See `_Answer`: a server without ranges does."""
+    def _skip(self) -> None:
+        """Read and forget the bytes before `start`, which a server without ranges sends too."""
         left = self._start if self._response.status == 200 else 0
         while left:
             if not (data := self.read(left)):
@@ -280,16 +256,22 @@ class _HttpAnswer(_Answer):
             left -= len(data)
 
     def read(self, most: int) -> bytes:
-        """See `_Answer`."""
+        """The next bytes that come, at most `most`; none only at the end."""
         started = monotonic()
         # aiohttp's own timeout begins anew with bytes that are not of the body, as those between its chunks.
         reading = self._response.content.read(min(most, READ_BYTES))
         data = awaited(reading, SILENCE_S, f"no byte came for {SILENCE_S} s", self._stop)
-        self._rate.add(monotonic() - started, len(data))
+        self._waited_s += monotonic() - started  # the time that the caller spends between reads does not count
+        self._came += len(data)
+        if self._waited_s >= SLOW_S:
+            rate = self._came / self._waited_s
+            if rate < LEAST_BYTES_PER_S:
+                raise Failed(f"{rate:,.0f} bytes a second came for {SLOW_S:g} s, fewer than {LEAST_BYTES_PER_S:,}")
+            self._waited_s, self._came = 0.0, 0
         return data
 
     def read_whole(self, most: int) -> bytes:
-        """See `_Answer`."""
+        """All that comes, at most `most` bytes, within a bounded time."""
         whole, within_s, started = bytearray(), WHOLE_S + most / 1e6, monotonic()
         while len(whole) < most and (data := self.read(most - len(whole))):
             whole += data
@@ -298,7 +280,7 @@ class _HttpAnswer(_Answer):
         return bytes(whole)
 
     def close(self) -> None:
-        """See `_Answer`; the connection of an answer which was read to its end is used again."""
+        """End the connection, unless the answer was read to its end: then the next request uses it."""
         fsspec.asyn.get_loop().call_soon_threadsafe(self._response.close)
 
 
@@ -314,56 +296,24 @@ async def _respond(files: Any, url: str, headers: dict[str, str]) -> ClientRespo
         raise WrongAnswer(f"{type(error).__name__}: the URL, or what it is redirected to, is not HTTP") from error
 
 
-class _Rate:
-    """Measures bytes per second of waiting; time that the caller spends between reads does not count."""
+class _Ranges:
+    """A file that fsspec reads, in ranges. Without a `size` its version is asked for before and after it is read.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._waited_s, self._bytes = 0.0, 0
-        self._warned = False
+    Attributes:
+        size, versions: see `_HttpAnswer`.
+    """
 
-    def add(self, waited_s: float, count: int) -> None:
-        """Count bytes that arrived after `waited_s` seconds.
-
-        Raises:
-            Failed: the rate was too low for too long.
-        """
-        self._waited_s += waited_s
-        self._bytes += count
-        if self._waited_s < SLOW_S:
-            return
-        rate = self._bytes / self._waited_s
-        self._waited_s, self._bytes = 0.0, 0
-        if rate >= LEAST_BYTES_PER_S:
-            self._warned = False
-            return
-        words = f"{rate:,.0f} bytes a second came for {SLOW_S:g} s, fewer than {LEAST_BYTES_PER_S:,}"
-        if self._warned:
-            raise Failed(f"{words}, and for {SLOW_S:g} s before")
-        self._warned = True
-        logger.warning(
-            "'%s': %s; after another %g s like that the request is given up. Is the network or the server overloaded?",
-            self._name,
-            words,
-            SLOW_S,
-        )
-
-
-class _Ranges(_Answer):
-    """A file that fsspec reads, in ranges. Without a `size` its version is asked for before and after it is read."""
-
-    def __init__(self, files: FileSystem, url: str, stop: Event, *, start: int, size: int | None) -> None:
+    def __init__(
+        self, files: FileSystem, url: str, stop: Event, *, start: int, end: int | None, size: int | None
+    ) -> None:
         self._files, self._url, self._stop, self._at = files, url, stop, start
         self._is_checked = size is None
-        self.size = size
-        if size is None:
-            self.size, *found = self._find()
-            self.versions = (*found,)
+        self.size, *self.versions = self._find() if size is None else (size,)
+        self._end = self.size if end is None else end
 
     def read(self, most: int) -> bytes:
-        """See `_Answer`."""
-        assert self.size is not None
-        end = min(self._at + RANGE_BYTES, self.size)
+        """The next bytes; none only at the end."""
+        end = min(self._at + RANGE_BYTES, self._end)
         if end == self._at:
             return b""
         data = self._range(self._at, end)
@@ -375,8 +325,11 @@ class _Ranges(_Answer):
         return data
 
     def read_whole(self, most: int) -> bytes:
-        """See `_Answer`."""
+        """The first bytes of the file, at most `most`."""
         return self._range(0, most)
+
+    def close(self) -> None:
+        """Nothing: each range is a request of its own."""
 
     def _find(self) -> tuple[int, str]:
         """Size in bytes, and what tells the file from its next version."""

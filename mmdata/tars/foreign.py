@@ -28,8 +28,8 @@ MAX_SHARDS = 1_000_000
 _RANGE = re.compile(r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}")
 
 
-TAR_ENDS = (".tar", ".tar.gz", ".tgz")
-"""Ends of the names that are taken for tars in a folder."""
+TAR_ENDS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+"""Ends of the names of tars in a folder. The compressed ones are told of: they have no random access."""
 
 
 def expand_braces(name: str) -> list[str]:
@@ -93,19 +93,9 @@ def find_shards(source: Path) -> list[Path]:
         _check_may_be_tar(source)
         return [source]
     refuse_unfinished(source)
-    names = sorted(path.name for path in source.iterdir() if not path.name.startswith("."))
-    if packed := [name for name in names if name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))]:
+    shards = _tars_in(source)
+    if packed := [path.name for path in shards if path.suffix != ".tar"]:
         raise DataError(f"folder '{source}': '{packed[0]}' is compressed, which has no random access; unpack it first")
-    shards = [source / name for name in names if name.endswith(".tar")]
-    if not shards:
-        inner = next(
-            (path.name for path in sorted(source.iterdir()) if path.is_dir() and any(path.glob("*.tar"))), None
-        )
-        raise DataError(
-            f"folder '{source}': no .tar in it"
-            + (f", but in its folder '{inner}'" if inner else "")
-            + f"; `mmdata convert {source} OUT` makes shards of images and captions"
-        )
     for path in shards:
         check_regular(path, "shard")
     return shards
@@ -137,10 +127,20 @@ def _tars_at(name: str) -> list[Path]:
         raise DataError(f"'{path}': no such file or folder")
     if not path.is_dir():
         return [path]
-    names = sorted(one for one in os.listdir(path) if one.endswith(TAR_ENDS) and not one.startswith("."))
-    if not names:
-        raise DataError(f"folder '{path}': no .tar in it")
-    return [path / one for one in names]
+    return _tars_in(path)
+
+
+def _tars_in(folder: Path) -> list[Path]:
+    """The tars of a folder, also compressed ones, sorted by name."""
+    found = sorted(path for path in folder.iterdir() if path.name.endswith(TAR_ENDS) and not path.name.startswith("."))
+    if not found:
+        inner = next((path for path in sorted(folder.iterdir()) if path.is_dir() and any(path.glob("*.tar"))), None)
+        raise DataError(
+            f"folder '{folder}': no .tar in it"
+            + (f", but in its folder '{inner.name}'" if inner else "")
+            + f"; `mmdata convert {folder} OUT` makes shards of images and captions"
+        )
+    return found
 
 
 def _check_may_be_tar(path: Path) -> None:
@@ -166,8 +166,7 @@ def _guess(path: Path) -> Members | None:
     with path.open("rb") as file:
 
         def read(member: Member) -> bytes:
-            file.seek(member.offset)
-            return file.read(min(member.size, MAX_CAPTION_BYTES + 1))
+            return os.pread(file.fileno(), min(member.size, MAX_CAPTION_BYTES + 1), member.offset)
 
         with suppress(DamagedShard):
             for group in islice(SampleReader(read_members(file, name=path.name), name=path.name), GUESSED_SAMPLES):

@@ -196,18 +196,17 @@ class Scan:
         return replace(self, samples=[sample._replace(row=IndexRow(sample.row.key)) for sample in kept])
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as JSON."""
-        return {**vars(self), "damage": self.damage and [self.damage.what, self.damage.remedy]}
+        """As JSON, without what `without_sound_rows` leaves out."""
+        samples = [(one.row.key, one.start, one.fault, one.has_image, one.has_caption) for one in self.samples]
+        return {**vars(self), "samples": samples, "damage": self.damage and [self.damage.what, self.damage.remedy]}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Scan:
         """The inverse of `to_json`."""
-        samples: list[ScannedSample] = []
-        for row, start, label, losses, fault, *has in content["samples"]:
-            row = IndexRow._make([*row[:-1], [*map(IndexedMember._make, row[-1])]])
-            losses = {Loss(loss): detail for loss, detail in losses.items()}
-            fault = fault and (Reason(fault[0]), fault[1])
-            samples.append(ScannedSample(row, start, label, losses, fault, *has))
+        samples = [
+            ScannedSample(IndexRow(key), start, None, {}, fault and (Reason(fault[0]), fault[1]), *has)
+            for key, start, fault, *has in content["samples"]
+        ]
         damage = content["damage"] and DamagedShard(*content["damage"])
         return cls(content["shard"], samples, content["ignored"], damage)
 

@@ -215,10 +215,21 @@ class _TarReader:
 
     def _checked(self, block: bytes, position: int) -> tuple[bytes, int]:
         """Type and payload size of a header block, whose checksum and magic are checked."""
-        try:
-            return _checked(block)
-        except ValueError as error:
-            self._fail(position, str(error))
+        field = _OCTAL.fullmatch(block[148:156])
+        rest = (block[:148] + b" " * 8 + block[156:]).translate(None, b"\0")  # zeros, most of a header, add nothing
+        beyond = -1 if field is None else sum(rest) - int(field[1], 8)
+        if beyond and beyond != 256 * len(rest.translate(None, _ASCII)):  # old tars summed signed bytes
+            self._fail(position, "header checksum does not match: damaged, or not a tar")
+        if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
+            self._fail(position, f"not a tar header: magic {block[257:265]!r}")
+        size = block[124:136]
+        if octal := _OCTAL.fullmatch(size):
+            return block[156:157], int(octal[1], 8)
+        if size[0] == 0xFF:
+            self._fail(position, "a negative size")
+        if size[0] != 0x80:
+            self._fail(position, f"size field {size!r} is no number")
+        return block[156:157], int.from_bytes(size[1:], "big")  # `_check_whole` refuses a size larger than the file
 
     def _pax_path(self, data: bytes, position: int) -> str:
         """The "path" of pax records ("LENGTH KEY=VALUE\\n"; LENGTH counts its own digits), or ""."""
@@ -281,25 +292,6 @@ class _TarReader:
             "cut the file there and append 1,024 zero bytes",
             self._sample,
         )
-
-
-def _checked(block: bytes) -> tuple[bytes, int]:
-    """Type and payload size of a header block; raises ValueError, which says what is wrong with it."""
-    field = _OCTAL.fullmatch(block[148:156])
-    rest = (block[:148] + b" " * 8 + block[156:]).translate(None, b"\0")  # zeros, most of a header, add nothing
-    beyond = -1 if field is None else sum(rest) - int(field[1], 8)
-    if beyond and beyond != 256 * len(rest.translate(None, _ASCII)):  # old tars summed signed bytes
-        raise ValueError("header checksum does not match: damaged, or not a tar")
-    if block[257:265] not in (b"ustar\x0000", b"ustar  \0", bytes(8)):
-        raise ValueError(f"not a tar header: magic {block[257:265]!r}")
-    size = block[124:136]
-    if octal := _OCTAL.fullmatch(size):
-        return block[156:157], int(octal[1], 8)
-    if size[0] == 0xFF:
-        raise ValueError("a negative size")
-    if size[0] != 0x80:
-        raise ValueError(f"size field {size!r} is no number")
-    return block[156:157], int.from_bytes(size[1:], "big")  # `_check_whole` refuses a size larger than the file
 
 
 _OTHER_FILES = tuple(

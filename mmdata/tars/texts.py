@@ -145,10 +145,10 @@ class _TextFiles:
             except BadSample as bad:
                 self.faults.append(bad)
                 empty = bad.reason is Reason.EMPTY_CAPTION
-                self._lose(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{_words(source)}: {bad.detail}")
+                self._lose(Loss.EMPTY_CAPTION if empty else Loss.CAPTION_UNUSABLE, f"{source.words}: {bad.detail}")
             else:
                 if left_out:
-                    self._lose(Loss.EMPTY_CAPTION, f"{left_out} empty or null in {_words(source)}")
+                    self._lose(Loss.EMPTY_CAPTION, f"{left_out} empty or null in {source.words}")
                 return captions, source.extension
         return None
 
@@ -161,7 +161,7 @@ class _TextFiles:
                     raise BadSample(Reason.BROKEN_ROW, f"label {value} is neither a class number from 0 nor a name")
                 label = parse_label(value)
             except BadSample as bad:
-                self._lose(Loss.LABEL_UNUSABLE, f"{_words(source)}: {bad.detail}")
+                self._lose(Loss.LABEL_UNUSABLE, f"{source.words}: {bad.detail}")
             else:
                 if label is not None or (value is not None and not source.key):
                     return label
@@ -209,11 +209,6 @@ def parse_label(value: object) -> int | str | None:
     if isinstance(value, str) and is_name and not re.fullmatch(r"-?[0-9]+", value):
         return value
     raise BadSample(Reason.BROKEN_ROW, f"label {excerpt(value)} is neither a class number from 0 nor a name")
-
-
-def _words(source: Selector) -> str:
-    """A source for messages."""
-    return f'the JSON\'s "{source.key}"' if source.extension == "json" else source.words
 
 
 class Losses:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ class TarWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("xb")
         self.bytes = 0
         self.rows: list[IndexRow] = []
         self._hash = hashlib.sha256()
@@ -75,16 +74,11 @@ class TarWriter:
         headers = [header(name, len(data)) for name, data in members]  # these may raise: before a byte is written
         self._keys.add(sample.key)
         indexed: list[IndexedMember] = []
-        pieces: list[bytes] = []
-        end = self.bytes
         for head, (name, data) in zip(headers, members, strict=True):
-            fill = padding(len(data))
             extension = name.removeprefix(f"{sample.key}.")
-            indexed.append(IndexedMember(extension, end + BLOCK, len(data), fast_hash(data)))
-            pieces += (head, data, fill) if fill else (head, data)
-            end += BLOCK + len(data) + len(fill)
-        with naming(self.path):
-            self._put(pieces)
+            indexed.append(IndexedMember(extension, self.bytes + BLOCK, len(data), fast_hash(data)))
+            for piece in (head, data, padding(len(data))):
+                self._put(piece)
         image, caption = indexed[0], indexed[-1]
         info, hashed = sample.info, sample.image_hash
         self.rows.append(
@@ -109,13 +103,12 @@ class TarWriter:
 
     def copy(self, data: bytes) -> None:
         """Add whole samples as they stand in another tar; their rows are the caller's."""
-        with naming(self.path):
-            self._put([data])
+        self._put(data)
 
     def finish(self) -> str:
         """End the tar, which is on disk when this returns; its SHA-256."""
+        self._put(END)
         with naming(self.path):
-            self._put([END])
             end_file(self._file)
         return self._hash.hexdigest()
 
@@ -124,16 +117,11 @@ class TarWriter:
         with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
             self._file.close()
 
-    def _put(self, pieces: list[bytes]) -> None:
-        """Write pieces in one call of the system, as long as it takes them all."""
-        size = sum(map(len, pieces))
-        if (written := os.writev(self._file.fileno(), pieces)) < size:
-            left = memoryview(b"".join(pieces))[written:]
-            while left:
-                left = left[self._file.write(left) :]
-        for piece in pieces:
-            self._hash.update(piece)
-        self.bytes += size
+    def _put(self, data: bytes) -> None:
+        with naming(self.path):
+            self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
 
 
 def members_of(sample: Sample) -> list[tuple[str, bytes]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,19 +59,6 @@ def test_an_index_behind_http_is_the_local_one(shards, cache):
         assert server.requests[asked:] == [("/__mmdata__/manifest.json", None)]
 
 
-def test_a_manifest_is_read_from_a_url(shards, cache):
-    with serve(shards) as server:
-        far = Manifest.read(server.url, cache)
-        assert far == Manifest.read(shards)
-        assert list(far) == list(Manifest.read(shards))
-        assert str(far.folder) == server.url
-
-
-def test_an_index_behind_s3_is_the_local_one(shards, cache):
-    with serve_s3(shards):
-        assert same(Index.open("s3://bucket", cache=cache), Index.open(shards))
-
-
 def test_a_slow_disk_is_cached_as_a_file_url(shards, cache):
     far, here = Index.open(f"file://{shards}", cache=cache), Index.open(shards)
     assert same(far, here)
@@ -110,15 +98,20 @@ def test_a_folder_and_a_url_are_one_index(shards, tmp_path, cache, samples, coun
         Index.open([f"file://{shards}", f"file://{shards}/"], cache=cache)
 
 
-def test_failed_requests_are_repeated(shards, cache):
-    with serve(shards, fault_every=2) as server:
-        assert same(Index.open(server.url, cache=cache), Index.open(shards))
-        assert set(server.faults) == {"reset", "error", "cut", "slow"}
-
-
-def test_a_server_without_ranges_is_read_all_the_same(shards, cache):
-    with serve(shards, ranges=False) as server:
-        assert same(Index.open(server.url, cache=cache), Index.open(shards))
+@pytest.mark.parametrize(
+    ("behind", "faults"),
+    [
+        (serve_s3, set()),
+        (partial(serve, ranges=False), set()),
+        (partial(serve, fault_every=2), {"reset", "error", "cut", "slow"}),  # failed requests are repeated
+    ],
+)
+def test_an_index_behind_any_server_is_the_local_one(shards, cache, behind, faults):
+    with behind(shards) as server:
+        far = Index.open("s3://bucket" if behind is serve_s3 else server.url, cache=cache)
+        assert same(far, Index.open(shards))
+        assert far.manifests[0] == Manifest.read(shards)
+        assert set(server.faults) == faults
 
 
 def test_a_budget_of_requests_is_spent(shards, cache):
