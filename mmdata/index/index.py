@@ -20,8 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mmdata.errors import ConfigError
-from mmdata.index.columns import FIXED, LISTS, ShardColumns, offsets_of, spans
-from mmdata.index.histogram import Histograms
+from mmdata.index.columns import FIXED, LISTS, Histograms, ShardColumns, offsets_of, spans
 from mmdata.index.manifest import Manifest
 from mmdata.index.sample import IndexedSample, row_of_key
 from mmdata.index.store import ShardStore

@@ -26,8 +26,7 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from mmdata.errors import DataError
 from mmdata.files import write_whole
 from mmdata.hashing import fast_hash
-from mmdata.index.columns import SCHEMA_VERSION, ShardColumns, offsets_of, view
-from mmdata.index.histogram import Histograms
+from mmdata.index.columns import SCHEMA_VERSION, Histograms, ShardColumns, offsets_of, view
 from mmdata.index.store import read_together
 from mmdata.processes import cached_property, new_lock
 from mmdata.storage.cache import ShardCache

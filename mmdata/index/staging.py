@@ -20,10 +20,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.errors import DataError
-from mmdata.files import Staged, remove, write_whole
+from mmdata.files import Staged, remove
 from mmdata.index.columns import SCHEMA, ShardColumns
 from mmdata.index.encode import columns_of, encode
-from mmdata.index.manifest import INDEX_FILE
+from mmdata.index.manifest import INDEX_FILE, Manifest
 from mmdata.index.side import read_columns, write_columns
 from mmdata.storage.folder import INNER, MANIFEST_NAME
 from mmdata.tars.members import Members
@@ -31,8 +31,7 @@ from mmdata.tars.scan import Scan
 from mmdata.tars.texts import Loss
 
 STAGING_NAME = ".mmdata-index"
-GUESS_NAME = "members.json"
-VERSION = 7
+VERSION = 8
 """Of the staged files; raise it when a reader of samples changes what it finds."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`, as a conversion makes it."""
@@ -53,14 +52,12 @@ class TarFacts(NamedTuple):
     Attributes:
         suspects: the samples that some corpus leaves out, and the first and the last; see `Scan.without_sound_rows`.
         samples: how many there are.
-        rows: how many of them are usable.
         has_captions, has_mute, may_lack_images: see `Scan`.
         sha256, bytes: of the whole file.
     """
 
     suspects: Scan
     samples: int
-    rows: int
     has_captions: bool
     has_mute: bool
     may_lack_images: bool
@@ -68,16 +65,14 @@ class TarFacts(NamedTuple):
     bytes: int
 
     @classmethod
-    def of(cls, scan: Scan, sha256: str, size: int) -> TarFacts:
-        """The facts of a tar that was read."""
+    def of(cls, scan: Scan, sha256: str = "", size: int = 0) -> TarFacts:
+        """The facts of a tar that was read; without an index nobody asks for hash and size."""
         has = scan.has_captions, scan.has_mute, scan.may_lack_images
-        return cls(scan.without_sound_rows(), len(scan.samples), len(scan.usable), *has, sha256, size)
+        return cls(scan.without_sound_rows(), len(scan.samples), *has, sha256, size)
 
     def in_brief(self) -> TarFacts:
-        """The facts without those samples that only lack a caption: a corpus of labels has no others."""
-        edges = self.suspects.edges
-        kept = [s for s in self.suspects.samples if s.fault is not None or any(s is edge for edge in edges)]
-        return self._replace(suspects=replace(self.suspects, samples=kept))
+        """The facts without the samples."""
+        return self._replace(suspects=replace(self.suspects, samples=[]))
 
     def content(self) -> dict[str, Any]:
         """The facts as JSON; `from_content` is the inverse."""
@@ -124,12 +119,17 @@ class ReadTar:
         suspects = self.facts.suspects.of_corpus(captions=has_captions, images=not lacks_images, members=members)
         if lacks_images:
             usable = np.ones(self.facts.samples, np.bool_)
-            usable[len(usable) - sum(sample.is_damaged for sample in suspects.samples) :] = False  # it is the last
+            usable[len(usable) - len(suspects.quarantined) :] = False  # the last, if the tar is damaged in it
         else:
             usable = self._flags("is_usable") & self._flags("has_caption")
         place = self.table.schema.get_field_index("is_usable")
         table = self.table.set_column(place, "is_usable", pa.array(usable))
-        return ReadTar(self.facts._replace(suspects=suspects, rows=int(usable.sum())), table)
+        return ReadTar(self.facts._replace(suspects=suspects), table)
+
+    @property
+    def rows(self) -> int:
+        """How many samples are usable."""
+        return self.table.column("is_usable").true_count
 
     @property
     def columns(self) -> ShardColumns:
@@ -160,9 +160,8 @@ class ReadTar:
 
     @property
     def _usable(self) -> Any:
-        return (
-            self.table if self.facts.rows == self.facts.samples else self.table.filter(self.table.column("is_usable"))
-        )
+        # Filtering imports pandas where it is installed.
+        return self.table if self.rows == len(self.table) else self.table.filter(self.table.column("is_usable"))
 
     def _flags(self, name: str) -> NDArray[np.bool_]:
         return self.table.column(name).to_numpy(zero_copy_only=False)
@@ -207,19 +206,6 @@ class IndexStaging:
                 self._path.rmdir()
             raise
 
-    def load_guess(self, of: dict[str, Any]) -> dict[str, list[str]] | None:
-        """The members that an earlier run guessed of the same tars; None if there was none."""
-        try:
-            content = json.loads((self._path / GUESS_NAME).read_bytes())
-            return content["members"] if content["of"] == of else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def save_guess(self, of: dict[str, Any], members: dict[str, list[str]]) -> None:
-        """Keep the members that were guessed, as `Members.content` gives them; `of` names the tars, as JSON."""
-        self._path.mkdir(exist_ok=True)
-        write_whole(self._path / GUESS_NAME, json.dumps({"of": of, "members": members}).encode())
-
     def make_new(self) -> Path:
         """An empty folder for the finished index."""
         remove(self.new)
@@ -231,13 +217,14 @@ class IndexStaging:
         if self._staged.is_whole:
             self.publish()
 
-    def publish(self) -> None:
+    def publish(self) -> Manifest:
         """Publish the finished index, with a link to its tokenizer unless something has its place; see `Staged`."""
         link, places = self.new / TOKENIZER_NAME, (self.new / TOKENIZER_NAME, self.folder / TOKENIZER_NAME)
         if (self.new / INNER / TOKENIZER_NAME).is_dir() and not any(map(os.path.lexists, places)):
             link.symlink_to(INNER + TOKENIZER_NAME)
         self._staged.publish()
         remove(self._path)
+        return Manifest.read(self.folder)
 
     def _published(self, _: Path) -> list[str]:
         """Index files in the folder, also those that no manifest names."""
