@@ -21,7 +21,7 @@ import pyarrow as pa
 from mmdata.errors import DataError
 from mmdata.hashing import fast_hash
 from mmdata.images.probe import FORMATS
-from mmdata.index.store import read_together
+from mmdata.index.store import read_part
 from mmdata.storage.folder import ListedShard
 from mmdata.tars.captions import NO_CAPTION
 from mmdata.tars.scan import NO_IMAGE, IndexedMember
@@ -153,7 +153,7 @@ class ShardColumns:
             DataError: not a regular file, or not the one that the manifest names. Values are checked later, by `fixed`
                 and `lists`.
         """
-        data = read_together(path, "index", offset, entry.index_bytes)
+        data = read_part(path, "index", offset, entry.index_bytes)
         if fast_hash(data) != entry.index_xxh3:
             raise DataError(f"index '{path}', shard '{entry.name}': XXH3 differs from the manifest's; {_REMEDY}")
         return cls.parse(data, entry.rows, f"{path}', shard '{entry.name}", shard_bytes=entry.bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from contextlib import suppress
 from threading import Event
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 64
 """Shards that stay open if nothing else is said; each holds a file descriptor."""
-BLOCK_BYTES = 2**22
-"""From this size on numpy asks the kernel for huge pages; with small pages most of the time would be page faults."""
-ALIGNMENT = 16
-"""Alignment of a part in its block, in bytes: as numpy's own, and more than any column needs."""
 
 
 class ShardStore:
@@ -220,21 +215,8 @@ class OpenShards:
 _REMEDY = "the shard changed since it was indexed: fetch it again, or index it anew (`mmdata index FOLDER --overwrite`)"
 
 
-class _Block(threading.local):
-    """The block that a thread fills. Each thread has its own, so that no lock can be held when the process forks."""
-
-    memory = memoryview(b"")
-    used = 0
-
-
-_block = _Block()
-
-
-def read_together(path: str | os.PathLike[str], what: str, offset: int, size: int) -> memoryview:
+def read_part(path: str | os.PathLike[str], what: str, offset: int, size: int) -> memoryview:
     """Bytes [offset, offset + size) of a regular file, read-only, fewer at its end.
-
-    Parts of files are read into large blocks of memory, many to a block: large blocks cost fewer page faults. A block
-    is freed with the last part in it.
 
     Args:
         path: of the file.
@@ -247,21 +229,10 @@ def read_together(path: str | os.PathLike[str], what: str, offset: int, size: in
     """
     descriptor = open_regular(path, what)
     try:
-        room = _room(min(size, max(os.fstat(descriptor).st_size - offset, 0)))
+        room = np.empty(min(size, max(os.fstat(descriptor).st_size - offset, 0)), np.uint8).data
         filled = 0
         while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], offset + filled)):
             filled += count
     finally:
         os.close(descriptor)
     return room[:filled].toreadonly()
-
-
-def _room(size: int) -> memoryview:
-    """Writable memory for a part; a large one gets memory of its own."""
-    if size > BLOCK_BYTES // 8:
-        return np.empty(size, np.uint8).data
-    if _block.used + size > len(_block.memory):
-        _block.memory, _block.used = np.empty(BLOCK_BYTES, np.uint8).data, 0
-    begin = _block.used
-    _block.used = begin + -(-size // ALIGNMENT) * ALIGNMENT
-    return _block.memory[begin : begin + size]
