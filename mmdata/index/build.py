@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mmdata.errors import ConfigError, DataError, counted
 from mmdata.files import lock, write_whole
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
 from mmdata.index.builder import Builder, Counting, MakeTokenizer, TarReader, nothing_to_tokenize
-from mmdata.index.caption_lengths import captions_of_rows
 from mmdata.index.encode import CountTokens
 from mmdata.index.index import Index
 from mmdata.index.manifest import Manifest, ShardEntry
@@ -280,7 +281,8 @@ def _add_lengths(
     store, bar = ShardStore(index), Bar(progress, [entry.bytes for entry in known])
 
     def captions(shard: int) -> list[str]:
-        return captions_of_rows(index, store, range(*index.starts[shard : shard + 2].tolist()))
+        found = store.captions(np.arange(*index.starts[shard : shard + 2]))
+        return [caption for captions in found for caption in captions]
 
     new = staging.make_new()
     counting.train((caption for shard in range(index.num_shards) for caption in captions(shard)), new)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmdata.errors import ConfigError, DamagedShard, DataError
 from mmdata.files import write_whole
 from mmdata.images.pillow import sample_name
 from mmdata.images.probe import Limits
 from mmdata.index.columns import ShardColumns
-from mmdata.index.encode import CountTokens, Labels, number_labels, with_tokens
+from mmdata.index.encode import CountTokens, Labels, encode, number_labels, with_tokens
 from mmdata.index.manifest import Manifest, ShardEntry
-from mmdata.index.staging import TOKENIZER_NAME, IndexStaging, ReadTar, TarFacts
+from mmdata.index.staging import TOKENIZER_NAME, IndexStaging, ReadTar
 from mmdata.index.tars import READERS, Step, Tars, ignore
 from mmdata.index.writer import ManifestWriter
 from mmdata.processes import map_concurrently, map_in_processes, workers_for
@@ -68,6 +68,20 @@ def nothing_to_tokenize(name: str, rows: int, *, has_images: bool) -> ConfigErro
     )
 
 
+class TarFacts(NamedTuple):
+    """What the corpus wants to know of a tar.
+
+    Attributes:
+        bytes: of the tar.
+        damage, has_captions, may_lack_images: see `Scan`.
+    """
+
+    bytes: int
+    damage: DamagedShard | None
+    has_captions: bool
+    may_lack_images: bool
+
+
 @dataclass(frozen=True)
 class TarReader:
     """Reads the tars of an index, and keeps what was found in the staging folder.
@@ -90,11 +104,11 @@ class TarReader:
         return {**settings, **self.tars.identity(number)}
 
     def __call__(self, number: int, step: Step) -> TarFacts:
-        """Read a tar, unless an earlier run has read it; the facts without samples."""
+        """Read a tar, unless an earlier run has read it."""
         identity, name = self.identity(number), self.tars.names[number]
         known = self.staging.load(name, identity)
         # A URL's identity is the same when a whole tar has replaced the damaged one.
-        if known is None or (known.facts.suspects.damage and self.tars.are_remote and not self.skip_damaged):
+        if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
             with self.tars.at_hand(number, step) as (path, known_sha256):
                 digest = sha256()
                 scan = scan_shard(
@@ -105,9 +119,10 @@ class TarReader:
                     name=name,
                     on_bytes=None if known_sha256 else digest.update,
                 )
-                known = ReadTar.of(scan, known_sha256 or digest.hexdigest(), path.stat().st_size)
+                columns = encode([sample.row for sample in scan.samples])
+                known = ReadTar(scan, columns, known_sha256 or digest.hexdigest(), path.stat().st_size)
             self.staging.save(name, identity, known)
-        return known.facts.in_brief()
+        return TarFacts(known.bytes, known.scan.damage, known.scan.has_captions, known.scan.may_lack_images)
 
     def result(self, number: int) -> ReadTar:
         """What was read of a tar.
@@ -169,8 +184,7 @@ class Builder:
         for number, facts in enumerate(self._each(bar, num_workers)):
             bar.finish(number, facts.bytes)
             found.append(facts)
-        damages = [facts.suspects.damage for facts in found]
-        damaged = {number: damage for number, damage in enumerate(damages) if damage is not None}
+        damaged = {number: facts.damage for number, facts in enumerate(found) if facts.damage is not None}
         self._damaged = {self._tars.names[number]: damage.what for number, damage in damaged.items()}
         if damaged and not self._reader.skip_damaged:
             raise self._damaged_shards([self._placed(*one) for one in damaged.items()])
@@ -179,13 +193,13 @@ class Builder:
         self._lacks_images = not self._reader.members.image and all(facts.may_lack_images for facts in found)
         edges = Edges()
         for number, name in enumerate(self._tars.names):
-            tar = self._tar(number)
-            if (split := edges.add(name, tar.facts.suspects.edges)) is not None:
+            scan = self._tar(number).scan
+            if (split := edges.add(name, scan.edges)) is not None:
                 raise split
-            self.quarantined += tar.facts.suspects.quarantined
-            self._samples += tar.facts.samples
-            self._ignored += tar.facts.suspects.ignored
-            self._indexed += tar.rows
+            self.quarantined += scan.quarantined
+            self._samples += len(scan.samples)
+            self._ignored += scan.ignored
+            self._indexed += len(scan.usable)
 
     def _each(self, bar: Bar, num_workers: int | None) -> Iterator[TarFacts]:
         """What was found in each tar, in row order."""
@@ -194,9 +208,7 @@ class Builder:
         if self._tars.are_remote:
 
             def read(number: int) -> TarFacts:
-                facts = self._reader(number, bar.steps(number))
-                bar.finish(number, facts.bytes)  # here: the size of a tar that is read is known before those before it
-                return facts
+                return self._reader(number, bar.steps(number))
 
             return map_concurrently(read, numbers, threads=min(READERS, len(names)), end=self._tars.close)
         workers = workers_for(sum(size or 0 for size in self._tars.sizes), num_workers)
@@ -219,17 +231,18 @@ class Builder:
         """Encode all shards, and publish the index."""
         if counting.tokenizer is not None and self._indexed and not self._has_captions:
             raise nothing_to_tokenize(str(self._tars), self._indexed, has_images=not self._lacks_images)
-
         new, names = self._reader.staging.make_new(), self._tars.names
-        counting.train((caption for number in range(len(names)) for caption in self._tar(number).captions), new)
+        rows = (row for number in range(len(names)) for row in self._tar(number).scan.rows)
+        counting.train((caption for row in rows for caption in row.captions), new)
         writer = ManifestWriter(new)
         for number, name in enumerate(names):
             tar = self._tar(number)
-            columns, names_lost = number_labels(tar.columns, tar.labels, self._labels)
-            for key, lost in [*tar.losses, *names_lost]:
+            labels = [sample.label for sample in tar.scan.usable]
+            columns, names_lost = number_labels(tar.usable, labels, self._labels)
+            for key, lost in [*tar.scan.losses, *names_lost]:
                 self.losses.add(sample_name(name, key), lost)
-            columns = counting.count(columns, tar.captions)
-            writer.add(ShardEntry.of(columns, name, size=tar.facts.bytes, sha256=tar.facts.sha256), columns.data)
+            columns = counting.count(columns, [caption for row in tar.scan.rows for caption in row.captions])
+            writer.add(ShardEntry.of(columns, name, size=tar.bytes, sha256=tar.sha256), columns.data)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined).encode()
         write_whole(new / INNER / QUARANTINE_NAME, lines)
         # The accounts come last: by now all names of classes are known.
@@ -239,7 +252,8 @@ class Builder:
     def _tar(self, number: int) -> ReadTar:
         """What was read of a tar, as the whole corpus decides."""
         read, members = self._reader.result(number), self._reader.members
-        return read.in_corpus(members, has_captions=self._has_captions, lacks_images=self._lacks_images)
+        scan = read.scan.of_corpus(captions=self._has_captions, images=not self._lacks_images, members=members)
+        return replace(read, scan=scan)
 
     def _placed(self, number: int, damage: DamagedShard) -> DamagedShard:
         """The damage for the user, who knows a tar behind a URL by its URL."""

@@ -9,6 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
@@ -55,28 +56,28 @@ class ShardStore:
             raise DataError(f"shard '{place}': is shorter than indexed, {opened.size} bytes; {_REMEDY}")
         return data
 
-    def captions(self, shard: int, place: tuple[int, int, int], hashes: list[int], key: str) -> list[str]:
-        """The captions of a sample, cleaned.
-
-        Args:
-            shard: that holds it.
-            place: caption_offset, caption_bytes and caption_format of its row.
-            hashes: of its captions.
-            key: of the sample, for messages.
+    def captions(self, rows: NDArray[np.int64]) -> list[list[str]]:
+        """The captions of some rows, cleaned: a list for each row.
 
         Raises:
             DataError: they are not those that were indexed.
         """
-        offset, size, caption_format = place
-        try:
-            found = captions_of(self.read(shard, offset, size), caption_format, self._index.caption_keys(shard))
-        except BadSample:
-            found = []
-        if [hash64(caption.encode()) for caption in found] != hashes:
-            raise DataError(
-                f"shard '{self._index.shard_place(shard)}', sample '{key}': the captions are not those that were "
-                "indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
-            )
+        index, (shards, _) = self._index, self._index.locate(rows)
+        places = [*index.take(rows, ["caption_offset", "caption_bytes", "caption_format"]).values()]
+        offsets, hashes = index.take_lists(rows, "caption_hash")
+        found: list[list[str]] = []
+        for i, (shard, key) in enumerate(zip(shards.tolist(), index.keys(rows), strict=True)):
+            offset, size, caption_format = (int(column[i]) for column in places)
+            try:
+                captions = captions_of(self.read(shard, offset, size), caption_format, index.caption_keys(shard))
+            except BadSample:
+                captions = []
+            if [hash64(caption.encode()) for caption in captions] != hashes[offsets[i] : offsets[i + 1]].tolist():
+                raise DataError(
+                    f"shard '{index.shard_place(shard)}', sample '{key}': the captions are not those that were "
+                    "indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
+                )
+            found.append(captions)
         return found
 
     def members(self, row: int) -> dict[str, IndexedMember]:

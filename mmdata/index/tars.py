@@ -56,9 +56,7 @@ class LocalTars:
         self._folder = self._paths[0].parent
         self.names = [path.name for path in self._paths]
         for name in self.names:
-            if not name.isascii():
-                refuse_not_utf8(name)
-        for name in self.names:
+            refuse_not_utf8(name)
             check_plain_name(name, f"folder '{self._folder}'")
         self.sizes: list[int | None] = [path.stat().st_size for path in self._paths]
 
@@ -68,8 +66,7 @@ class LocalTars:
     def location(self, folder: Path) -> str:
         """What the manifest in `folder` says of where the tars lie: their folder, relative to it."""
         location = Path(os.path.relpath(self._folder.resolve(), folder.resolve())).as_posix()
-        if not location.isascii():
-            refuse_not_utf8(location)
+        refuse_not_utf8(location)
         return location
 
     def place(self, number: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from mmdata.images.probe import NO_LIMITS
 from mmdata.index.columns import SCHEMA, ShardColumns
 from mmdata.index.encode import Labels, encode, number_labels, with_tokens
 from mmdata.index.manifest import FILE_SHARDS, INDEX_FILE, STREAM_END, Manifest, ShardEntry
-from mmdata.index.staging import TarFacts
 from mmdata.index.tars import Step
 from mmdata.index.writer import Totals
 from mmdata.processes import map_in_processes, workers_for
@@ -113,18 +112,18 @@ def verify_tars(
     members = _members([path for path in paths if path.is_file()])
     bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
     read_tar = partial(_read_tar, members=members)
-    read: list[tuple[TarFacts, str]] = []
+    read: list[_ReadTar] = []
     for place, one in enumerate(map_in_processes(read_tar, paths, names=names, workers=workers, step=bar.steps)):
         bar.finish(place, sizes[place])
         read.append(one)
-    captioned, lacks_images = any(tar.has_captions for tar, _ in read), all(tar.may_lack_images for tar, _ in read)
+    captioned, lacks_images = any(tar.has_captions for tar in read), all(tar.may_lack_images for tar in read)
     edges, problems = Edges(), list[Problem]()
-    for name, (tar, damage) in zip(names, read, strict=True):
-        scan = tar.suspects
+    for name, tar in zip(names, read, strict=True):
+        scan = tar.scan
         if (split := edges.add(name, scan.edges)) is not None:
             problems.append(Problem(name, str(split)))
-        if damage:
-            problems.append(Problem(name, damage))
+        if tar.damage:
+            problems.append(Problem(name, tar.damage))
             edges = Edges()
         if captioned:
             scan = scan.of_corpus(captions=True, members=members)
@@ -132,11 +131,27 @@ def verify_tars(
             if line["reason"] != Reason.DAMAGED_SHARD.value:  # its sample is told with the damage
                 what = f"sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
                 problems.append(Problem(name, f"byte {line['offset']}: {what}"))
-    return TarsReport(problems, len(paths), sum(tar.samples for tar, _ in read), sum(sizes))
+    return TarsReport(problems, len(paths), sum(tar.samples for tar in read), sum(sizes))
 
 
-def _read_tar(path: Path, step: Step, *, members: Members) -> tuple[TarFacts, str]:
-    """What was read of a tar without an index; and why not all of it, or ""."""
+class _ReadTar(NamedTuple):
+    """What was read of a tar without an index.
+
+    Attributes:
+        scan: see `Scan.without_sound_rows`.
+        samples: all of them.
+        has_captions, may_lack_images: see `Scan`.
+        damage: why not all was read, or "".
+    """
+
+    scan: Scan
+    samples: int
+    has_captions: bool
+    may_lack_images: bool
+    damage: str
+
+
+def _read_tar(path: Path, step: Step, *, members: Members) -> _ReadTar:
     scan, damage = Scan(path.name), None
     try:
         check_regular(path, "shard")
@@ -144,7 +159,8 @@ def _read_tar(path: Path, step: Step, *, members: Members) -> tuple[TarFacts, st
         damage = scan.damage
     except (DataError, OSError) as error:
         damage = error
-    return TarFacts.of(scan), "" if damage is None else _detail(path.name, damage)
+    detail = "" if damage is None else _detail(path.name, damage)
+    return _ReadTar(scan.without_sound_rows(), len(scan.samples), scan.has_captions, scan.may_lack_images, detail)
 
 
 def _members(paths: list[Path]) -> Members:

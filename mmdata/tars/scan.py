@@ -197,22 +197,6 @@ class Scan:
         kept = [s for s in self.samples if s.fault is not None or not s.has_caption or any(s is edge for edge in edges)]
         return replace(self, samples=[sample._replace(row=IndexRow(sample.row.key)) for sample in kept])
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it, as JSON."""
-        return {**vars(self), "damage": self.damage and [self.damage.what, self.damage.remedy]}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Scan:
-        """The inverse of `to_json`."""
-        samples: list[ScannedSample] = []
-        for row, start, label, losses, fault, *has in content["samples"]:
-            row = IndexRow._make([*row[:-1], [*map(IndexedMember._make, row[-1])]])
-            losses = {Loss(loss): detail for loss, detail in losses.items()}
-            fault = fault and (Reason(fault[0]), fault[1])
-            samples.append(ScannedSample(row, start, label, losses, fault, *has))
-        damage = content["damage"] and DamagedShard(*content["damage"])
-        return cls(content["shard"], samples, content["ignored"], damage)
-
 
 def scan_shard(
     shard: Path | int,
