@@ -115,7 +115,7 @@ def build_index(
         overwrite: read all tars, and replace an index that exists.
         progress: called with (bytes done, bytes in all).
         cache: for tars behind URLs, which holds those that are being read; default: that of the loader.
-        fill_cache: keep the tars behind URLs in the cache, as many as it holds.
+        fill_cache: keep the tars behind URLs that are read in the cache, as many as it holds.
         num_workers: processes that read the tars of a folder; None takes one for each core from 256 MB of tars on. The
             index is the same.
 

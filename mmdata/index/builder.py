@@ -122,6 +122,7 @@ class TarReader:
                 columns = encode([sample.row for sample in scan.samples])
                 known = ReadTar(scan, columns, known_sha256 or digest.hexdigest(), path.stat().st_size)
             self.staging.save(name, identity, known)
+        self.tars.let_go(number)
         return TarFacts(known.bytes, known.scan.damage, known.scan.has_captions, known.scan.may_lack_images)
 
     def result(self, number: int) -> ReadTar:

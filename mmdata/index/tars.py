@@ -87,6 +87,9 @@ class LocalTars:
         """Path of a tar that is to be read, and its SHA-256 if that is known."""
         yield self._paths[number], None
 
+    def let_go(self, number: int) -> None:
+        """A tar needs not be read: an earlier run has read it."""
+
     def size(self, number: int) -> int:
         """Bytes of a tar now."""
         return self._paths[number].stat().st_size
@@ -169,6 +172,13 @@ class UrlTars:
         if self._keep:
             os.close(tar.publish())
         else:
+            tar.discard()
+
+    def let_go(self, number: int) -> None:
+        """Give back the room of a tar that was fetched for the guess alone: an earlier run has read it."""
+        with self._lock:
+            tar = self._fetched.pop(number, None)
+        if tar is not None:
             tar.discard()
 
     def size(self, number: int) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ def verify(
     return problems
 
 
-@dataclass
+@dataclass(frozen=True)
 class TarsReport:
     """What was read of tars without an index.
 
@@ -87,10 +87,10 @@ class TarsReport:
         tars, samples, bytes: of all tars; of a damaged one the samples before the damage.
     """
 
-    problems: list[Problem] = field(default_factory=list[Problem])
-    tars: int = 0
-    samples: int = 0
-    bytes: int = 0
+    problems: list[Problem]
+    tars: int
+    samples: int
+    bytes: int
 
 
 def verify_tars(

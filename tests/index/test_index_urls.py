@@ -383,7 +383,11 @@ def test_a_cache_with_room_for_one_tar_is_enough_and_never_holds_more(tars, tmp_
     build_index(tars, out=tmp_path / "here")
     with serve(tars) as server:
         server.answers |= {f"/x-{shard:04d}.tar": answer for shard in range(NUM_TARS)}
-        of_urls(server, tmp_path / "far", small)
+        server.answers["/x-0004.tar"] = 404
+        with pytest.raises(DataError, match="no such file"):
+            of_urls(server, tmp_path / "far", small)
+        server.answers["/x-0004.tar"] = answer
+        of_urls(server, tmp_path / "far", small)  # the first tar, which says where captions are, makes room again
     assert max(held) <= small.max_bytes
     assert [path.name for path in small.folder.iterdir()] == [".lock"]
     assert files(tmp_path / "far") == files(tmp_path / "here")
