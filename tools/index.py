@@ -10,7 +10,7 @@
     mmdata index /data/features                            # tars without images, for data.join
 
 Tars behind URLs are fetched into the loader's cache, four at a time, read there and removed: the index lies in --out,
-and the loader fetches a tar from its URL when it needs it. --fill-cache keeps them in the cache.
+and the loader fetches a tar from its URL when it needs it. --fill-cache keeps those that were read in the cache.
 
 All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
 finished: run the same command again, and only new and changed tars are read.

@@ -8,21 +8,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mmdata.errors import ConfigError, DataError, counted
-from mmdata.files import lock
-from mmdata.hashing import hash64
+from mmdata.files import lock, write_whole
 from mmdata.images.probe import DEFAULT_LIMITS, Limits
-from mmdata.index.builder import Builder, Counting, MadeShard, MakeTokenizer, nothing_to_tokenize, publish, write_index
-from mmdata.index.caption_lengths import captions_of_rows
+from mmdata.index.builder import Builder, Counting, MakeTokenizer, TarReader, nothing_to_tokenize
 from mmdata.index.encode import CountTokens
 from mmdata.index.index import Index
-from mmdata.index.manifest import Manifest
+from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.staging import IndexStaging
 from mmdata.index.store import ShardStore
-from mmdata.index.tars import LocalTars, Tars, TarUrls, UrlTars, find_urls, what_changed
+from mmdata.index.tars import LocalTars, Tars, UrlTars, find_urls, what_changed
+from mmdata.index.writer import ManifestWriter
 from mmdata.progress import Bar, Progress
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import (
+    INNER,
     MANIFEST_NAME,
     QUARANTINE_NAME,
     find_ledger,
@@ -49,7 +51,7 @@ class IndexReport:
         guessed: whether the members of captions were guessed (`manifest.members`).
         only_counted: whether the index existed, and only got the lengths of its captions.
         unchanged: whether the index of these tars existed.
-        cached: tars that are in the cache; None if it was not to be filled.
+        cached: tars that are in the cache; None if they were not to be kept there.
     """
 
     folder: Path
@@ -111,7 +113,7 @@ def build_index(
         overwrite: read all tars, and replace an index that exists.
         progress: called with (bytes done, bytes in all).
         cache: for tars behind URLs, which holds those that are being read; default: that of the loader.
-        fill_cache: keep the tars behind URLs in the cache, as many as it holds.
+        fill_cache: keep the tars behind URLs that are read in the cache, as many as it holds.
         num_workers: processes that read the tars of a folder; None takes one for each core from 256 MB of tars on. The
             index is the same.
 
@@ -122,7 +124,8 @@ def build_index(
         OSError: `out` cannot be written; raised before any shard is read.
     """
     given = source if isinstance(source, (str, os.PathLike)) and not is_url(source) else None
-    tars, folder = _find_tars(source, out, cache or ShardCache(), fill_cache=fill_cache)
+    cache = cache or ShardCache()
+    tars, folder = _find_tars(source, out, cache, fill_cache=fill_cache)
     location = tars.location(folder)
     counting = Counting(count_tokens, tokenizer, make_tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,9 +146,9 @@ def build_index(
             report = IndexReport(folder, manifest, dict(manifest.accounts or {}), only_counted=True)
         else:
             before = _index_before(given, folder)
-            found = members or (before.members if before is not None else _guess(tars, staging))
+            found = members or (before.members if before is not None else tars.guess_members())
             classes = (before.accounts or {}).get("classes") if before is not None else None
-            build = Builder(tars, staging, limits, found, skip_damaged=skip_damaged, classes=classes)
+            build = Builder(TarReader(tars, staging, limits, found, skip_damaged), classes)
             build.read(progress, num_workers)
             build.check(max_bad_share)
             manifest = build.publish(location, counting)
@@ -153,9 +156,9 @@ def build_index(
             report = IndexReport(
                 folder, manifest, build.accounts, build.losses.first, build.quarantined, guessed=guessed
             )
-    if isinstance(tars, UrlTars) and fill_cache:
-        report = replace(report, cached=tars.fill_cache(Manifest.read(folder, cache)))
-    return report
+    if not fill_cache:
+        return report
+    return replace(report, cached=sum(cache.touch(entry.sha256) for entry in report.manifest))
 
 
 def _find_tars(
@@ -166,25 +169,26 @@ def _find_tars(
     if not any(map(is_url, given)):
         if len(given) != 1:
             raise ConfigError(f"{len(given)} paths given, such as '{given[0]}': give the folder that holds the tars")
-        if (urls := _urls_of_index(local_folder(given[0]))) is not None:
-            return UrlTars(urls, cache, keep=fill_cache), Path(out or local_folder(given[0]))
+        if (known := _index_of_urls(local_folder(given[0]))) is not None:
+            tars = UrlTars(known.location, [entry.name for entry in known], cache, keep=fill_cache)
+            return tars, Path(out or local_folder(given[0]))
         if fill_cache:
             raise ConfigError(f"'{given[0]}': --fill-cache is for the tars of URLs; these lie on this machine already")
         tars = LocalTars(given[0])
         return tars, Path(out or str(tars))
-    urls = find_urls([os.fspath(url) for url in given])
+    urls, names = find_urls([os.fspath(url) for url in given])
     if out is None:
         first = display_name(os.fspath(given[0]))
         raise ConfigError(f"'{first}': the index of a URL lies on this machine: name its folder with --out")
-    return UrlTars(urls, cache, keep=fill_cache), Path(out)
+    return UrlTars(urls, names, cache, keep=fill_cache), Path(out)
 
 
-def _urls_of_index(folder: Path) -> TarUrls | None:
-    """The tars of an index of URLs; None for any other folder or file, and for a folder that holds tars by now."""
+def _index_of_urls(folder: Path) -> Manifest | None:
+    """An index of URLs; None for any other folder or file, and for a folder that holds tars by now."""
     if not has_manifest(folder) or next(folder.glob("*.tar"), None) is not None:
         return None
     manifest = Manifest.read(folder)
-    return TarUrls(manifest.location, [entry.name for entry in manifest]) if "://" in manifest.location else None
+    return manifest if "://" in manifest.location else None
 
 
 def _index_before(source: str | os.PathLike[str] | None, folder: Path) -> Manifest | None:
@@ -196,17 +200,6 @@ def _index_before(source: str | os.PathLike[str] | None, folder: Path) -> Manife
         if place.is_dir() and has_manifest(place):
             return Manifest.read(place)
     return None
-
-
-def _guess(tars: Tars, staging: IndexStaging) -> Members:
-    """The members by the first samples, which an earlier run may have read: they are not asked for again."""
-    if not tars.are_remote:
-        return tars.guess_members()
-    of = {"tars": str(tars), "names": hash64("\n".join(tars.names).encode())}
-    if (content := staging.load_guess(of)) is None:
-        content = tars.guess_members().content()
-        staging.save_guess(of, content)
-    return Members.from_content(content)
 
 
 def _refuse_a_conversions_ledger(folder: Path, *, overwrite: bool) -> None:
@@ -285,13 +278,17 @@ def _add_lengths(
     store, bar = ShardStore(index), Bar(progress, [entry.bytes for entry in known])
 
     def captions(shard: int) -> list[str]:
-        return captions_of_rows(index, store, range(*index.starts[shard : shard + 2].tolist()))
+        found = store.captions(np.arange(*index.starts[shard : shard + 2]))
+        return [caption for captions in found for caption in captions]
 
-    def tar(shard: int) -> MadeShard:
-        listed = known.listed(shard)
-        bar.finish(shard, listed.bytes)
-        return MadeShard(listed.name, listed.bytes, listed.sha256, index.shard(shard))
-
-    writer = write_index(staging, index.num_shards, tar, captions, counting)
-    lines = ledger.read_bytes() if ledger.is_file() else None
-    return publish(staging, writer, lines, counting.tokenizer, location=known.location, accounts=known.accounts)
+    new = staging.make_new()
+    counting.train((caption for shard in range(index.num_shards) for caption in captions(shard)), new)
+    writer = ManifestWriter(new)
+    for shard, entry in enumerate(known):
+        columns = counting.count(index.shard(shard), captions(shard))
+        writer.add(ShardEntry.of(columns, entry.name, size=entry.bytes, sha256=entry.sha256), columns.data)
+        bar.finish(shard, entry.bytes)
+    if ledger.is_file():
+        write_whole(new / INNER / QUARANTINE_NAME, ledger.read_bytes())
+    writer.close(tokenizer=counting.tokenizer, location=known.location, accounts=known.accounts)
+    return staging.publish()

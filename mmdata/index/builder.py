@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ from mmdata.errors import ConfigError, DamagedShard, DataError, sample_name
 from mmdata.files import write_whole
 from mmdata.images.probe import Limits
 from mmdata.index.columns import ShardColumns
-from mmdata.index.encode import CountTokens, Labels, number_labels, with_tokens
+from mmdata.index.encode import CountTokens, Labels, encode, number_labels, with_tokens
 from mmdata.index.manifest import Manifest, ShardEntry
-from mmdata.index.staging import TOKENIZER_NAME, IndexStaging, ReadTar, TarFacts
-from mmdata.index.tars import READERS, Step, Tars
+from mmdata.index.staging import TOKENIZER_NAME, IndexStaging, ReadTar
+from mmdata.index.tars import READERS, Step, Tars, ignore
 from mmdata.index.writer import ManifestWriter
 from mmdata.processes import map_concurrently, map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
@@ -40,70 +40,21 @@ class Counting:
         count_tokens, tokenizer, make: see `build_index`.
 
     Attributes:
-        count_tokens, tokenizer: as given; those of the trained one, once it is trained.
+        tokenizer: its fingerprint, as given; that of the trained one, once it is trained.
     """
 
     def __init__(self, count_tokens: CountTokens | None, tokenizer: str | None, make: MakeTokenizer | None) -> None:
-        self.count_tokens = count_tokens
         self.tokenizer = "a new one" if make is not None else tokenizer
-        self._make = make
+        self._count_tokens, self._make = count_tokens, make
 
     def train(self, captions: Iterable[str], folder: Path) -> None:
         """Train the tokenizer, if it is to be trained, and save it in the folder of an index in progress."""
         if self._make is not None:
-            self.count_tokens, self.tokenizer = self._make(captions, folder / INNER / TOKENIZER_NAME)
+            self._count_tokens, self.tokenizer = self._make(captions, folder / INNER / TOKENIZER_NAME)
 
-
-class MadeShard(NamedTuple):
-    """A shard of an index that is being made: name, size and hash of its tar, and the columns of its rows."""
-
-    name: str
-    bytes: int
-    sha256: str
-    columns: ShardColumns
-
-
-def write_index(
-    staging: IndexStaging,
-    num_shards: int,
-    tar: Callable[[int], MadeShard],
-    captions: Callable[[int], list[str]],
-    counting: Counting,
-) -> ManifestWriter:
-    """Write the columns of all shards into the staging folder, with the lengths of their captions if they are counted.
-
-    Args:
-        staging: of the index.
-        num_shards: how many.
-        tar, captions: of a shard by its number.
-        counting: trained first, if it is to be trained.
-    """
-    new = staging.make_new()  # without what a killed run has left in it, such as its tokenizer
-    counting.train((caption for number in range(num_shards) for caption in captions(number)), new)
-    writer = ManifestWriter(new)
-    for number in range(num_shards):
-        name, size, digest, columns = tar(number)
-        if counting.count_tokens is not None:
-            columns = with_tokens(columns, captions(number), counting.count_tokens)
-        writer.add(ShardEntry.of(columns, name, size=size, sha256=digest), columns.data)
-    return writer
-
-
-def publish(
-    staging: IndexStaging,
-    writer: ManifestWriter,
-    left_out: bytes | None,
-    tokenizer: str | None,
-    *,
-    location: str,
-    accounts: dict[str, Any] | None,
-) -> Manifest:
-    """Publish an index that was written, with its list of rows left out. The others are attributes of `Manifest`."""
-    if left_out is not None:
-        write_whole(staging.new / INNER / QUARANTINE_NAME, left_out)
-    writer.close(tokenizer=tokenizer, location=location, accounts=accounts)
-    staging.publish()
-    return Manifest.read(staging.folder)
+    def count(self, columns: ShardColumns, captions: list[str]) -> ShardColumns:
+        """The columns of a shard with the lengths of its captions, if they are counted."""
+        return columns if self._count_tokens is None else with_tokens(columns, captions, self._count_tokens)
 
 
 def nothing_to_tokenize(name: str, rows: int, *, has_images: bool) -> ConfigError:
@@ -116,9 +67,29 @@ def nothing_to_tokenize(name: str, rows: int, *, has_images: bool) -> ConfigErro
     )
 
 
+class TarFacts(NamedTuple):
+    """What the corpus wants to know of a tar.
+
+    Attributes:
+        bytes: of the tar.
+        damage, has_captions, may_lack_images: see `Scan`.
+    """
+
+    bytes: int
+    damage: DamagedShard | None
+    has_captions: bool
+    may_lack_images: bool
+
+
 @dataclass(frozen=True)
-class _TarScanner:
-    """Reads a tar, unless an earlier run has read it, and keeps what was found in the staging folder."""
+class TarReader:
+    """Reads the tars of an index, and keeps what was found in the staging folder.
+
+    Attributes:
+        tars: to be indexed.
+        staging: of the index.
+        limits, members, skip_damaged: see `build_index`.
+    """
 
     tars: Tars
     staging: IndexStaging
@@ -132,33 +103,45 @@ class _TarScanner:
         return {**settings, **self.tars.identity(number)}
 
     def __call__(self, number: int, step: Step) -> TarFacts:
-        """Read a tar."""
+        """Read a tar, unless an earlier run has read it."""
         identity, name = self.identity(number), self.tars.names[number]
         known = self.staging.load(name, identity)
         # A URL's identity is the same when a whole tar has replaced the damaged one.
-        if known is None or (known.facts.suspects.damage and self.tars.are_remote and not self.skip_damaged):
-            with self.tars.at_hand(number, step) as tar:
+        if known is None or (known.scan.damage and self.tars.are_remote and not self.skip_damaged):
+            with self.tars.at_hand(number, step) as (path, known_sha256):
                 digest = sha256()
                 scan = scan_shard(
-                    tar.path,
+                    path,
                     limits=self.limits,
                     members=self.members,
-                    step=tar.step,
+                    step=ignore if self.tars.are_remote else step,
                     name=name,
-                    on_bytes=None if tar.sha256 else digest.update,
+                    on_bytes=None if known_sha256 else digest.update,
                 )
-                known = ReadTar.of(scan, tar.sha256 or digest.hexdigest(), tar.path.stat().st_size)
+                columns = encode([sample.row for sample in scan.samples])
+                known = ReadTar(scan, columns, known_sha256 or digest.hexdigest(), path.stat().st_size)
             self.staging.save(name, identity, known)
-        return known.facts.in_brief()
+        self.tars.let_go(number)
+        return TarFacts(known.bytes, known.scan.damage, known.scan.has_captions, known.scan.may_lack_images)
+
+    def result(self, number: int) -> ReadTar:
+        """What was read of a tar.
+
+        Raises:
+            DataError: the tar has changed since.
+        """
+        name = self.tars.names[number]
+        if (read := self.staging.load(name, self.identity(number))) is None:
+            place = f"{self.tars}/{name}"
+            raise DataError(f"shard '{place}': changed while it was indexed; run this again when it is complete")
+        return read
 
 
 class Builder:
-    """Reads tars, and makes the index of them.
+    """Makes the index of tars.
 
     Args:
-        tars: to be indexed.
-        staging: of the folder.
-        limits, members, skip_damaged: see `build_index`.
+        reader: of the tars.
         classes: names of the classes by label, for tars whose labels are numbers; None: not known.
 
     Attributes:
@@ -166,22 +149,11 @@ class Builder:
         losses: parts of text members that could not be used.
     """
 
-    def __init__(
-        self,
-        tars: Tars,
-        staging: IndexStaging,
-        limits: Limits,
-        members: Members,
-        *,
-        skip_damaged: bool,
-        classes: list[str] | None,
-    ) -> None:
+    def __init__(self, reader: TarReader, classes: list[str] | None) -> None:
         self.quarantined: list[dict[str, Any]] = []
         self.losses = Losses()
         self._labels = Labels()
-        self._tars, self._staging = tars, staging
-        self._reader = _TarScanner(tars, staging, limits, members, skip_damaged)
-        self._members, self._classes = members, classes
+        self._reader, self._tars, self._classes = reader, reader.tars, classes
         self._has_captions = self._lacks_images = False
         self._damaged: dict[str, str] = {}  # name of the tar to its damage
         self._samples = self._ignored = self._indexed = 0
@@ -194,7 +166,7 @@ class Builder:
             "indexed": self._indexed,
             "quarantined": len(self.quarantined),
             "ignored_members": self._ignored,
-            **({"members": self._members.content()} if self._members != USUAL else {}),
+            **({"members": members.content()} if (members := self._reader.members) != USUAL else {}),
             **({"damaged_shards": self._damaged} if self._damaged else {}),
             **({"lost": self.losses.as_dict()} if self.losses.counts else {}),
             **({"classes": classes} if (classes := self._labels.names or self._classes) else {}),
@@ -212,24 +184,22 @@ class Builder:
         for number, facts in enumerate(self._each(bar, num_workers)):
             bar.finish(number, facts.bytes)
             found.append(facts)
-        damages = [facts.suspects.damage for facts in found]
-        damaged = {number: damage for number, damage in enumerate(damages) if damage is not None}
+        damaged = {number: facts.damage for number, facts in enumerate(found) if facts.damage is not None}
         self._damaged = {self._tars.names[number]: damage.what for number, damage in damaged.items()}
         if damaged and not self._reader.skip_damaged:
             raise self._damaged_shards([self._placed(*one) for one in damaged.items()])
         self._has_captions = any(facts.has_captions for facts in found)
         # Whoever names the member of the image has images.
-        self._lacks_images = not self._members.image and all(facts.may_lack_images for facts in found)
+        self._lacks_images = not self._reader.members.image and all(facts.may_lack_images for facts in found)
         edges = Edges()
-        for number, facts in enumerate(found):
-            if self._lacks_images or (self._has_captions and facts.has_mute):
-                facts = self._tar(number).facts
-            if (split := edges.add(self._tars.names[number], facts.suspects.edges)) is not None:
+        for number, name in enumerate(self._tars.names):
+            scan = self._tar(number).scan
+            if (split := edges.add(name, scan.edges)) is not None:
                 raise split
-            self.quarantined += facts.suspects.quarantined
-            self._samples += facts.samples
-            self._ignored += facts.suspects.ignored
-            self._indexed += facts.rows
+            self.quarantined += scan.quarantined
+            self._samples += len(scan.samples)
+            self._ignored += scan.ignored
+            self._indexed += len(scan.usable)
 
     def _each(self, bar: Bar, num_workers: int | None) -> Iterator[TarFacts]:
         """What was found in each tar, in row order."""
@@ -238,9 +208,7 @@ class Builder:
         if self._tars.are_remote:
 
             def read(number: int) -> TarFacts:
-                facts = self._reader(number, bar.steps(number))
-                bar.finish(number, facts.bytes)  # here: the size of a tar that is read is known before those before it
-                return facts
+                return self._reader(number, bar.steps(number))
 
             return map_concurrently(read, numbers, threads=min(READERS, len(names)), end=self._tars.close)
         workers = workers_for(sum(size or 0 for size in self._tars.sizes), num_workers)
@@ -263,30 +231,29 @@ class Builder:
         """Encode all shards, and publish the index."""
         if counting.tokenizer is not None and self._indexed and not self._has_captions:
             raise nothing_to_tokenize(str(self._tars), self._indexed, has_images=not self._lacks_images)
-
-        def captions(number: int) -> list[str]:
-            return self._tar(number).captions
-
-        writer = write_index(self._staging, len(self._tars.names), self._shard, captions, counting)
+        new, names = self._reader.staging.make_new(), self._tars.names
+        rows = (row for number in range(len(names)) for row in self._tar(number).scan.rows)
+        counting.train((caption for row in rows for caption in row.captions), new)
+        writer = ManifestWriter(new)
+        for number, name in enumerate(names):
+            tar = self._tar(number)
+            labels = [sample.label for sample in tar.scan.usable]
+            columns, names_lost = number_labels(tar.usable, labels, self._labels)
+            for key, lost in [*tar.scan.losses, *names_lost]:
+                self.losses.add(sample_name(name, key), lost)
+            columns = counting.count(columns, [caption for row in tar.scan.rows for caption in row.captions])
+            writer.add(ShardEntry.of(columns, name, size=tar.bytes, sha256=tar.sha256), columns.data)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined).encode()
-        accounts = self.accounts  # the names of classes are known when all shards are written
-        return publish(self._staging, writer, lines, counting.tokenizer, location=location, accounts=accounts)
+        write_whole(new / INNER / QUARANTINE_NAME, lines)
+        # The accounts come last: by now all names of classes are known.
+        writer.close(tokenizer=counting.tokenizer, location=location, accounts=self.accounts)
+        return self._reader.staging.publish()
 
     def _tar(self, number: int) -> ReadTar:
         """What was read of a tar, as the whole corpus decides."""
-        name = self._tars.names[number]
-        read = self._staging.load(name, self._reader.identity(number))
-        if read is None:
-            place = f"{self._tars}/{name}"
-            raise DataError(f"shard '{place}': changed while it was indexed; run this again when it is complete")
-        return read.in_corpus(self._members, has_captions=self._has_captions, lacks_images=self._lacks_images)
-
-    def _shard(self, number: int) -> MadeShard:
-        name, tar = self._tars.names[number], self._tar(number)
-        columns, names_lost = number_labels(tar.columns, tar.labels, self._labels)
-        for key, lost in [*tar.losses, *names_lost]:
-            self.losses.add(sample_name(name, key), lost)
-        return MadeShard(name, tar.facts.bytes, tar.facts.sha256, columns)
+        read, members = self._reader.result(number), self._reader.members
+        scan = read.scan.of_corpus(captions=self._has_captions, images=not self._lacks_images, members=members)
+        return replace(read, scan=scan)
 
     def _placed(self, number: int, damage: DamagedShard) -> DamagedShard:
         """The damage for the user, who knows a tar behind a URL by its URL."""

@@ -98,8 +98,11 @@ def caption_lengths(index: Index, tokenizer: CountsTokens) -> Literal["index"] |
                 _how_to_store(part.folder, options, has_others=part.tokenizer is not None),
             )
     store = ShardStore(index)
-    chunks = [_count_chunk(index, store, tokenizer, start) for start in range(0, len(index), CHUNK_ROWS)]
-    counts = np.concatenate([np.empty(0, np.int32), *chunks])
+    counted = [np.empty(0, np.int32)]
+    for start in range(0, len(index), CHUNK_ROWS):
+        found = store.captions(np.arange(start, min(start + CHUNK_ROWS, len(index))))
+        counted.append(np.asarray(tokenizer.count([caption for captions in found for caption in captions]), np.int32))
+    counts = np.concatenate(counted)
     counts.setflags(write=False)  # several plans share it
     _counted[key] = counts
     return offsets, counts
@@ -113,27 +116,3 @@ def _how_to_store(folder: object, tokenizer: str, *, has_others: bool) -> str:
             "data.shards to FOLDER"
         )
     return f"`mmdata index {folder} --tokenizer {tokenizer}` adds them"
-
-
-def _count_chunk(index: Index, store: ShardStore, tokenizer: CountsTokens, start: int) -> NDArray[np.int32]:
-    captions = captions_of_rows(index, store, range(start, min(start + CHUNK_ROWS, len(index))))
-    return np.asarray(tokenizer.count(captions), np.int32)
-
-
-def captions_of_rows(index: Index, store: ShardStore, of_rows: range) -> list[str]:
-    """The captions of some rows, row by row.
-
-    Raises:
-        DataError: a caption is not the one that was indexed.
-    """
-    rows = np.arange(of_rows.start, of_rows.stop)
-    shards, _ = index.locate(rows)
-    columns = index.take(rows, ["caption_offset", "caption_bytes", "caption_format"])
-    offsets, hashes = index.take_lists(rows, "caption_hash")
-    places = zip(
-        *(columns[name].tolist() for name in ("caption_offset", "caption_bytes", "caption_format")), strict=True
-    )
-    captions: list[str] = []
-    for i, (shard, place, key) in enumerate(zip(shards.tolist(), places, index.keys(rows), strict=True)):
-        captions += store.captions(shard, place, hashes[offsets[i] : offsets[i + 1]].tolist(), key)
-    return captions

@@ -21,8 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mmdata.errors import ConfigError
-from mmdata.index.columns import FIXED, LISTS, ShardColumns, offsets_of, spans
-from mmdata.index.histogram import Histograms
+from mmdata.index.columns import FIXED, LISTS, Histograms, ShardColumns, offsets_of, spans
 from mmdata.index.manifest import Manifest
 from mmdata.index.sample import IndexedSample, row_of_key
 from mmdata.index.store import OpenShard, ShardStore
@@ -103,7 +102,8 @@ class Index:
             if not isinstance(given, Manifest):
                 raise TypeError(f"an index is opened from its folder: mmdata.Index.open({given!r})")
         if len(manifests) > 1:
-            _check_distinct(manifests)
+            _check_folders_differ(manifests)
+            _check_shards_differ(manifests)
         self.manifests = list(manifests)
         self.num_shards = sum(manifest.num_shards for manifest in manifests)
         self.bytes = sum(manifest.bytes for manifest in manifests)
@@ -435,17 +435,6 @@ def _group_by_shard(shards: Rows, local: Rows) -> _RowsByShard:
         within = slice(int(local[a]), int(local[a]) + b - a) if consecutive else local[a:b]
         parts.append((int(shards[a]), slice(a, b), within))
     return _RowsByShard(order, parts)
-
-
-def _check_distinct(manifests: Sequence[Manifest]) -> None:
-    """Compare the folders, and the hashes of the tars.
-
-    Raises:
-        ConfigError: two manifests are of the same folder, or list the same shard.
-        DataError: a list of shards is missing or damaged.
-    """
-    _check_folders_differ(manifests)
-    _check_shards_differ(manifests)
 
 
 def _check_folders_differ(parts: Sequence[Manifest]) -> None:

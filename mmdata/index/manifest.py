@@ -26,9 +26,8 @@ from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from mmdata.errors import DataError
 from mmdata.files import write_whole
 from mmdata.hashing import fast_hash
-from mmdata.index.columns import SCHEMA_VERSION, ShardColumns, offsets_of, view
-from mmdata.index.histogram import Histograms
-from mmdata.index.store import read_together
+from mmdata.index.columns import SCHEMA_VERSION, Histograms, ShardColumns, offsets_of, view
+from mmdata.index.store import read_part
 from mmdata.processes import cached_property, new_lock
 from mmdata.storage.cache import ShardCache
 from mmdata.storage.folder import (
@@ -180,7 +179,7 @@ class ShardList:
             DataError: not the list that manifest.json names.
         """
         of = f"index '{path}', list of shards"
-        data = read_together(path, "index", offset, file.bytes - file.list_offset)
+        data = read_part(path, "index", offset, file.bytes - file.list_offset)
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise DataError(f"{of}: SHA-256 differs from manifest.json's; {REMAKE}")
         batch = _parse_list(data, of)
@@ -211,7 +210,7 @@ class ShardList:
             FileNotFoundError: there is none.
             DataError: the list changed since it was opened.
         """
-        data = read_together(path, "index", offset, file.bytes - file.list_offset)
+        data = read_part(path, "index", offset, file.bytes - file.list_offset)
         if fast_hash(data) != self.checksum:
             raise DataError(f"{self.of}: changed since it was opened; {REMAKE}")
         return _histograms(_parse_list(data, self.of), self.of)

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
     from mmdata.index.index import Index
 
-COLUMNS = (
-    *("image_offset", "image_bytes", "image_format", "height", "width"),
-    *("caption_offset", "caption_bytes", "caption_format", "label"),
-    "image_xxh3",
-)
+COLUMNS = ("image_offset", "image_bytes", "image_format", "height", "width", "label", "image_xxh3")
 MAX_CANDIDATES = 100_000
 """The first keys of an index, among which the one nearest to an unknown key is looked for; more
 would take seconds."""
@@ -50,7 +46,6 @@ class IndexedSample:
     format: str
     num_captions: int
     _columns: dict[str, int] = field(compare=False)
-    _caption_hashes: list[int] = field(compare=False)
     _shard: int = field(compare=False)
     _store: ShardStore = field(compare=False)
 
@@ -60,16 +55,14 @@ class IndexedSample:
         rows = np.array([row])
         columns = {name: int(values[0]) for name, values in index.take(rows, COLUMNS).items()}
         shard = int(index.locate(rows)[0][0])
-        hashes = index.take_lists(rows, "caption_hash")[1].tolist()
         return cls(
             row=row,
             key=index.keys(rows)[0],
             shard=index.shard_name(shard),
             label=columns["label"] if columns["label"] >= 0 else None,
             format="" if columns["image_format"] == NO_IMAGE else FORMATS[columns["image_format"]],
-            num_captions=len(hashes),
+            num_captions=len(index.take_lists(rows, "caption_hash")[1]),
             _columns=columns,
-            _caption_hashes=hashes,
             _shard=shard,
             _store=store,
         )
@@ -87,10 +80,7 @@ class IndexedSample:
         Raises:
             DataError: the shard is not the one that was indexed.
         """
-        if not self.num_captions:
-            return []
-        offset, size, kind = (self._columns[f"caption_{name}"] for name in ("offset", "bytes", "format"))
-        return self._store.captions(self._shard, (offset, size, kind), self._caption_hashes, self.key)
+        return self._store.captions(np.array([self.row]))[0] if self.num_captions else []
 
     @cached_property
     def image_bytes(self) -> bytes:

@@ -20,7 +20,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.files import write_whole
 from mmdata.hashing import hash64
 from mmdata.index.index import Index
-from mmdata.index.store import read_together
+from mmdata.index.store import read_part
 from mmdata.storage.cache import default_folder
 from mmdata.storage.folder import JOINS_NAME
 
@@ -134,7 +134,7 @@ def read_columns(path: Path) -> tuple[dict[str, Any], Any]:
         FileNotFoundError: there is none.
         ValueError, pa.ArrowException: it is damaged.
     """
-    data = read_together(path, "side file", 0, path.stat().st_size)
+    data = read_part(path, "side file", 0, path.stat().st_size)
     newline = re.search(b"\n", data)
     line = bytes(data[: newline.end()]) if newline else b""
     digest, content = line[:16], line[16:].rstrip()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmdata.errors import BadSample, DataError, Interrupted, Reason
 from mmdata.hashing import fast_hash, hash64
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 64
 """Shards that stay open if nothing else is said; each holds a file descriptor."""
-BLOCK_BYTES = 2**22
-"""From this size on numpy asks the kernel for huge pages; with small pages most of the time would be page faults."""
-ALIGNMENT = 16
-"""Alignment of a part in its block, in bytes: as numpy's own, and more than any column needs."""
 
 
 class ShardStore:
@@ -60,28 +56,28 @@ class ShardStore:
             raise DataError(f"shard '{place}': is shorter than indexed, {opened.size} bytes; {_REMEDY}")
         return data
 
-    def captions(self, shard: int, place: tuple[int, int, int], hashes: list[int], key: str) -> list[str]:
-        """The captions of a sample, cleaned.
-
-        Args:
-            shard: that holds it.
-            place: caption_offset, caption_bytes and caption_format of its row.
-            hashes: of its captions.
-            key: of the sample, for messages.
+    def captions(self, rows: NDArray[np.int64]) -> list[list[str]]:
+        """The captions of some rows, cleaned: a list for each row.
 
         Raises:
             DataError: they are not those that were indexed.
         """
-        offset, size, caption_format = place
-        try:
-            found = captions_of(self.read(shard, offset, size), caption_format, self._index.caption_keys(shard))
-        except BadSample:
-            found = []
-        if [hash64(caption.encode()) for caption in found] != hashes:
-            raise DataError(
-                f"shard '{self._index.shard_place(shard)}', sample '{key}': the captions are not those that were "
-                "indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
-            )
+        index, (shards, _) = self._index, self._index.locate(rows)
+        places = [*index.take(rows, ["caption_offset", "caption_bytes", "caption_format"]).values()]
+        offsets, hashes = index.take_lists(rows, "caption_hash")
+        found: list[list[str]] = []
+        for i, (shard, key) in enumerate(zip(shards.tolist(), index.keys(rows), strict=True)):
+            offset, size, caption_format = (int(column[i]) for column in places)
+            try:
+                captions = captions_of(self.read(shard, offset, size), caption_format, index.caption_keys(shard))
+            except BadSample:
+                captions = []
+            if [hash64(caption.encode()) for caption in captions] != hashes[offsets[i] : offsets[i + 1]].tolist():
+                raise DataError(
+                    f"shard '{index.shard_place(shard)}', sample '{key}': the captions are not those that were "
+                    "indexed; `mmdata verify` says what changed: fetch the shard again, or index it anew"
+                )
+            found.append(captions)
         return found
 
     def members(self, row: int) -> dict[str, IndexedMember]:
@@ -219,21 +215,8 @@ class OpenShards:
 _REMEDY = "the shard changed since it was indexed: fetch it again, or index it anew (`mmdata index FOLDER --overwrite`)"
 
 
-class _Block(threading.local):
-    """The block that a thread fills. Each thread has its own, so that no lock can be held when the process forks."""
-
-    memory = memoryview(b"")
-    used = 0
-
-
-_block = _Block()
-
-
-def read_together(path: str | os.PathLike[str], what: str, offset: int, size: int) -> memoryview:
+def read_part(path: str | os.PathLike[str], what: str, offset: int, size: int) -> memoryview:
     """Bytes [offset, offset + size) of a regular file, read-only, fewer at its end.
-
-    Parts of files are read into large blocks of memory, many to a block: large blocks cost fewer page faults. A block
-    is freed with the last part in it.
 
     Args:
         path: of the file.
@@ -246,21 +229,10 @@ def read_together(path: str | os.PathLike[str], what: str, offset: int, size: in
     """
     descriptor = open_regular(path, what)
     try:
-        room = _room(min(size, max(os.fstat(descriptor).st_size - offset, 0)))
+        room = np.empty(min(size, max(os.fstat(descriptor).st_size - offset, 0)), np.uint8).data
         filled = 0
         while filled < len(room) and (count := os.preadv(descriptor, [room[filled:]], offset + filled)):
             filled += count
     finally:
         os.close(descriptor)
     return room[:filled].toreadonly()
-
-
-def _room(size: int) -> memoryview:
-    """Writable memory for a part; a large one gets memory of its own."""
-    if size > BLOCK_BYTES // 8:
-        return np.empty(size, np.uint8).data
-    if _block.used + size > len(_block.memory):
-        _block.memory, _block.used = np.empty(BLOCK_BYTES, np.uint8).data, 0
-    begin = _block.used
-    _block.used = begin + -(-size // ALIGNMENT) * ALIGNMENT
-    return _block.memory[begin : begin + size]

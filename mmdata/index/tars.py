@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 from mmdata.errors import ConfigError
@@ -18,7 +16,7 @@ from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
 from mmdata.processes import map_concurrently, usable_cores
 from mmdata.storage.cache import Incoming, ShardCache
-from mmdata.storage.folder import ListedShard, RemoteFolder, local_folder
+from mmdata.storage.folder import RemoteFolder, local_folder
 from mmdata.storage.urls import PROTOCOLS, check_plain_name, display_name, is_followed, is_http
 from mmdata.tars.foreign import expand_braces, find_shards, guess_members, refuse_not_utf8
 from mmdata.tars.members import Members
@@ -35,20 +33,6 @@ Step = Callable[[int], None]
 """Told how many bytes of a tar have come or were read."""
 
 
-class TarAtHand(NamedTuple):
-    """A tar on this machine's disks.
-
-    Attributes:
-        path: of it.
-        sha256: of it, if it is known.
-        step: to be told how far its reading is.
-    """
-
-    path: Path
-    sha256: str | None
-    step: Step
-
-
 class LocalTars:
     """The tars of a folder, sorted by name; or one tar.
 
@@ -58,7 +42,6 @@ class LocalTars:
     Attributes:
         names: of the files, in row order.
         sizes: in bytes; None as long as it is not known.
-        threads: tars that are compared concurrently.
         are_remote: whether they lie behind a URL, where nothing tells a changed tar before it is read.
 
     Raises:
@@ -73,12 +56,9 @@ class LocalTars:
         self._folder = self._paths[0].parent
         self.names = [path.name for path in self._paths]
         for name in self.names:
-            if not name.isascii():
-                refuse_not_utf8(name)
-        for name in self.names:
+            refuse_not_utf8(name)
             check_plain_name(name, f"folder '{self._folder}'")
         self.sizes: list[int | None] = [path.stat().st_size for path in self._paths]
-        self.threads = usable_cores()
 
     def __str__(self) -> str:
         return str(self._folder)
@@ -86,8 +66,7 @@ class LocalTars:
     def location(self, folder: Path) -> str:
         """What the manifest in `folder` says of where the tars lie: their folder, relative to it."""
         location = Path(os.path.relpath(self._folder.resolve(), folder.resolve())).as_posix()
-        if not location.isascii():
-            refuse_not_utf8(location)
+        refuse_not_utf8(location)
         return location
 
     def place(self, number: int) -> str:
@@ -104,36 +83,23 @@ class LocalTars:
         return guess_members(self._paths)
 
     @contextmanager
-    def at_hand(self, number: int, step: Step) -> Generator[TarAtHand]:
-        """A tar, to be read."""
-        yield TarAtHand(self._paths[number], None, step)
+    def at_hand(self, number: int, step: Step) -> Generator[tuple[Path, str | None]]:
+        """Path of a tar that is to be read, and its SHA-256 if that is known."""
+        yield self._paths[number], None
 
-    def change(self, number: int, indexed: ListedShard, *, by_size: bool) -> str | None:
-        """How a tar differs from the one that was indexed; by its size alone, or by all of its bytes."""
-        if (size := self._paths[number].stat().st_size) != indexed.bytes:
-            return f"has {size:,} bytes, and {indexed.bytes:,} were indexed"
-        if not by_size and file_sha256(self._paths[number]) != indexed.sha256:
-            return "has another SHA-256 than the tar that was indexed"
-        return None
+    def let_go(self, number: int) -> None:
+        """A tar needs not be read: an earlier run has read it."""
+
+    def size(self, number: int) -> int:
+        """Bytes of a tar now."""
+        return self._paths[number].stat().st_size
+
+    def sha256(self, number: int) -> str:
+        """Hash of a tar."""
+        return file_sha256(self._paths[number])
 
     def close(self) -> None:
         """End all reading, also that of other threads."""
-
-
-@dataclass(frozen=True)
-class TarUrls:
-    """Tars in one folder behind a URL.
-
-    Attributes:
-        folder: URL, with the query that each file's URL ends with.
-        names: of the files, not quoted, sorted as those of a folder on a disk.
-    """
-
-    folder: str
-    names: list[str]
-
-    def __str__(self) -> str:
-        return display_name(self.folder)
 
 
 class UrlTars:
@@ -142,7 +108,8 @@ class UrlTars:
     Its methods are those of `LocalTars`.
 
     Args:
-        urls: of the tars.
+        folder: URL of their folder, with the query that each file's URL ends with.
+        names: of the files, not quoted, sorted as those of a folder on a disk.
         cache: of the loader; holds the tars that are being read.
         keep: keep the tars in the cache; those that were read last stay.
 
@@ -152,11 +119,10 @@ class UrlTars:
 
     are_remote = True
 
-    def __init__(self, urls: TarUrls, cache: ShardCache, *, keep: bool = False) -> None:
-        self.names = urls.names
-        self.sizes: list[int | None] = [None] * len(self.names)
-        self.threads = ASKERS
-        self._folder = RemoteFolder(urls.folder, cache)
+    def __init__(self, folder: str, names: list[str], cache: ShardCache, *, keep: bool = False) -> None:
+        self.names = names
+        self.sizes: list[int | None] = [None] * len(names)
+        self._folder = RemoteFolder(folder, cache)
         self._stop = Event()
         self._keep = keep
         self._lock = Lock()
@@ -189,17 +155,17 @@ class UrlTars:
         for number in range(min(len(self.names), MAX_GUESSED_TARS)):
             if sum(tar.bytes for tar in self._fetched.values()) > self._folder.cache.max_bytes // 2:
                 return
-            self._fetched[number] = self._folder.fetch_new(self.names[number], self._stop, _ignore)
+            self._fetched[number] = self._folder.fetch_new(self.names[number], self._stop, ignore)
             yield self._fetched[number].path
 
     @contextmanager
-    def at_hand(self, number: int, step: Step) -> Generator[TarAtHand]:
-        """Fetch a tar, to be read; `step` is told of the bytes that came."""
+    def at_hand(self, number: int, step: Step) -> Generator[tuple[Path, str | None]]:
+        """Fetch a tar that is to be read; `step` is told of the bytes that came."""
         with self._lock:
             tar = self._fetched.pop(number, None)
         tar = tar or self._folder.fetch_new(self.names[number], self._stop, step)
         try:
-            yield TarAtHand(tar.path, tar.sha256, _ignore)
+            yield tar.path, tar.sha256
         except BaseException:
             tar.discard()
             raise
@@ -208,31 +174,16 @@ class UrlTars:
         else:
             tar.discard()
 
-    def change(self, number: int, indexed: ListedShard, *, by_size: bool) -> str | None:
-        """How a tar differs in size from the one that was indexed; whenever it is fetched, its hash is compared."""
-        size = self._folder.file_of(self._folder.url_of(self.names[number]), self._stop).bytes
-        return f"has {size:,} bytes, and {indexed.bytes:,} were indexed" if size != indexed.bytes else None
+    def let_go(self, number: int) -> None:
+        """Give back the room of a tar that was fetched for the guess alone: an earlier run has read it."""
+        with self._lock:
+            tar = self._fetched.pop(number, None)
+        if tar is not None:
+            tar.discard()
 
-    def fill_cache(self, manifest: Manifest) -> int:
-        """Fetch the indexed tars that are not in the cache, as many as it holds; how many are in it then.
-
-        Raises:
-            DataError, ConfigError: see `ShardCache.open`.
-        """
-        cache = self._folder.cache
-        here = {entry.sha256: cache.touch(entry.sha256) for entry in manifest}
-        room = cache.max_bytes - sum({entry.sha256: entry.bytes for entry in manifest if here[entry.sha256]}.values())
-        missing: list[int] = []
-        for number, entry in enumerate(manifest):
-            if not here[entry.sha256] and entry.bytes <= room:
-                here[entry.sha256] = True
-                room -= entry.bytes
-                missing.append(number)
-        stop = Event()
-        fetch = partial(manifest.open_shard, stop=stop)
-        for descriptor in map_concurrently(fetch, missing, threads=READERS, end=stop.set):
-            os.close(descriptor)
-        return sum(cache.touch(entry.sha256) for entry in manifest)
+    def size(self, number: int) -> int:
+        """Bytes of a tar, as its server says."""
+        return self._folder.file_of(self._folder.url_of(self.names[number]), self._stop).bytes
 
     def close(self) -> None:
         """End all reading, also that of other threads."""
@@ -246,15 +197,15 @@ class UrlTars:
 Tars = LocalTars | UrlTars
 
 
-def _ignore(offset: int) -> None:
-    """A `Step` that nobody is told of."""
+def ignore(offset: int) -> None:
+    """A `Step` that tells nobody."""
 
 
 def what_changed(tars: Tars, manifest: Manifest, step: Callable[[int, int], None], *, by_size: bool) -> str | None:
     """What makes tars others than those of an index; None: they are the same.
 
     Args:
-        tars: compared, hashes included, where they lie on this machine.
+        tars: compared; hashes too, of those on this machine: those of a URL are compared whenever they are fetched.
         manifest: of the index.
         step: told of the number and size of each tar that was compared.
         by_size: compare sizes only.
@@ -264,18 +215,23 @@ def what_changed(tars: Tars, manifest: Manifest, step: Callable[[int, int], None
         return f"other shards ({len(entries)}, and {len(tars.names)} are to be indexed)"
 
     def change(number: int) -> str | None:
-        return tars.change(number, entries[number], by_size=by_size)
+        size, indexed = tars.size(number), entries[number]
+        if size != indexed.bytes:
+            return f"has {size:,} bytes, and {indexed.bytes:,} were indexed"
+        if isinstance(tars, LocalTars) and not by_size and tars.sha256(number) != indexed.sha256:
+            return "has another SHA-256 than the tar that was indexed"
+        return None
 
-    numbers = range(len(entries))
-    for number, found in enumerate(map_concurrently(change, numbers, threads=tars.threads, end=tars.close)):
+    threads, numbers = ASKERS if tars.are_remote else usable_cores(), range(len(entries))
+    for number, found in enumerate(map_concurrently(change, numbers, threads=threads, end=tars.close)):
         if found is not None:
             return f"other contents: '{tars.place(number)}' {found}"
         step(number, entries[number].bytes)
     return None
 
 
-def find_urls(given: Sequence[str]) -> TarUrls:
-    """The tars that URLs and brace patterns name.
+def find_urls(given: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder and the names of the tars that URLs and brace patterns name, as `UrlTars` takes them.
 
     Raises:
         ConfigError: another protocol, no tar, a compressed one, tars of several folders, one twice, or what
@@ -306,7 +262,7 @@ def find_urls(given: Sequence[str]) -> TarUrls:
     (folder,) = folders
     for name in names:
         check_plain_name(name, f"URL '{display_name(folder)}'")
-    return TarUrls(folder, names)
+    return folder, names
 
 
 def _split(url: str) -> tuple[str, str]:

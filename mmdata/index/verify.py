@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from mmdata.images.probe import NO_LIMITS
 from mmdata.index.columns import SCHEMA, ShardColumns
 from mmdata.index.encode import Labels, encode, number_labels, with_tokens
 from mmdata.index.manifest import FILE_SHARDS, INDEX_FILE, STREAM_END, Manifest, ShardEntry
+from mmdata.index.tars import Step
 from mmdata.index.writer import Totals
 from mmdata.processes import map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
@@ -26,10 +27,6 @@ from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_le
 from mmdata.tars.foreign import given_tars, guess_members
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.scan import Edges, Scan, scan_shard
-
-Step = Callable[[int], None]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,16 @@ def verify(
     problems = [Problem(MANIFEST_NAME, detail) for detail in (*_wrong_sums(manifest), *_wrong_accounts(manifest))]
     problems += [*_unlisted(manifest), *_wrong_files(manifest)]
     chosen = [(number, entry) for number, entry in enumerate(manifest) if shards is None or entry.name in shards]
-    names, sizes = [entry.name for _, entry in chosen], [entry.bytes for _, entry in chosen]
-    for name, details in zip(names, _each(_Check(local), chosen, names, sizes, progress, num_workers), strict=True):
-        problems += [Problem(name, detail) for detail in details]
+    names, bar = [entry.name for _, entry in chosen], Bar(progress, [entry.bytes for _, entry in chosen])
+    workers = workers_for(sum(entry.bytes for _, entry in chosen), num_workers)
+    found = map_in_processes(_Check(local), chosen, names=names, workers=workers, step=bar.steps)
+    for place, details in enumerate(found):
+        bar.finish(place, chosen[place][1].bytes)
+        problems += [Problem(names[place], detail) for detail in details]
     return problems
 
 
-@dataclass
+@dataclass(frozen=True)
 class TarsReport:
     """What was read of tars without an index.
 
@@ -87,10 +87,10 @@ class TarsReport:
         tars, samples, bytes: of all tars; of a damaged one the samples before the damage.
     """
 
-    problems: list[Problem] = field(default_factory=list[Problem])
-    tars: int = 0
-    samples: int = 0
-    bytes: int = 0
+    problems: list[Problem]
+    tars: int
+    samples: int
+    bytes: int
 
 
 def verify_tars(
@@ -110,41 +110,39 @@ def verify_tars(
     names = [path.name for path in paths]
     sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
     members = _members([path for path in paths if path.is_file()])
-    read = [*_each(partial(_read_tar, members=members), paths, names, sizes, progress, num_workers)]
-    captioned, lacks_images = any(one.has_captions for one in read), all(one.may_lack_images for one in read)
+    bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
+    read_tar = partial(_read_tar, members=members)
+    read: list[_ReadTar] = []
+    for place, one in enumerate(map_in_processes(read_tar, paths, names=names, workers=workers, step=bar.steps)):
+        bar.finish(place, sizes[place])
+        read.append(one)
+    captioned, lacks_images = any(tar.has_captions for tar in read), all(tar.may_lack_images for tar in read)
     edges, problems = Edges(), list[Problem]()
-    for name, one in zip(names, read, strict=True):
-        if (split := edges.add(name, one.scan.edges)) is not None:
+    for name, tar in zip(names, read, strict=True):
+        scan = tar.scan
+        if (split := edges.add(name, scan.edges)) is not None:
             problems.append(Problem(name, str(split)))
-        if one.damage:
-            problems.append(Problem(name, one.damage))
+        if tar.damage:
+            problems.append(Problem(name, tar.damage))
             edges = Edges()
-        scan = one.scan.of_corpus(captions=True, members=members) if captioned else one.scan
+        if captioned:
+            scan = scan.of_corpus(captions=True, members=members)
         for line in () if lacks_images else scan.quarantined:
             if line["reason"] != Reason.DAMAGED_SHARD.value:  # its sample is told with the damage
                 what = f"sample '{line['key']}' cannot be used: {line['reason']}: {line['detail']}"
                 problems.append(Problem(name, f"byte {line['offset']}: {what}"))
-    return TarsReport(problems, len(paths), sum(one.samples for one in read), sum(sizes))
+    return TarsReport(problems, len(paths), sum(tar.samples for tar in read), sum(sizes))
 
 
-def _each(
-    check: Callable[[T, Step], R],
-    items: Sequence[T],
-    names: Sequence[str],
-    sizes: Sequence[int],
-    progress: Progress | None,
-    num_workers: int | None,
-) -> Iterator[R]:
-    """The results of `check` for tars with these names and sizes, in processes, in order."""
-    bar, workers = Bar(progress, sizes), workers_for(sum(sizes), num_workers)
-    for place, one in enumerate(map_in_processes(check, items, names=names, workers=workers, step=bar.steps)):
-        bar.finish(place, sizes[place])
-        yield one
+class _ReadTar(NamedTuple):
+    """What was read of a tar without an index.
 
-
-@dataclass(frozen=True)
-class _ReadTar:
-    """What was read of a tar without an index, but for its sound rows; why not all of it, or ""."""
+    Attributes:
+        scan: see `Scan.without_sound_rows`.
+        samples: all of them.
+        has_captions, may_lack_images: see `Scan`.
+        damage: why not all was read, or "".
+    """
 
     scan: Scan
     samples: int
@@ -194,7 +192,17 @@ class _Check:
 
     @cached_property
     def _excused(self) -> dict[str, set[str]]:
-        return _quarantined(self.folder)
+        """Keys in the quarantine list, by shard. Lines without a shard are a conversion's, and excuse no sample."""
+        excused: dict[str, set[str]] = {}
+        path = find_ledger(self.folder)
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+            try:
+                line: Any = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and isinstance(line.get("shard"), str) and isinstance(line.get("key"), str):
+                excused.setdefault(line["shard"], set()).add(line["key"])
+        return excused
 
     @cached_property
     def _labels(self) -> Labels | None:
@@ -236,33 +244,32 @@ class _Check:
         samples = [sample.row.key for sample in scan.samples]
         if lost := [key for key in samples if key not in indexed and key not in excused]:
             yield f"{len(lost)} samples are neither in the index nor in {QUARANTINE_NAME}; the first is '{lost[0]}'"
-        kept = [(sample.row, sample.label) for sample in scan.usable if sample.row.key in indexed]
-        rows = [row for row, _ in kept]
-        if [row.key for row in rows] != keys:
-            gone = sorted(indexed - {row.key for row in rows})
-            yield (
-                f"the index names samples that the tar does not hold or cannot use: {gone[:3]}"
-                if gone
-                else "the samples of the index stand in another order in the tar"
-            )
+        kept = [sample for sample in scan.usable if sample.row.key in indexed]
+        found = [sample.row.key for sample in kept]
+        if gone := sorted(indexed - {*found}):
+            yield f"the index names samples that the tar does not hold or cannot use: {gone[:3]}"
             return
-        again = encode(rows)
+        if found != keys:
+            yield "the samples of the index stand in another order in the tar"
+            return
+        again = encode([sample.row for sample in kept])
         if self._labels is not None:
-            again, _ = number_labels(again, [label for _, label in kept], self._labels)
+            again, _ = number_labels(again, [sample.label for sample in kept], self._labels)
         tokens = columns.lists("caption_tokens")[1].tolist()
-        if fits := len(tokens) == again.num_captions:
-            again = with_tokens(again, [caption for row in rows for caption in row.captions], lambda captions: tokens)
-        names = [name for name in SCHEMA.names if fits or name != "caption_tokens"]
-        yield from _differences(columns, again, names if columns.data != again.data else [])
+        if len(tokens) == again.num_captions:
+            captions = [caption for sample in kept for caption in sample.row.captions]
+            again = with_tokens(again, captions, lambda captions: tokens)
+        if columns.data != again.data:
+            yield from _differences(columns, again)
         made = ShardEntry.of(again, entry.name, size=entry.bytes, sha256=entry.sha256)
         numbers = ("images", "captions", "labels", "cells", "counts")
         if wrong := [name for name in numbers if not np.array_equal(getattr(entry, name), getattr(made, name))]:
             yield f"the manifest's {', '.join(wrong)} of it are not those of its columns in the index"
 
 
-def _differences(columns: ShardColumns, again: ShardColumns, names: Sequence[str]) -> Iterator[str]:
+def _differences(columns: ShardColumns, again: ShardColumns) -> Iterator[str]:
     """Which columns of an index are not those that its tar gives, and the first sample."""
-    for name in names:
+    for name in SCHEMA.names:
         pairs = zip(*(one.arrow.column(name).to_pylist() for one in (columns, again)), strict=True)
         if differing := [row for row, (one, other) in enumerate(pairs) if one != other]:
             first = columns.keys[differing[0]].as_py()
@@ -331,17 +338,3 @@ def _unlisted(manifest: Manifest) -> Iterator[Problem]:
         if name not in listed:
             detail = f"lies in '{folder}', and the manifest does not list it: index the folder anew, or remove the tar"
             yield Problem(name, detail)
-
-
-def _quarantined(folder: Path) -> dict[str, set[str]]:
-    """Keys in the quarantine list, by shard. Lines without a shard are a conversion's, and excuse no sample."""
-    excused: dict[str, set[str]] = {}
-    path = find_ledger(folder)
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        try:
-            line: Any = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("shard"), str) and isinstance(line.get("key"), str):
-            excused.setdefault(line["shard"], set()).add(line["key"])
-    return excused

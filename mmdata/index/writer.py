@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 from mmdata.errors import DataError
 from mmdata.files import naming, write_whole
-from mmdata.index.columns import SCHEMA
-from mmdata.index.histogram import unpack_cells
+from mmdata.index.columns import SCHEMA, unpack_cells
 from mmdata.index.manifest import (
     FILE_SHARDS,
     INDEX_FILE,

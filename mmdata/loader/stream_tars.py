@@ -23,9 +23,8 @@ from mmdata.errors import ConfigError, DataError, Interrupted, counted, excerpt,
 from mmdata.images.probe import DEFAULT_LIMITS
 from mmdata.index import Index
 from mmdata.index.caption_lengths import counts_of
-from mmdata.index.columns import ShardColumns
+from mmdata.index.columns import Histograms, ShardColumns
 from mmdata.index.encode import encode, rearranged
-from mmdata.index.histogram import Histograms
 from mmdata.index.index import HELD_ROWS
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.store import OpenShard, OpenShards

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio
+from mmdata.index.columns import ASPECT_BINS, aspect_bin, aspect_ratio
 
 
 class Bucket(NamedTuple):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmdata.config import DataConfig
 from mmdata.config.texts import TextsConfig
 from mmdata.index import Index
-from mmdata.index.histogram import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
+from mmdata.index.columns import ASPECT_BINS, aspect_bin, aspect_ratio, pack_cells, unpack_cells
 from mmdata.plan.buckets import BucketPolicy, LengthAspectPolicy, NativePolicy, fit_into_budget
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions
 from mmdata.plan.rows import IndexRows

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
-from mmdata.index.columns import offsets_of
-from mmdata.index.histogram import ASPECT_BINS, Histograms, aspect_ratio, unpack_cells
+from mmdata.index.columns import ASPECT_BINS, Histograms, aspect_ratio, offsets_of, unpack_cells
 from mmdata.index.index import Index
 from mmdata.plan.buckets import BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions

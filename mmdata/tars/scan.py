@@ -195,21 +195,6 @@ class Scan:
         kept = [s for s in self.samples if s.fault is not None or not s.has_caption or any(s is edge for edge in edges)]
         return replace(self, samples=[sample._replace(row=IndexRow(sample.row.key)) for sample in kept])
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON, without what `without_sound_rows` leaves out."""
-        samples = [(one.row.key, one.start, one.fault, one.has_image, one.has_caption) for one in self.samples]
-        return {**vars(self), "samples": samples, "damage": self.damage and [self.damage.what, self.damage.remedy]}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Scan:
-        """The inverse of `to_json`."""
-        samples = [
-            ScannedSample(IndexRow(key), start, None, {}, fault and (Reason(fault[0]), fault[1]), *has)
-            for key, start, fault, *has in content["samples"]
-        ]
-        damage = content["damage"] and DamagedShard(*content["damage"])
-        return cls(content["shard"], samples, content["ignored"], damage)
-
 
 def scan_shard(
     shard: Path | int,

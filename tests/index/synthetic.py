@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.index.columns import aspect_bin, count_cells, pack_cells
 from mmdata.index.encode import encode
-from mmdata.index.histogram import aspect_bin, count_cells, pack_cells
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.writer import ManifestWriter
 

@@ -320,6 +320,7 @@ def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any
     good, old = tmp_path / "good", tmp_path / "old"
     build_index(shards, out=good)
     build_index(shards, out=old, count_tokens=count, tokenizer="another")
+    (old / "__mmdata__/index-00001.arrow").write_bytes(b"of an index of 1,025 shards")
     places = [str(path) for path in (shards, good, old, tmp_path / "out")]
     root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True, env=root)

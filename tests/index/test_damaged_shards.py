@@ -184,36 +184,6 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
     assert verify(folder) == []
 
 
-@pytest.mark.parametrize("moves", [1, 2])
-def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monkeypatch, count, moves):
-    """The index that is replaced has other lengths; at no moment do files of both make one index."""
-    build_index(folder, count_tokens=count, tokenizer="characters")
-    rename, left = os.rename, [moves]
-
-    def stops(source: object, target: object) -> None:
-        if (
-            "/new/" in str(source)
-            and str(target).endswith((".arrow", ".jsonl", "manifest.json"))
-            and ".part" not in str(source)
-        ):
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-        rename(source, target)
-
-    shorter = {"count_tokens": lambda captions: [1 for _ in captions], "tokenizer": "ones"}
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", stops)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(folder, overwrite=True, **shorter)
-        with pytest.raises(DataError, match=r"no manifest\.json; `mmdata index .*` makes one"):
-            Manifest.read(folder)
-    build_index(folder, **shorter)
-    assert Manifest.read(folder).tokenizer == "ones"
-    assert verify(folder) == []
-    assert not (folder / STAGING_NAME).exists()
-
-
 def test_overwrite_leaves_no_file_of_the_old_index(folder):
     build_index(folder)
     more = folder / "__mmdata__/index-00001.arrow"
@@ -224,27 +194,6 @@ def test_overwrite_leaves_no_file_of_the_old_index(folder):
     ):
         build_index(folder)
     build_index(folder, overwrite=True)
-    assert len(Index.open(folder)) == 9
-    assert not more.exists()
-
-
-def test_a_run_that_ends_while_it_removes_the_old_index_leaves_no_file_of_it(folder, monkeypatch):
-    build_index(folder)
-    more = folder / "__mmdata__/index-00001.arrow"
-    more.write_bytes(b"of an index of 1,025 shards")
-    (folder / "3.tar").unlink()
-    unlink = Path.unlink
-
-    def stops(path: Path, **given: bool) -> None:
-        if path.name == more.name:
-            raise KeyboardInterrupt
-        unlink(path, **given)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", stops)
-        with pytest.raises(KeyboardInterrupt):
-            build_index(folder, overwrite=True)
-    build_index(folder)
     assert len(Index.open(folder)) == 9
     assert not more.exists()
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.index.histogram import MAX_TOKENS, aspect_bin, aspect_ratio, count_cells, pack_cells, unpack_cells
+from mmdata.index.columns import MAX_TOKENS, aspect_bin, aspect_ratio, count_cells, pack_cells, unpack_cells
 
 
 def test_the_worked_example_of_the_docstring():

@@ -19,7 +19,7 @@ import pytest
 
 from mmdata.errors import DataError
 from mmdata.index import Index, Manifest, ShardEntry
-from mmdata.index.histogram import aspect_bin, pack_cells, unpack_cells
+from mmdata.index.columns import aspect_bin, pack_cells, unpack_cells
 from mmdata.index.manifest import FILE_SHARDS, IndexFile, ShardList, Top, encode_list
 from mmdata.index.writer import ManifestWriter
 

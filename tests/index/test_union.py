@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import webdataset as wds
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.images import probe
@@ -104,20 +102,6 @@ def test_union_has_the_rows_of_its_folders_one_after_the_other(union, parts):
         assert values.tolist() == [value for part in parts for value in part.lists(name)[1]]
     assert union.keys(np.arange(15)) == [key for part in parts for key in part.keys(np.arange(len(part)))]
     assert union.column("label")[10:].tolist() == [-1] * 5
-
-
-@settings(max_examples=50, deadline=None)
-@given(rows=st.lists(st.integers(0, 14), max_size=30))
-def test_union_take_is_indexing_of_whole_columns(union, rows):
-    wanted = np.array(rows, np.int64)
-    shards, local = union.locate(wanted)
-    assert (union.starts[shards] + local).tolist() == rows
-    taken = union.take(wanted, list(FIXED))
-    assert all(taken[name].tolist() == union.column(name)[wanted].tolist() for name in FIXED)
-    offsets, values = union.lists("caption_tokens")
-    expected = [values[offsets[row] : offsets[row + 1]].tolist() for row in rows]
-    taken_offsets, taken_values = union.take_lists(wanted, "caption_tokens")
-    assert [taken_values[a:b].tolist() for a, b in pairwise(taken_offsets)] == expected
 
 
 def test_union_members_are_read_from_their_folder(union, samples, others):

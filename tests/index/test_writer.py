@@ -15,7 +15,7 @@ import webdataset
 from mmdata.errors import BadSample, Reason
 from mmdata.images import ImageInfo
 from mmdata.index import Index, Manifest, build_index
-from mmdata.index.histogram import aspect_bin, unpack_cells
+from mmdata.index.columns import aspect_bin, unpack_cells
 from mmdata.tars.write import Sample
 from tests.shard_writer import ShardWriter
 

@@ -9,7 +9,7 @@ import pytest
 
 from mmdata.config import DataConfig
 from mmdata.index.caption_lengths import caption_lengths
-from mmdata.index.histogram import ASPECT_BINS, aspect_bin
+from mmdata.index.columns import ASPECT_BINS, aspect_bin
 from mmdata.plan import (
     Bucket,
     CaptionSources,

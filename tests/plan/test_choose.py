@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdata.index.histogram import ASPECT_BINS, aspect_bin
+from mmdata.index.columns import ASPECT_BINS, aspect_bin
 from mmdata.plan.choose import choose_image_shapes, choose_lengths
 
 
