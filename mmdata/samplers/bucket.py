@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Sampler
 
 from mmdata.plan.choose import choose_lengths
+from mmdata.plan.schedule import Leftover, check_leftover
 from mmdata.samplers.planned import Ints, PlannedBatchSampler, digest, whole_numbers
 from mmdata.seeding import Purpose
 
@@ -21,15 +22,19 @@ class BucketBatchSampler(PlannedBatchSampler):
     """Batches of rows of about the same length.
 
     A row belongs to the smallest bound that holds its length; each global batch has one bound, the same on every rank
-    (`step_bounds`). Rows that do not fill a batch of their bound move to the next bound, and only the last batch of an
-    epoch may have fewer rows.
+    (`step_bounds`). By default rows that do not fill a batch of their bound move to the next bound, and only the last
+    batch of an epoch may have fewer rows. With another `leftover` no batch mixes rows of two bounds, so `lengths` may
+    be any numbers by which rows are to be kept apart.
 
     Args:
         lengths: of each row of the dataset, (rows,), whole numbers: tokens, characters, audio samples, …
         batch_size: rows of a batch, per rank.
         bounds: rising lengths, the last no less than the longest row; or the largest number of bounds to choose so that
             least is padded.
-        drop_last: leave out the last batch if it is not full.
+        leftover: what becomes of rows that fill no batch of their bound. merge: they move to the next bound. pad: the
+            batch is filled up with rows of the same bound, which come a second time (`repeated`). drop: they are left
+            out of the epoch (`dropped`).
+        drop_last: leave out the last batch if it is not full; of `leftover` merge.
         shuffle: rows and batches come in a new order each epoch; otherwise always as given, short ones first.
         seed: of the order; the same on every rank.
         rank: 0 … world_size-1; None takes that of `sampler`, or the launcher's.
@@ -43,6 +48,9 @@ class BucketBatchSampler(PlannedBatchSampler):
     Example:
         sampler = BucketBatchSampler([len(ids) for ids in texts], batch_size=64)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad)
+
+        By language, in batches of one language each:
+        BucketBatchSampler(languages, batch_size=64, bounds=range(num_languages), leftover="pad")
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class BucketBatchSampler(PlannedBatchSampler):
         batch_size: int,
         *,
         bounds: int | Sequence[int] = 8,
+        leftover: Leftover = "merge",
         drop_last: bool = False,
         shuffle: bool = True,
         seed: int = 0,
@@ -78,6 +87,11 @@ class BucketBatchSampler(PlannedBatchSampler):
                 f"{row} has {longest}: add a bound of {longest}, or truncate these rows and give "
                 f"np.minimum(lengths, {self.bounds[-1]})"
             )
+        self.leftover: Leftover = check_leftover(leftover)
+        if leftover != "merge" and drop_last:
+            raise ValueError(
+                f"drop_last is about leftover 'merge', and leftover is '{leftover}': leave one of them out"
+            )
         super().__init__(
             len(self._lengths),
             batch_size,
@@ -89,7 +103,30 @@ class BucketBatchSampler(PlannedBatchSampler):
             world_size=world_size,
             sampler=sampler,
         )
-        self._identity |= {"lengths": digest(self._lengths), "bounds": digest(np.asarray(self.bounds, np.int64))}
+        bounds_digest = digest(np.asarray(self.bounds, np.int64))
+        self._identity |= {"lengths": digest(self._lengths), "bounds": bounds_digest, "leftover": leftover}
+
+    def __len__(self) -> int:
+        """Batches of an epoch, exact, the same on every rank."""
+        if self.leftover == "merge":
+            return super().__len__()
+        counts = np.bincount(self._buckets(np.arange(len(self._lengths))))
+        full = counts // self._global_rows
+        return int(full.sum() if self.leftover == "drop" else (full + (counts % self._global_rows > 0)).sum())
+
+    @property
+    def repeated(self) -> int:
+        """Rows that come a second time in an epoch, over all ranks."""
+        return super().repeated if self.leftover == "merge" else max(0, self._places_without_rows)
+
+    @property
+    def dropped(self) -> int:
+        """Rows that are left out of an epoch, over all ranks."""
+        return super().dropped if self.leftover == "merge" else max(0, -self._places_without_rows)
+
+    @property
+    def _places_without_rows(self) -> int:
+        return len(self) * self._global_rows - len(self._lengths)
 
     def step_bounds(self, epoch: int) -> list[int]:
         """The bound of each step of an epoch: the length to pad to, if every rank must have the same shape."""
@@ -107,9 +144,11 @@ class BucketBatchSampler(PlannedBatchSampler):
         rest = rows[:0]
         for bucket in range(len(self.bounds)):
             queue = np.concatenate([rest, rows[bucket_of == bucket]])
+            if self.leftover == "pad":
+                queue = np.resize(queue, -(-len(queue) // self._global_rows) * self._global_rows)
             full = len(queue) // self._global_rows * self._global_rows
             batches += [(bucket, batch) for batch in queue[:full].reshape(-1, self._global_rows)]
-            rest = queue[full:]
+            rest = queue[full:] if self.leftover == "merge" else queue[:0]
         batches = [batches[i] for i in self._permutation(len(batches), epoch, Purpose.BATCH_ORDER, 0)]
         if len(rest) and not self.drop_last:
             batches.append((int(self._buckets(rest).max()), rest))

@@ -100,8 +100,8 @@ class PlannedBatchSampler(BatchSampler):
         }
         if len(self) == 0:
             raise ValueError(
-                f"drop_last=True leaves no batch: no {self._global_rows} of the {num_rows} rows fill a global batch; "
-                "leave it out, or set a smaller batch_size"
+                f"{'drop_last=True' if drop_last else 'leftover=drop'} leaves no batch: no {self._global_rows} of the "
+                f"{num_rows} rows fill a global batch; leave it out, or set a smaller batch_size"
             )
 
     def __copy__(self) -> Self:

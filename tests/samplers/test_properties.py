@@ -64,6 +64,30 @@ def test_bucket_gives_each_row_once_in_equal_batches_of_one_bound(
 
 
 @given(
+    kinds=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    batch_size=st.integers(1, 5),
+    world_size=st.integers(1, 4),
+    leftover=st.sampled_from(["pad", "drop"]),
+    epoch=st.integers(0, 3),
+)
+def test_bucket_of_kinds_gives_full_batches_of_one_kind(
+    kinds: list[int], batch_size: int, world_size: int, leftover: str, epoch: int
+):
+    size = batch_size * world_size
+    assume(leftover == "pad" or max(Counter(kinds).values()) >= size)
+    ranks = bucket_ranks(kinds, size, world_size, bounds=range(5), leftover=leftover)
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
+    found = global_batches(ranks)
+    assert len(found) == len(ranks[0])
+    assert [[kinds[row] for row in batch] for batch in found] == [[one] * size for one in ranks[0].step_bounds(epoch)]
+    times = Counter(row for batch in found for row in batch)
+    assert sum(times.values()) - len(times) == ranks[0].repeated
+    assert len(kinds) - len(times) == ranks[0].dropped
+    assert (ranks[0].dropped == 0) == (leftover == "pad" or all(n % size == 0 for n in Counter(kinds).values()))
+
+
+@given(
     primary=st.integers(1, 60),
     secondary=st.integers(1, 40),
     primary_size=st.integers(1, 6),

@@ -53,6 +53,27 @@ def test_bucket_last_batch_has_the_bound_of_its_longest_row():
     assert bucket(lengths=[1, 2, 3, 3, 3], bounds=[2, 4, 8]).step_bounds(0) == [4, 4]
 
 
+def test_bucket_never_mixes_bounds_where_what_is_left_is_padded_or_dropped():
+    padded = bucket(shuffle=False, bounds=[4, 5, 9], leftover="pad")
+    assert list(padded) == [[0, 2, 3, 5], [8, 0, 2, 3], [7, 9, 7, 9], [1, 4, 6, 1]]
+    assert (padded.step_bounds(0), padded.repeated, padded.dropped, len(padded)) == ([4, 4, 5, 9], 6, 0, 4)
+    dropped = bucket(shuffle=False, bounds=[4, 5, 9], leftover="drop")
+    assert list(dropped) == [[0, 2, 3, 5]]
+    assert (dropped.step_bounds(0), dropped.repeated, dropped.dropped, len(dropped)) == ([4], 0, 6, 1)
+
+
+def test_bucket_state_of_another_leftover_is_refused():
+    with pytest.raises(ConfigError, match=r"leftover was 'merge' and is 'pad'"):
+        bucket(leftover="pad").load_state_dict(bucket().state_dict())
+
+
+def test_bucket_leftover_that_leaves_no_batch_or_contradicts_is_refused():
+    with pytest.raises(ValueError, match="leftover=drop leaves no batch: no 6 of the 10 rows fill a global batch"):
+        bucket(batch_size=6, bounds=[2, 4, 5, 9], leftover="drop")
+    with pytest.raises(ValueError, match="drop_last is about leftover 'merge', and leftover is 'pad': leave one of"):
+        bucket(drop_last=True, leftover="pad")
+
+
 def test_two_stream_without_shuffle_repeats_secondary_rows_over_epochs():
     sampler = two_stream(shuffle=False, secondary_indices=[20, 21, 22, 23])
     assert list(sampler) == [[0, 1, 2, 3, 20, 21], [4, 5, 6, 7, 22, 23], [8, 9, 20, 21]]
