@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import subprocess
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -287,11 +289,15 @@ class _Worker:
 def main() -> None:
     """Serve the process that started this one, until it ends."""
     connection, told = Connection(int(sys.argv[1])), monotonic()
+    ignore_warnings_of_pillow()
+    hung_up = select.poll()
+    hung_up.register(connection, 0)  # the end of the other side is told without being asked for
+    threading.Thread(target=lambda: (hung_up.poll(), os._exit(0)), daemon=True).start()
 
     def receive() -> bytes:
         try:
             return connection.recv_bytes()
-        except (EOFError, ConnectionError):  # it has ended
+        except (EOFError, OSError):  # it has ended, maybe in the middle of a message
             os._exit(0)
 
     def send(kind: str, content: object) -> None:
@@ -310,12 +316,17 @@ def main() -> None:
     while True:
         item = receive()
         try:
-            function = function or pickle.loads(pickled)
+            function = function or pickle.loads(pickled)  # here: why it cannot be read is told as the item's failure
             result = function(pickle.loads(item), step)
         except Exception as error:
             send("failed", _sendable(error))
         else:
             send("done", result)
+
+
+def ignore_warnings_of_pillow() -> None:
+    """Odd metadata gives a warning in other words for each file, which names none; what cannot be read is an error."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def _sendable(error: Exception) -> Exception:

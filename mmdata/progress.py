@@ -56,6 +56,11 @@ class Pass:
         """Things that need no more work."""
         return self.made + self.skipped
 
+    @property
+    def now(self) -> str:
+        """How far it is now, for people."""
+        return self.text(time.monotonic())
+
     def text(self, now: float) -> str:
         """How far it is, for people.
 
@@ -163,34 +168,40 @@ def progress_in_rows() -> Generator[Track]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Track(_in_lines())
+        with _lines() as track:
+            yield track
         return
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state].now}")
     tasks: dict[Pass, TaskID] = {}
     with Progress(*columns, console=console) as bars:
 
         def show(one: Pass) -> None:
             if one not in tasks:
-                tasks[one] = bars.add_task(one.what, state="")
-            total, done = one.total or None, one.done
-            if one.ended is not None:
-                total = done = one.done or 1  # a full bar, also where nothing was counted
-            bars.update(tasks[one], total=total, completed=done, state=one.text(time.monotonic()))
+                tasks[one] = bars.add_task(one.what, total=one.total or None, state=one)
+            elif one.ended is None:
+                bars.update(tasks[one], completed=one.done)
+            else:  # a full bar, also where nothing was counted
+                bars.update(tasks[one], total=one.done or 1, completed=one.done or 1)
 
         yield Track(show)
 
 
-def _in_lines() -> Callable[[Pass], None]:
-    printed = time.monotonic()
+@contextmanager
+def _lines() -> Generator[Track]:
+    track, stop = Track(), threading.Event()
 
-    def show(one: Pass) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        if now - printed >= LINE_S:
-            printed = now
-            print(f"{one.what}: {one.text(now)}", file=sys.stderr, flush=True)
+    def print_lines() -> None:
+        while not stop.wait(LINE_S):
+            if track.current.ended is None:
+                print(f"{track.current.what}: {track.current.now}", file=sys.stderr, flush=True)
 
-    return show
+    thread = threading.Thread(target=print_lines, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield track
+    finally:
+        stop.set()
+        thread.join()
 
 
 class Bar:

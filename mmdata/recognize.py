@@ -76,7 +76,7 @@ def recognize(path: Path) -> Kind:
         return Kind.TAR
     if path.suffix.lower() in _BY_SUFFIX:
         return _BY_SUFFIX[path.suffix.lower()]
-    return Kind.BINARY if b"\0" in head else Kind.TEXT
+    return Kind.BINARY if re.search(rb"[\0-\x08\x0e-\x1a]", head) else Kind.TEXT
 
 
 def wide_encoding(head: bytes) -> str | None:

@@ -16,7 +16,7 @@ from mmdata import processes
 from mmdata.errors import DamagedShard, DataError
 from mmdata.processes import WORTH_BYTES, cpu_quota, map_in_processes, most_workers, usable_cores, workers_for
 from tests.loader.worker_processes import gone
-from tests.programs import run_program
+from tests.programs import PATIENCE_S, run_program
 
 Step = Callable[[int], None]
 NAMES = [f"{number}.tar" for number in range(9)]
@@ -33,6 +33,12 @@ def fails_at_2_and_5(number: int, step: Step) -> int:
     if number in (2, 5):
         raise DamagedShard(f"shard '{number}.tar', byte 9: cut", "fetch it again", ("a", 3))
     return number
+
+
+def stays_at_work(number: int, step: Step) -> int:
+    if number > 0:
+        time.sleep(PATIENCE_S)
+    return os.getpid()
 
 
 def dies_at_3(number: int, step: Step) -> int:
@@ -77,10 +83,9 @@ def test_a_process_that_dies_is_an_error_that_names_its_item():
 def test_processes_start_in_a_program_without_a_guard_and_end_with_it(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(
-        "from tests.test_processes import described, run\n"
+        "from tests.test_processes import run, stays_at_work\n"
         "import os, signal\n"
-        "results = run(described)\n"
-        "print(next(results)[0], next(results)[1], flush=True)\n"
+        "print(next(run(stays_at_work)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = str(Path(__file__).parents[1])
@@ -88,9 +93,7 @@ def test_processes_start_in_a_program_without_a_guard_and_end_with_it(tmp_path: 
         [sys.executable, str(program)], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    number, pid = done.stdout.split()
-    assert number == "0"
-    assert gone(int(pid), within_s=100)
+    assert gone(int(done.stdout), within_s=100)
 
 
 def test_a_process_starts_for_each_core_where_there_is_enough_to_read(monkeypatch: pytest.MonkeyPatch):

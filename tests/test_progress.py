@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mmdata import progress
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.engines import threads
 from mmdata.files import shipped
@@ -65,6 +66,18 @@ def test_silent_track_passes_things_through() -> None:
     SILENT.skip(1)
     SILENT.leave_out(1, of=2)
     SILENT.say("x")
+
+
+def test_lines_come_also_while_nothing_passes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.01)
+    said = ""
+    with progress.progress_in_rows() as track:
+        track.say("compare all rows")
+        while said.count("\n") < 2:
+            said += capsys.readouterr().err
+    assert set(said.splitlines()) == {"compare all rows: 1 s"}
 
 
 class Told(Track):

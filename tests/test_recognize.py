@@ -22,6 +22,7 @@ from mmdata.recognize import Kind, find_run, recognize
         ("a.pt", b"PK\x03\x04", Kind.CHECKPOINT),
         ("a.zip", b"PK\x03\x04", Kind.ZIP),
         ("a", b"\x00\x01", Kind.BINARY),
+        ("a.bz2", b"BZh91AY&SY\x90\x01", Kind.BINARY),
         ("a.txt", "à la carte".encode() * 60, Kind.TEXT),  # 512 bytes may end inside a character
         ("a.txt", "à la carte".encode("latin-1"), Kind.TEXT),
         ("a.tar", b"", Kind.EMPTY),

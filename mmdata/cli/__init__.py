@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from mmdata.errors import ConfigError, did_you_mean, explain, printable
 from mmdata.files import shipped
+from mmdata.processes import ignore_warnings_of_pillow
 
 LINE_END = "\n"
 SETTING = "section.key=value"
@@ -154,6 +155,7 @@ def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> N
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="backslashreplace")  # file names may not be valid text
+    ignore_warnings_of_pillow()
     try:
         if not under_torchrun:
             _check_alone()

@@ -129,6 +129,8 @@ class _DrawFrom(TorchFunctionMode):
 def imported(given: str | Callable[..., Any], *, of: str, expected: str) -> Any:
     """A callable, or that of a name "module:attribute"; raises a ConfigError that begins with `of` if there is none."""
     if not isinstance(given, str):
+        if not callable(given):
+            raise ConfigError(f"{of}: expected {expected}")
         return given
     module, colon, attribute = given.partition(":")
     try:

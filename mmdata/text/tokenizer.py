@@ -297,6 +297,7 @@ def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
 
 PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}
 PLAIN_CLASS = "PreTrainedTokenizerFast"
+"""The files of a folder that `train_tokenizer` makes, and their class."""
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
 """The special tokens of a tokenizer that is trained here."""
 
@@ -319,7 +320,7 @@ def _plain_backend(folder: Path) -> dict[str, Any] | None:
         ids = {key: special[config[key]] for key in SPECIAL}
     except Exception:  # transformers loads the folder next, and says what is wrong with it
         return None
-    if backend.num_special_tokens_to_add(False) == 0:
+    if backend.num_special_tokens_to_add(False) == 0:  # then transformers adds none either
         return None
     return {"backend": backend, "pad_id": ids["pad_token"], "cleaning": config.get(CLEANING)}
 

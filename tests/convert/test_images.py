@@ -14,10 +14,7 @@ from PIL import Image
 
 from mmdata.images import FORMATS
 from mmdata.index import Index
-
-
-def png_chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+from tests.images.by_hand import png_chunk
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:

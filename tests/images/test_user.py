@@ -59,8 +59,6 @@ cropper = Cropper()
 
 def of_size(size):
     return v2.RandomCrop(size)
-
-floats = v2.Compose([v2.Resize((32, 32)), v2.ToDtype(torch.float32, scale=True)])
 """
 
 
