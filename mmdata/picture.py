@@ -20,6 +20,8 @@ LINE_HEIGHT = 15
 CHARACTER_WIDTH = 6
 MAX_LINES = 3
 """Lines of text below an image; longer texts are cut."""
+MOST_NORMALIZED = 16
+"""No normalised pixel is as large: CLIP's are below 3."""
 MIN_WIDTH = 112
 """Of a cell, in pixels: below small images there must be room for words."""
 PAPER, INK, MASKED = (255, 255, 255), (32, 32, 32), (214, 214, 214)
@@ -40,23 +42,32 @@ def show(
     resolution is put together from its patches.
 
     Args:
-        batch: of a `Loader`, of `mmdata.stream`, or on a GPU.
+        batch: of a `Loader`, of `mmdata.stream`, or on a GPU; or what `valid_inputs` makes of one.
         rows: the largest number of rows drawn, the first ones.
         columns: cells side by side; None: about as many as there are lines of cells.
         tokenizer: of Hugging Face: the text below is then `input_ids`, decoded, which shows what was cut off.
-        mean: of each channel, from 0 to 1; used where `pixel_values` are float, which are taken for normalised.
+        mean: of each channel, from 0 to 1; used where `pixel_values` are float, which are taken for normalised, or for
+            pixels from 0 to 255 where one is above 16.
         std: standard deviation of each channel, likewise.
 
     Returns:
         An RGB image of Pillow, which a notebook shows; `.save("batch.png")` writes it.
 
     Raises:
-        ValueError: the batch has no `pixel_values`, or `rows` or `columns` is below 1.
+        ValueError: no batch with `pixel_values`, no tokenizer, or `rows` or `columns` is below 1.
     """
+    if tokenizer is not None and not hasattr(tokenizer, "decode"):
+        raise ValueError(
+            "tokenizer: expected one of transformers, such as "
+            f'AutoTokenizer.from_pretrained("openai/clip-vit-base-patch32"): got {tokenizer!r:.100}'
+        )
     if "pixel_values" not in batch:
-        raise ValueError(f"the batch has no pixel_values to draw; it has {', '.join(batch)}")
+        has = f"it has {', '.join(batch)}" if hasattr(batch, "keys") else f"it is of type {type(batch).__name__}"
+        raise ValueError(f"the batch has no pixel_values to draw; {has}")
     if rows < 1 or (columns is not None and columns < 1):
         raise ValueError(f"rows and columns must be 1 or more: got {rows} and {columns}")
+    if batch["pixel_values"].is_floating_point() and (batch["pixel_values"] > MOST_NORMALIZED).any():
+        mean, std = (0.0,) * 3, (1 / 255,) * 3  # from 0 to 255, as the loader's pixels
     count = min(rows, len(batch["pixel_values"]))
     pixels = [pixels_of(batch, row, mean, std) for row in range(count)]
     texts = [_text_of(batch, row, tokenizer) for row in range(count)]
@@ -70,7 +81,7 @@ def show(
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(FONT_SIZE)
     for row, (image, text) in enumerate(zip(pixels, lines, strict=True)):
         left, top = GAP + row % across * (width + GAP), GAP + row // across * (cell + GAP)
-        if bool(batch["valid"][row]):
+        if _is_valid(batch, row):
             picture.paste(Image.fromarray(image.numpy()), (left, top))
         else:
             draw.rectangle((left, top, left + width - 1, top + height - 1), fill=MASKED)
@@ -94,12 +105,17 @@ def pixels_of(batch: Batch, row: int, mean: Sequence[float] = CLIP_MEAN, std: Se
 
 
 def _text_of(batch: Batch, row: int, tokenizer: Any) -> str:
-    if not bool(batch["valid"][row]):
+    if not _is_valid(batch, row):
         return f"masked: {batch['keys'][row] or 'padding'}"
     if tokenizer is not None and "input_ids" in batch and "attention_mask" in batch:
         ids = batch["input_ids"][row][batch["attention_mask"][row] == 1]
         return str(tokenizer.decode(ids.tolist()))
-    return batch["captions"][row] if "captions" in batch else batch["keys"][row]
+    texts = batch.get("captions") or batch.get("keys")
+    return texts[row] if texts else ""
+
+
+def _is_valid(batch: Batch, row: int) -> bool:
+    return "valid" not in batch or bool(batch["valid"][row])
 
 
 def _wrapped(text: str, characters: int) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import mmdata
-from mmdata.batch import Batch, BatchDict, normalized
+from mmdata.batch import Batch, BatchDict, normalized, valid_inputs
 from mmdata.picture import GAP, MASKED, MIN_WIDTH
 
 SIDE = 32
@@ -41,6 +41,18 @@ def test_show_undoes_normalisation():
     batch = batch_of()
     batch["pixel_values"] = normalized(batch["pixel_values"])
     assert corner(mmdata.show(batch, columns=2), 0) == (200, 0, 0)
+
+
+def test_show_draws_a_float_copy_of_pixels_as_they_are():
+    batch = batch_of()
+    batch["pixel_values"] = batch["pixel_values"].float()
+    assert corner(mmdata.show(batch, columns=2), 0) == (200, 0, 0)
+
+
+def test_show_draws_the_inputs_of_a_model_without_keys_and_valid():
+    inputs = cast(Batch, valid_inputs(batch_of()))
+    assert inputs.keys() == {"pixel_values"}
+    assert corner(mmdata.show(inputs), 0) == (200, 0, 0)
 
 
 def test_show_puts_patches_together():
@@ -82,9 +94,15 @@ def test_show_draws_the_first_rows_alone_and_an_empty_batch():
     [
         ({}, {"rows": 0}, "rows and columns must be 1 or more: got 0 and None"),
         ({}, {"columns": 0}, "rows and columns must be 1 or more: got 64 and 0"),
+        (
+            {},
+            {"tokenizer": "clip"},
+            "tokenizer: expected one of transformers, such as "
+            "AutoTokenizer.from_pretrained(\"openai/clip-vit-base-patch32\"): got 'clip'",
+        ),
     ],
 )
-def test_show_refuses_numbers_that_draw_nothing(entries: dict[str, Any], options: dict[str, int], message: str):
+def test_show_refuses_what_draws_nothing(entries: dict[str, Any], options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         mmdata.show(batch_of(**entries), **options)
 
@@ -94,3 +112,5 @@ def test_show_names_what_a_batch_without_pixels_has():
     del cast(Any, batch)["pixel_values"]
     with pytest.raises(ValueError, match=r"^the batch has no pixel_values to draw; it has valid, rows, keys$"):
         mmdata.show(batch)
+    with pytest.raises(ValueError, match=r"^the batch has no pixel_values to draw; it is of type list$"):
+        mmdata.show(cast(Any, ["a caption"]))

@@ -221,10 +221,17 @@ class Builder:
             reasons = Counter(line["reason"] for line in self.quarantined)
             counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
             first = self.quarantined[0]
+            remedy = "Allow more with --max-bad-share, or mend the shards"
+            if bad == self._samples:
+                remedy = (
+                    "If this is a packed folder, with a table beside the pictures, and no WebDataset, unpack it and "
+                    "run `mmdata convert` on the folder; if captions are elsewhere in the samples, name them with "
+                    "--caption"
+                )
             raise DataError(
                 f"{bad} of {self._samples} samples cannot be used ({counts}), more than "
                 f"{max_bad_share:.0%} of them; the first is shard '{first['shard']}', sample '{first['key']}': "
-                f"{first['detail']}. Allow more with --max-bad-share, or mend the shards"
+                f"{first['detail']}. {remedy}"
             )
 
     def publish(self, location: str, counting: Counting) -> Manifest:

@@ -44,7 +44,8 @@ class LedgerEntry:
         epoch, step: of the batch.
         row: in the index; -1 for a sample of a stream that is in no batch.
         shard, key: of the sample.
-        offset: of the image, or of the caption if that is bad, in the shard, in bytes; -1 in a stream.
+        offset: of the image, or of the caption if that is bad, in the shard, in bytes; of a sample that is in no batch,
+            of its first member.
         stage: at which the row failed.
         reason: a value of `mmdata.errors.Reason`.
         detail: for a person to read.
@@ -113,14 +114,22 @@ class Ledger(list[LedgerEntry]):
     Args:
         max_bad_share: of the rows seen; checked after each batch from 1,000 rows on, and at the end of an epoch.
         ranks: rank and world size.
+        commands: those of mmdata that can look into a row: a stream has no index for `replay`, an iterable no shards.
 
     Attributes:
         earlier: counts of all ranks before the run was resumed.
         own: counts of this rank since then.
     """
 
-    def __init__(self, max_bad_share: float, ranks: Ranks = Ranks()) -> None:  # noqa: B008  # immutable
+    def __init__(
+        self,
+        max_bad_share: float,
+        ranks: Ranks = Ranks(),  # noqa: B008  # immutable
+        *,
+        commands: Sequence[str] = ("replay", "verify"),
+    ) -> None:
         super().__init__()
+        self._commands = commands
         self.earlier = self.own = RowCounts()
         self._ranks = ranks
         self._warned = False
@@ -215,21 +224,19 @@ class Ledger(list[LedgerEntry]):
         """Raise a DataError if more than `max_bad_share` of the rows in `counts` are masked."""
         bad = counts.masked.total()
         if bad > self._max_bad_share * counts.seen:
-            first = "".join(f"; the first: {entry.sample}: {entry.detail}{_command(entry)}" for entry in self[:1])
+            first = ""
+            for entry in self[:1]:
+                first = f"; the first: {entry.sample}: {entry.detail}"
+                if "replay" in self._commands:
+                    first += f"; `mmdata replay CONFIG {entry.row} --epoch {entry.epoch}` makes this row alone"
             advice = [text for reason, text in ADVICE.items() if counts.masked[reason.value]]
-            if not set(counts.masked) <= {reason.value for reason in ADVICE} and "mmdata verify" not in first:
+            others = set(counts.masked) - {reason.value for reason in ADVICE}
+            if others and "verify" in self._commands and "mmdata verify" not in first:
                 advice.insert(0, VERIFY)
             raise DataError(
                 f"{bad} of {counts.seen} rows could not be used ({counts.reasons}), more than max_bad_share "
                 f"{self._max_bad_share:.1%}{first}. {'; '.join([*advice, LIMIT])}"
             )
-
-
-def _command(entry: LedgerEntry) -> str:
-    """The command that repeats a row; none for a stream's, which has no index to find it in."""
-    if entry.offset < 0:
-        return ""
-    return f"; `mmdata replay CONFIG {entry.row} --epoch {entry.epoch}` makes this row alone"
 
 
 def cut_ledger(path: Path, *, epoch: int, step: int) -> None:

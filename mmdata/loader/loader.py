@@ -31,7 +31,7 @@ from mmdata.loader.source import BatchSource, RankPipeline, make_source, open_pi
 from mmdata.loader.stats import Stats
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.threads import ThreadedBatches
-from mmdata.plan import Bucket, OrderedPlan, Plan, Step
+from mmdata.plan import Bucket, BucketPolicy, OrderedPlan, Plan, Step
 from mmdata.plan.rows import IndexRows
 from mmdata.processes import NumWorkers, most_workers
 
@@ -78,6 +78,7 @@ class Loader(Interoperable):
     """
 
     _kind = "loader"  # in messages
+    _remedy = "resume with the settings and shards it was saved with"
 
     @refuses_settings
     def __init__(
@@ -120,6 +121,8 @@ class Loader(Interoperable):
         *,
         rank: int | None = None,
         world_size: int | None = None,
+        order: ArrayLike | None = None,
+        policy: BucketPolicy | None = None,
     ) -> Loader:
         """Build a loader from settings.
 
@@ -128,18 +131,24 @@ class Loader(Interoperable):
             rank: 0 … world_size-1. Without rank and world_size, both come from RANK and WORLD_SIZE in the environment,
                 as torchrun sets them, which is logged; without a launcher, rank 0 of 1.
             world_size: processes that share each global batch.
+            order: int64 (n,), the rows that each epoch has, in this order, in place of `data.order` and `data.shuffle`.
+            policy: of the batch shapes, in place of the text lengths, image shapes and token budget of the settings. In
+                a worker process it is a copy, made by pickle.
 
         Raises:
             ConfigError: a setting is unknown, missing or out of range, or the tokenizer does not exist.
             DataError: the shards have no index, or are not those that were indexed.
+            ValueError: `order` has rows that the shards do not have, or that are not selected.
         """
         ranks, data = resolve_ranks(rank, world_size), data_config(config)
+        if order is not None:  # what goes with no order is refused, as with a file
+            data = parse(DataConfig, {**dict(data), "order": "order", "shuffle": False}, origin="config section data")
         if data.groups is not None and data.groups.source == "run":
             logger.warning(
                 "data.groups.source is run, and only `mmdata train` makes such groups: these batches have none; "
                 "`mmdata neighbours` makes a file of groups for any loop"
             )
-        plan, builder, source = open_parts(data, ranks)
+        plan, builder, source = open_parts(data, ranks, order=order, policy=policy)
         return cls(plan, builder, **ranks._asdict(), max_bad_share=data.loading.max_bad_share, source=source)
 
     def __len__(self) -> int:
@@ -260,7 +269,7 @@ class Loader(Interoperable):
             ConfigError: the state belongs to other batches, and the error names what differs; or a number in the state
                 is missing or impossible.
         """
-        epoch, step = position_of(state, self.identity, self._known_steps, of=self._kind)
+        epoch, step = position_of(state, self.identity, self._known_steps, of=self._kind, remedy=self._remedy)
         self._restore_places(state, epoch, step)
         self.ledger.restore(RowCounts.of(state))
         self._position.restore(epoch, step)
@@ -354,13 +363,17 @@ def _elements(shape: tuple[Bucket, int, int]) -> tuple[int, int]:
     return rows * (bucket.height * bucket.width + bucket.patches), rows * bucket.length
 
 
-def open_parts(data: DataConfig, ranks: Ranks) -> tuple[Plan, BatchBuilder, BatchSource]:
-    """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them."""
-    pipeline = RankPipeline.from_config(data, ranks)
+def open_parts(data: DataConfig, ranks: Ranks, **given: Any) -> tuple[Plan, BatchBuilder, BatchSource]:
+    """What a loader is made of: the plan of a section `data`, the builder of batches, and who makes them.
+
+    `given` is what no settings hold; see `build_plan`.
+    """
+    pipeline = RankPipeline.from_config(data, ranks, given)
     plan, builder = pipeline.plan, pipeline.builder
     if (fields := builder.spec.fields) is not None:
         fields.check(plan.rows.planned)
-    return plan, builder, make_source(data, pipeline, partial(open_pipeline, data.model_dump(mode="json"), ranks))
+    opened = partial(open_pipeline, data.model_dump(mode="json"), ranks, given)
+    return plan, builder, make_source(data, pipeline, opened)
 
 
 def data_config(config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> DataConfig:

@@ -148,7 +148,7 @@ def position_of(
     num_steps: Callable[[int], int | None],
     *,
     of: str,
-    remedy: str = "resume with the settings and shards it was saved with",
+    remedy: str,
 ) -> tuple[int, int]:
     """(epoch, step) of a state.
 

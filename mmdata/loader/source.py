@@ -22,7 +22,7 @@ from mmdata.loader.prefetch import ShardPrefetcher
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.loader.workers.process import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches, Work
-from mmdata.plan import Plan, Step
+from mmdata.plan import BucketPolicy, Plan, Step
 from mmdata.plan.from_config import build_plan
 from mmdata.processes import most_workers
 
@@ -30,6 +30,10 @@ logger = logging.getLogger("mmdata")
 
 BatchSource = ThreadedBatches[LoadedBatch] | WorkerProcesses[LoadedBatch]
 """Makes a loader's batches ahead, in the order of the plan, from one epoch into the next."""
+
+
+Given = dict[str, Any]
+"""`order` and `policy` of `build_plan`, which no settings hold."""
 
 
 class RankPipeline:
@@ -51,10 +55,10 @@ class RankPipeline:
         self.current_epoch = 0
 
     @classmethod
-    def from_config(cls, data: DataConfig, ranks: Ranks) -> RankPipeline:
+    def from_config(cls, data: DataConfig, ranks: Ranks, given: Given) -> RankPipeline:
         """The pipeline of a section `data`, whose corpus is opened; see `open_corpus` and `build_plan`."""
         corpus = open_corpus(data)
-        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions)
+        plan = build_plan(data, corpus.index, corpus.tokenizer, joined=corpus.joined, captions=corpus.captions, **given)
         return cls(plan, BatchBuilder.from_config(data, corpus, plan), ranks)
 
     def steps(self, epoch: int, start: int) -> Generator[Step, None, None]:
@@ -101,12 +105,13 @@ def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], R
         opened: opens the same pipeline in another process; None: no other process can.
 
     Raises:
-        ConfigError: `worker_type: process` with a transform that another process cannot import.
+        ConfigError: `worker_type: process` with a transform or policy that another process cannot import.
     """
     loading, num_threads = data.loading, most_workers(data.loading.num_workers)
-    if opened is None or not is_process(data) or num_threads == 0:
+    policy = pipeline.plan.policy
+    if opened is None or not is_process(data, policy) or num_threads == 0:
         return ThreadedBatches(pipeline, num_threads=num_threads, prefetch=loading.prefetch_batches)
-    if cannot := not_importable(data):
+    if cannot := not_importable(data, policy):
         raise ConfigError(
             f"{cannot}: data.loading.worker_type is process, and another process "
             "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
@@ -118,9 +123,9 @@ def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], R
     )
 
 
-def open_pipeline(settings: dict[str, Any], ranks: Ranks) -> RankPipeline:
+def open_pipeline(settings: dict[str, Any], ranks: Ranks, given: Given) -> RankPipeline:
     """Open the pipeline of a section `data`, as JSON, in a worker process."""
-    return RankPipeline.from_config(DataConfig.model_validate(settings), ranks)
+    return RankPipeline.from_config(DataConfig.model_validate(settings), ranks, given)
 
 
 def _checked(opened: Callable[[], RankPipeline], expected: Identity) -> RankPipeline:
@@ -134,7 +139,7 @@ def _checked(opened: Callable[[], RankPipeline], expected: Identity) -> RankPipe
     return pipeline
 
 
-def is_process(data: DataConfig) -> bool:
+def is_process(data: DataConfig, policy: BucketPolicy) -> bool:
     """Whether worker processes make the batches; logs it if `worker_type: auto` chooses them.
 
     With a GPU it does: a loop that launches kernels is many small operations, and threads of its process would keep it
@@ -146,7 +151,7 @@ def is_process(data: DataConfig) -> bool:
     if not has_gpu() or data.loading.num_workers == 0:
         return False
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
-    if cannot := not_importable(data):
+    if cannot := not_importable(data, policy):
         logger.warning(
             "%s; another process cannot import %s, so threads make the batches: define it at the top of a file of its "
             "own",
@@ -162,11 +167,12 @@ def is_process(data: DataConfig) -> bool:
     return True
 
 
-def not_importable(data: DataConfig) -> str:
-    """The user's transform that another process cannot import by its name, in words; "" if there is none."""
-    for setting in ("transform", "text_transform"):
-        if (own := getattr(data, setting)) is not None and not is_importable(own):
-            return f"{setting} '{name_of(own)}'"
+def not_importable(data: DataConfig, policy: BucketPolicy) -> str:
+    """The user's transform or policy that another process cannot import by its name, in words; "" if there is none."""
+    named = {"transform": data.transform, "text_transform": data.text_transform, "policy": type(policy)}
+    for name, own in named.items():
+        if own is not None and not is_importable(own):
+            return f"{name} '{name_of(own)}'"
     return ""
 
 

@@ -44,6 +44,12 @@ PLACES = ("pass", "step_of_pass", "first_pass", "first_step_of_pass")
 OF_AN_INDEX = ("groups", "join", "caption_hash", "order", "row_weights", "negative_captions", "num_lanes")
 """Settings of `data` that need the rows of an index."""
 
+SAME_SAMPLES = (
+    "resume with the settings it was saved with, and an iterable that gives the same samples in the same order (seed "
+    "its shuffles)"
+)
+"""What to do about a state that does not fit a stream of an iterable."""
+
 ShardNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, a URL (also `file:`), a folder of tars, a brace pattern such as "x-{0000..0331}.tar", or a list of these."""
 
@@ -194,7 +200,10 @@ class Stream(Loader):
         if not isinstance(self._source, ThreadedBatches):
             plan.stop()  # worker processes read the tars themselves
         self.rank, self.world_size = ranks
-        self.ledger = Ledger(data.loading.max_bad_share, ranks)
+        commands = ["verify"] if source.is_lasting else []
+        self.ledger = Ledger(data.loading.max_bad_share, ranks, commands=commands)
+        if not source.is_lasting:
+            self._remedy = SAME_SAMPLES
         self._is_lasting, self._plan = source.is_lasting, plan
         self._steps = steps_per_epoch
         self._found_steps: dict[int, int] = {}  # of epochs that are passes
@@ -351,7 +360,8 @@ def find_shards(shards: ShardNames) -> list[str]:
             try:
                 check_regular(name, "shard")
             except OSError as error:
-                raise DataError(f"shard {explain(error)}") from error
+                star = "; a * stands for no other names here: give the folder, or glob.glob(…)" if "*" in name else ""
+                raise DataError(f"shard {explain(error)}{star}") from error
     return found
 
 

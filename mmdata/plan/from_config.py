@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mmdata.config import DataConfig
 from mmdata.config.corpus import sources
@@ -17,6 +17,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from mmdata.index.caption_lengths import CountsTokens, counts_of
+from mmdata.plan.buckets import BucketPolicy
 from mmdata.plan.captions import CaptionSources, NoTexts, ShardCaptions, caption_sources, check_captions, check_rows
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.groups import groups_of
@@ -44,6 +45,8 @@ def build_plan(
     count_lengths: bool = False,
     joined: Joined | None = None,
     captions: CaptionSources | None = None,
+    order: ArrayLike | None = None,
+    policy: BucketPolicy | None = None,
 ) -> Plan:
     """The plan that a section `data` describes.
 
@@ -56,6 +59,8 @@ def build_plan(
         count_lengths: know the lengths even if there is only one text length, which does not ask for them.
         joined: the tables of `data.join`; None: they are opened here.
         captions: the sources that `data.captions` names; None: they are opened here. Their tokens are counted.
+        order: rows in place of those of `data.order`, which may then name anything.
+        policy: in place of the buckets that the settings describe.
 
     Raises:
         ConfigError: a tokenizer, and shards of labels only; a row without a caption in any source; or batches that are
@@ -85,13 +90,14 @@ def build_plan(
             '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`',
         )
         captions = CaptionSources.in_turn(ShardCaptions(index))
-    if tokenizer is not None and (count_lengths or data.text_buckets == "auto" or len(data.text_buckets) > 1):
+    by_length = policy is not None or data.text_buckets == "auto" or len(data.text_buckets) > 1
+    if tokenizer is not None and (count_lengths or by_length):
         captions.count(counts_of(tokenizer, data.caption_template))
     equals = equal_rows(data, index, joined)
     rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
     plan = Plan(
         rows,
-        bucket_policy(data, index, captions, selection=selection),
+        policy or bucket_policy(data, index, captions, selection=selection),
         global_batch_size=data.global_batch_size,
         seed=data.seed,
         shuffle=data.shuffle,
@@ -100,7 +106,9 @@ def build_plan(
         mixture=build_mixture(data, index),
         leftover=data.leftover,
     )
-    if data.order is not None:
+    if order is not None:
+        plan = OrderedPlan(plan, order)
+    elif data.order is not None:
         plan = _ordered_plan(data.order, plan)
     elif (weights := row_weights(data, index, rows, joined)) is not None:
         plan = WeightedPlan(plan, weights)

@@ -214,6 +214,12 @@ def test_too_much_quarantine_is_an_error(tmp_path, tar, jpeg):
     assert build_index(tmp_path, max_bad_share=0.75).accounts["quarantined"] == 3
 
 
+def test_a_packed_folder_is_named_where_no_sample_can_be_used(tmp_path, tar, jpeg):
+    (tmp_path / "x.tar").write_bytes(tar([("a.jpg", jpeg), ("b.jpg", jpeg), ("dev.json", b'[{"file": "a.jpg"}]')]))
+    told = "with text in it. If this is a packed folder, with a table beside the pictures, and no WebDataset, unpack it"
+    refuse(tmp_path, f"{told} and run `mmdata convert` on the folder; if captions are elsewhere in the samples, name t")
+
+
 def test_an_empty_shard_is_accepted(tmp_path, tar, jpeg):
     (tmp_path / "0.tar").write_bytes(tar([]))
     (tmp_path / "1.tar").write_bytes(tar([("a.jpg", jpeg), ("a.txt", b"t")]))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mmdata import Loader
 from mmdata.config import DataConfig, evaluation_data
 from mmdata.errors import ConfigError, DataError
-from mmdata.plan import OrderedPlan
+from mmdata.plan import Bucket, OrderedPlan, Shapes
+from tests.flat_settings import grouped
 
 from .conftest import Corpus
+from .worker_processes import worker_processes
 
 ORDER = np.concatenate([np.arange(40, 10, -1), [7, 7, 7, 3], np.arange(11, 20)])
 
@@ -71,6 +75,56 @@ def test_a_loader_takes_an_order_in_memory(corpus: Corpus):
             Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER[::-1]).load_state_dict(state)
         with pytest.raises(ValueError, match="order and source exclude each other"):
             Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER, source=made._source)
+
+
+class ShortOrLong:
+    """A policy of one's own, which a worker process can import."""
+
+    buckets = (Bucket(16, 32, 32), Bucket(32, 32, 32))
+
+    def assign(self, shapes: Shapes) -> NDArray[np.int64]:
+        return (shapes.length > 16).astype(np.int64)
+
+
+@pytest.mark.parametrize("given", [{"order": ORDER}, {"policy": ShortOrLong()}, {"order": [7, 7, 12] * 8}])
+def test_from_config_takes_order_and_policy_to_threads_and_worker_processes(
+    corpus: Corpus, same: Callable[..., bool], given: dict[str, Any]
+):
+    def make(**changes: Any) -> Loader:
+        settings = grouped(**{**corpus.settings, "leftover": "merge" if "order" in given else "pad", **changes})
+        return Loader.from_config(settings, rank=0, world_size=1, **given)
+
+    with make() as threads, make(worker_type="process", num_processes=2) as processes, make() as resumed:
+        assert threads.plan.seed == corpus.settings["seed"]
+        expected, batches = list(threads), iter(processes)
+        found = [next(batches), next(batches)]
+        assert len(worker_processes()) == 2
+        resumed.load_state_dict(processes.state_dict())
+        found += resumed
+    assert len(found) == len(expected)
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+    if "order" in given:
+        assert [row for batch in found for row in batch["rows"].tolist() if row >= 0] == list(given["order"])
+    else:
+        assert {batch["input_ids"].shape[1] for batch in found} == {16, 32}
+
+
+def test_an_order_in_memory_is_refused_where_a_file_is(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"config section data: .*order does not go with num_lanes above 1"):
+        Loader.from_config(grouped(**corpus.settings, num_lanes=2), rank=0, world_size=1, order=ORDER)
+    with pytest.raises(ValueError, match="order: entry 1 is row 50, and the rows are 0 to 49"):
+        Loader.from_config(grouped(**corpus.settings), rank=0, world_size=1, order=[1, 50])
+
+
+def test_a_policy_inside_a_function_goes_to_threads_alone(corpus: Corpus):
+    class Inside(ShortOrLong):
+        pass
+
+    settings = {**corpus.settings, "leftover": "pad"}
+    with pytest.raises(ConfigError, match=r"^policy 'tests\.loader\.test_order:.*Inside': data\.loading\.worker_ty"):
+        Loader.from_config(grouped(**settings, worker_type="process"), rank=0, world_size=1, policy=Inside())
+    with Loader.from_config(grouped(**settings), rank=0, world_size=1, policy=Inside()) as loader:
+        assert len(list(loader)) == len(loader)
 
 
 def test_an_evaluation_has_an_order_of_its_own(corpus: Corpus, order: dict[str, Any]):

@@ -93,6 +93,19 @@ def test_bad_samples_are_in_the_ledger(photo: Any, config: Any):
     assert {(entry.key, entry.reason) for entry in stream.ledger} == {("b", "not_an_image"), ("c", "corrupt_image")}
 
 
+@pytest.mark.parametrize("image", [b"<html>", slice(-200)])  # left out, masked
+def test_the_end_by_bad_samples_names_no_row_and_no_shards(photo: Any, config: Any, image: Any):
+    pixels = photo(20, 20)
+    samples = [
+        {"__key__": "a", "jpg": pixels, "txt": "a dog"},
+        {"__key__": "b", "jpg": image if isinstance(image, bytes) else pixels[image], "txt": "a cat"},
+    ]
+    with pytest.raises(DataError, match=r"1 of 2 rows could not be used .* max_bad_share 5") as caught:
+        list(mmdata.stream(Samples(samples), config()))
+    assert "replay" not in str(caught.value)
+    assert "verify" not in str(caught.value)
+
+
 class Samples:
     """An iterable that is no list, which would be one of names of shards."""
 
@@ -152,6 +165,9 @@ def test_a_state_skips_what_was_given_and_says_what_it_relies_on(shards: Path, c
     resumed.load_state_dict(json.loads(json.dumps(running.state_dict())))
     assert "the samples of the first 3 batches of the iterable are read again and dropped: it must give" in caplog.text
     assert [batch["keys"] for batch in resumed] == expected[3:]
+    other = mmdata.stream(wds.WebDataset(urls(shards)[1:], shardshuffle=False), config(transform="train"))
+    with pytest.raises(ConfigError, match=r"an iterable that gives the same samples in the same order \(seed its"):
+        other.load_state_dict(running.state_dict())
 
 
 def test_ranks_have_iterables_of_their_own_and_equal_steps(shards: Path, config: Any):

@@ -42,6 +42,10 @@ def test_relative_file_urls_are_read_as_webdataset_reads_them(shards: Path, monk
     assert sorted(k for batch in mmdata.stream(url, config()) for k in batch["keys"] if k) == expected
     with pytest.raises(DataError, match=r"shard 'shards/none\.tar': no such file or directory; check the path"):
         find_shards("file:shards/none.tar")
+    with pytest.raises(
+        DataError, match=r"'tars/\*\.tar': .*check the path; a \* stands .*: give the folder, or glob\."
+    ):
+        find_shards("tars/*.tar")
 
 
 def test_a_shard_that_the_system_refuses_is_told_with_its_reason():

@@ -147,8 +147,10 @@ def test_stream_ends_when_too_many_samples_are_bad(tmp_path, tar, members, confi
     path = write(tmp_path / "x.tar", tar([*members, ("b.txt", b"no image")]))
     with pytest.raises(
         DataError, match=r"1 of 4 rows could not be used \(missing_image 1\), more than max_bad_share 5"
-    ):
+    ) as caught:
         list(mmdata.stream(path, config()))
+    assert "replay" not in str(caught.value), "the sample has no row"
+    assert "`mmdata verify` checks the shards" in str(caught.value)
     path = write(tmp_path / "y.tar", tar([("b.txt", b"no image")]))
     with pytest.raises(DataError, match=r"none of 1 sample of 1 shard can be used: .* missing_image"):
         mmdata.stream(path, config())
