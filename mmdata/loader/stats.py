@@ -53,7 +53,8 @@ class Stats:
         masked: rows that could not be used, and rows that are padding.
         tokens: tokens of valid rows, without padding.
         token_places: tokens of valid rows, with padding.
-        cut: texts of a `text_transform` that were longer than their batch, and not than `max_length`.
+        cut: texts that were longer than their batch, and not than `max_length`: of a `text_transform`, or of a policy
+            without a bucket for them.
     """
 
     wall_s: dict[str, float] = field(default_factory=_zeros)

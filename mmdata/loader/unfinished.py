@@ -161,12 +161,10 @@ class UnfinishedBatch:
             return
         places = self._places[samples.start : samples.stop]
         texts, length = [self._texts[place] for place in places.tolist()], self._step.bucket.length
-        if transform.has_function:
-            ids, mask, clock.stats.cut = tokenizer.encode_cut(texts, length)
-            if clock.stats.cut:
-                transform.warn_of_cut()
-        else:  # the plan knows the captions in their template: they fit
-            ids, mask = tokenizer.encode(texts, length)
+        # The plan knows the captions in their template: they fit, unless the policy has no bucket for them.
+        ids, mask, clock.stats.cut = tokenizer.encode_cut(texts, length)
+        if clock.stats.cut:
+            transform.warn_of_cut(length)
         self._input_ids[places], self._attention_mask[places] = ids, mask
         clock.lap("tokenize")
 

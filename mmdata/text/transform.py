@@ -121,15 +121,18 @@ class TextTransform:
                 )
         return text
 
-    def warn_of_cut(self) -> None:
+    def warn_of_cut(self, length: int) -> None:
         """Say, once, that a text was cut to the length of its batch."""
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "text_transform '%s': a text was cut to the text length of its batch, which is planned for the caption "
-                "as it is in the data; data.text_buckets gives longer ones, and loader.stats.cut counts those cut",
-                self._name,
-            )
+        if self._has_warned:
+            return
+        self._has_warned = True
+        said = (
+            f"text_transform '{self._name}': a text was cut to the text length of its batch, which is planned for the "
+            "caption as it is in the data; data.text_buckets gives longer ones"
+            if self.has_function
+            else f"a caption was cut to {length} tokens, the text length of its bucket: give the policy a longer bucket"
+        )
+        logger.warning("%s, and loader.stats.cut counts those cut", said)
 
     def _result(self, caption: str, number: int, epoch: int) -> str:
         assert self._function is not None

@@ -20,6 +20,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader import source
 from mmdata.loader.workers.threads import ThreadedBatches
+from mmdata.plan import LengthAspectPolicy, Plan
 from mmdata.seeding import Purpose, random_raw
 from mmdata.text.tokenizer import Tokenizer
 
@@ -216,6 +217,20 @@ def test_a_stream_has_texts_too(corpus: Corpus):
         assert len(texts) == 50
         assert all(text.startswith("a dog a dog picture") for text in texts)
         assert (stream.stats.cut > 0) == expected
+
+
+def test_captions_that_no_bucket_of_a_policy_holds_are_cut(corpus: Corpus, caplog: pytest.LogCaptureFixture):
+    with corpus.loader() as made:
+        longer = int((made.plan.rows.shapes(np.arange(50), 0).length > 6).sum())
+        plan = Plan(made.plan.rows, LengthAspectPolicy([6], [(32, 32)]), global_batch_size=8)
+        with Loader(plan, made.builder, rank=0, world_size=1) as loader:
+            batches = list(loader)
+    assert {batch["input_ids"].shape[1] for batch in batches} == {6}
+    assert loader.stats.cut == longer > 0
+    (said,) = [one for one in caplog.messages if "was cut" in one]
+    assert said.startswith(
+        "a caption was cut to 6 tokens, the text length of its bucket: give the policy a longer buck"
+    )
 
 
 def test_one_length_for_all_batches_leaves_room_for_longer_texts(corpus: Corpus):
