@@ -322,7 +322,7 @@ def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs the rows of an index."""
     defaults = {name: DataConfig.model_fields[name].get_default(call_default_factory=True) for name in OF_AN_INDEX}
     settings = {name: getattr(data, name) != default for name, default in defaults.items()} | {
-        "select by a file of rows": (data.select or "").lower().endswith(".npy"),
+        "select by a .npy file": (data.select or "").lower().endswith(".npy"),
         "leftover: drop": data.leftover == "drop",
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),
