@@ -630,7 +630,7 @@ def test_config_a_resumed_run_may_change_all_of_loading_and_what_is_marked():
     data = [name for name in changeable_settings(Config) if name.startswith("data.")]
     loading = [f"data.loading.{name}" for name in LoadingConfig.model_fields]
     places = ["shards", "shards.shards", "val.shards", "join.table", "join.shards", "allow_larger_batch"]
-    places += ["select", "shards.select"]
+    places += ["select", "shards.select", "val.select"]
     assert sorted(data) == sorted([*loading, *(f"data.{name}" for name in places)])
     assert "train.micro_batch_size" in changeable_settings(Config)
     assert "model.gradient_checkpointing" in changeable_settings(Config)

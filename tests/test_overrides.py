@@ -65,8 +65,8 @@ def test_override_that_begins_with_a_backquote_is_a_text(config: Path, value: st
 @pytest.mark.parametrize("value", ["64", "True", "[a]", "{file: a.txt}"])
 def test_override_that_is_no_selection_says_what_one_is(config: Path, value: str):
     message = (
-        r"^on the command line: 'data\.select': expected a condition \(width >= 64\), or a file of keys or a mask "
-        r"\(good.txt, mask.npy\); got "
+        r"^on the command line: 'data\.select': expected a condition \(width >= 64, key in lines\('good.parquet', "
+        r"'id'\)\), or a file of keys or a mask \(good.txt, mask.npy\); got "
     )
     with pytest.raises(ConfigError, match=message):
         load_config(config, [f"data.select={value}"])

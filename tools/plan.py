@@ -40,7 +40,7 @@ def main() -> int:
     summary = summarize(plan, arguments.epoch, world_size=arguments.world_size, hashes=rows.hashes)
 
     if (selection := rows.selection) is not None:
-        print(printable(f"{selection.name}: {len(selection):,} of {len(selection):,} rows"))
+        print(printable(f"{selection.name}: {len(selection):,} of {int(rows.starts[-1]):,} rows"))
     if isinstance(plan, WeightedPlan):
         values = plan.weights.values[plan.weights.values > 0]
         given = f"{len(values):,} rows with weights from {values.min():.3g} to {values.max():.3g}"

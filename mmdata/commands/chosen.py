@@ -17,7 +17,7 @@ from mmdata.tables.select import select_rows
 
 
 def chosen_rows(shards: str, select: str, tables: Sequence[str] = ()) -> ChosenRows:
-    """The rows of a folder that a condition, or a file of keys, rows or a mask, selects.
+    """The rows of a folder that a condition, or a file of keys or a mask, selects.
 
     Args:
         shards: a folder with an index.

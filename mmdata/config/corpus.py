@@ -10,12 +10,15 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from mmdata.config.settings import Location, MayChange, Positive, Settings
 from mmdata.safe_read import path_of_url
 
+FILES = (".npy", ".txt", ".parquet", ".csv", ".tsv")
+"""Ends of the names of files that select rows; anything else is a condition."""
+
 
 def _select(value: object) -> object:
     if value is None or isinstance(value, str):
         return value
-    expected = "a condition (width >= 64), or a file of keys or a mask (good.txt, mask.npy)"
-    raise ValueError(f"expected {expected}; got {value!r}")
+    condition = "a condition (width >= 64, key in lines('good.parquet', 'id'))"
+    raise ValueError(f"expected {condition}, or a file of keys or a mask (good.txt, mask.npy); got {value!r}")
 
 
 Select = Annotated[str | None, BeforeValidator(_select)]
@@ -101,7 +104,7 @@ class ValConfig(Settings):
     row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
     indexed anew."""
 
-    select: Select = None
+    select: MayChange[Select] = None
     """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
 
     @model_validator(mode="after")
@@ -130,9 +133,10 @@ class CorpusConfig(Settings):
     split: Literal["train", "val"] = "train"
     """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. It alone does not make an
     evaluation, which is without dropout, weights and shuffling: `mmdata.config.evaluation_data` gives its settings."""
-    select: MayChange[Select] = None  # its file may lie elsewhere: a loader's state knows the rows
+    select: MayChange[Select] = None  # only where its file lies: see `check_same_settings`
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
-    256`, or a file of keys (.txt, .parquet, .csv, .tsv), or a mask (.npy); null: all rows. See docs/select.md."""
+    256`, or a file of keys (.txt, .parquet, .csv, .tsv), or a mask or DataComp's uids (.npy); null: all rows. See
+    docs/select.md."""
     join: list[JoinConfig] = Field(default_factory=list)
     """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
     And tars in other folders, whose members `fields` names."""

@@ -70,10 +70,11 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
             "a weight or repeat of shards": several,
         }
         if self.order:
-            others |= {"token_budget": self.token_budget, "shuffle (set shuffle to false)": self.shuffle}
-            others |= {f"leftover {self.leftover}": self.leftover != "merge"}
+            others |= {"token_budget": self.token_budget, f"leftover {self.leftover}": self.leftover != "merge"}
         if weighs and (found := [name for name, on in others.items() if on]):
             raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
+        if self.order and self.shuffle:
+            raise ValueError("order does not go with shuffle: set shuffle to false")
         if self.caption_hash is not None and self.negative_captions is not None:
             raise ValueError(
                 "caption_hash and negative_captions exclude each other: whether a negative caption is true of another "

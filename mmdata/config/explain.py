@@ -196,6 +196,8 @@ def _meant(error: Any) -> str:
         return did_you_mean(given, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
     if error["type"] == "int_type" and isinstance(given, str) and given.isdecimal():
         return "; write it without quotation marks"
+    if error["type"] == "string_type" and error["loc"][-1] == "order":
+        return "; save it with numpy.save and give the path, or Loader.from_config(…, order=rows)"
     return ""
 
 

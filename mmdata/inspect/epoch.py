@@ -9,7 +9,7 @@ import numpy as np
 from mmdata.config import DataConfig
 from mmdata.config.texts import TextsConfig
 from mmdata.index import Index
-from mmdata.plan import Groups, Plan, PlanSummary, duplicates_in_words
+from mmdata.plan import Groups, OrderedPlan, Plan, PlanSummary, duplicates_in_words
 
 
 def epoch_in_words(
@@ -43,9 +43,14 @@ def epoch_in_words(
         )
     elif groups := plan.mixture.groups:
         yield f"groups: {_groups(groups, int(plan.rows.starts[-1]), data.shuffle_window_rows)}"
-    yield f"masked: {summary.masked:,} places that no row fills; merged into another bucket: {summary.merged:,} rows"
-    best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
-    yield f"shuffle: two rows of a batch share a shard {summary.lift:.2f} × as often as in a uniform shuffle ({best})"
+    unfilled = f"masked: {summary.masked:,} places that no row fills"
+    if isinstance(plan, OrderedPlan):
+        yield unfilled
+    else:
+        yield f"{unfilled}; merged into another bucket: {summary.merged:,} rows"
+        best = "1 is best" if len(summary.rows_by_span) == 1 else "the shares of the datasets move it away from 1"
+        lift = f"{summary.lift:.2f} × as often as in a uniform shuffle ({best})"
+        yield f"shuffle: two rows of a batch share a shard {lift}"
     assert summary.duplicates is not None, "counted"
     yield f"duplicates: {duplicates_in_words(summary.duplicates, masked=masked)}"
     yield f"reading: {_reading(summary, index)}"

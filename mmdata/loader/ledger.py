@@ -29,7 +29,7 @@ ADVICE = {
     Reason.TRANSFORM_FAILED: "data.transform raised or gave other pixels than it should",
     Reason.TEXT_TRANSFORM_FAILED: "data.text_transform raised or gave something else than a text",
 }
-"""What to do about rows that are masked for a reason. For others it is `VERIFY`: no shard is at fault for these."""
+"""What to do about rows that are masked for a reason of which no shard is at fault; for others it is `VERIFY`."""
 
 Stage = Literal["read", "decode", "transform", "caption", "field"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -1,4 +1,5 @@
 """The position of a loader, a batch sampler or a stream: its epoch, and how many batches of it have been yielded.
+
 A state holds it, and goes on only where the batches are the same.
 
 There is one position, and the last that moved it has it: an iteration, `set_epoch` or `load_state_dict`.

@@ -284,6 +284,10 @@ class Stream(Loader):
         most = {name: None if "step" in name else MAX_EPOCH for name in PLACES}
         values = [check_count(state, name, of="stream", at_most=most[name]) for name in PLACES]
         number, place_step, first, first_step = values
+        if self._steps is None and number == epoch and place_step != step:
+            raise ConfigError(
+                f"stream state: 'step' is {step} and 'step_of_pass' {place_step}: they are equal; {self._how_to_skip}"
+            )
         if self._steps is None and number > epoch:  # it was taken at the end of an epoch
             self._found_steps[epoch] = step
         self._places = {(epoch, 0): (first, first_step), self._normal(epoch, step): (number, place_step)}
@@ -327,7 +331,7 @@ def _refuse_planned(data: DataConfig) -> None:
     """Raise a ConfigError if a setting needs the rows of an index."""
     defaults = {name: DataConfig.model_fields[name].get_default(call_default_factory=True) for name in OF_AN_INDEX}
     settings = {name: getattr(data, name) != default for name, default in defaults.items()} | {
-        "select by a file of rows": (data.select or "").lower().endswith(".npy"),
+        "select by a .npy file": (data.select or "").lower().endswith(".npy"),
         "leftover: drop": data.leftover == "drop",
         "captions: every": data.captions == "every",
         "captions of several sources": not isinstance(data.captions, str),

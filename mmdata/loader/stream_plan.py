@@ -113,7 +113,6 @@ class Reading:
         number: of the pass.
 
     Attributes:
-        first: the first window; it is waited for here.
         windows: that were taken.
         untold: their tars, until a step tells of the samples that were left out.
         waited_s: seconds spent waiting for windows, until a step tells.
@@ -131,7 +130,14 @@ class Reading:
         )
         self._ahead.begin(number, 0)
         self._end = weakref.finalize(self, reader.stop)  # before the threads are waited for
-        self.first = self._next()
+        self._first: TarWindow | None = None
+
+    @property
+    def first(self) -> TarWindow:
+        """The first window, which is also the first that is taken."""
+        if self._first is None:
+            self._first = self._next()
+        return self._first
 
     def take(self) -> TarWindow:
         """Wait for the next window; raises what reading it raises."""
@@ -263,9 +269,10 @@ class StreamPlan(Plan):
         reading = self._reading
         if not reading.is_fresh or reading.number != epoch or reading.process != os.getpid():
             reading.close()
-            # Batches of the pass before may be in the making; what is left of others is not needed.
-            self._in_use = deque(step for step in self._in_use if step.epoch == epoch - 1)
-            for tar in self._tars.source.stale(epoch):
+            # Batches of passes before may be in the making; what else is left of them is not needed.
+            self._in_use = deque(step for step in self._in_use if step.epoch < epoch)
+            used = {tar for step in self._in_use for tar in (step.rows[step.rows >= 0] // self._tars.stride).tolist()}
+            for tar in self._tars.source.in_memory() - used:
                 self._drop(tar)
             reading = self._reading = Reading(self._tars, self._data, epoch)
         reading.is_fresh = False

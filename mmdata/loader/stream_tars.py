@@ -63,8 +63,9 @@ TAR_BYTES = 2**26
 """Bytes of samples in a tar in memory, about."""
 NUM_TARS = 2**20
 """Tars in memory of PASSES passes together."""
-PASSES = 4
-"""Passes whose tars in memory have numbers of their own; the first ones use them again."""
+PASSES = 16
+"""Passes whose tars in memory have numbers of their own; the next ones use them again. Only small passes are in use so
+many at once, if more batches are prefetched than a pass has."""
 
 
 class TarFiles:
@@ -122,9 +123,9 @@ class TarFiles:
             self._files[tar] = RemoteFolder(shard, self._cache).file_of(shard, stop)
         return self._cache.open(self._files[tar], stop)
 
-    def stale(self, number: int) -> list[int]:
-        """The tars that are to be dropped before a pass begins: none."""
-        return []
+    def in_memory(self) -> set[int]:
+        """The tars that take memory until they are dropped: none."""
+        return set()
 
     def drop(self, tar: int) -> None:
         """Nothing: a tar that the cache has removed is closed with the next one that is opened."""
@@ -180,9 +181,9 @@ class SampleTars:
         """See `TarFiles`."""
         return os.dup(self._files[tar].fileno())
 
-    def stale(self, number: int) -> list[int]:
-        """See `TarFiles`: all but those of the pass before, of which batches may be in work."""
-        return [tar for tar in self._files if tar // (NUM_TARS // PASSES) != (number - 1) % PASSES]
+    def in_memory(self) -> set[int]:
+        """See `TarFiles`: all that were not dropped."""
+        return set(self._files)
 
     def drop(self, tar: int) -> None:
         """Free the memory of a tar, once it is closed everywhere."""

@@ -1,6 +1,7 @@
 """Which caption a row has in a pass: one of its own in turn, or one of a source that is drawn by probability.
 
 It depends on (seed, row, pass) alone, so it is the same in each process, on any number of ranks, and after a resume.
+`caption_sources` opens the sources that the settings name, and `check_rows` looks for rows without any caption.
 """
 
 from __future__ import annotations

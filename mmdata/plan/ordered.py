@@ -61,7 +61,7 @@ class OrderedPlan(Plan):
     def steps_of_buckets(self, epoch: int) -> list[int]:
         """As `Plan.steps_of_buckets`."""
         counts = Counter(step.bucket for step in self.steps(epoch))
-        return [counts[bucket] for bucket in self.policy.buckets]
+        return [counts.pop(bucket, 0) for bucket in self.policy.buckets]  # of equal ones the first has them
 
     def identity(self) -> dict[str, str | int | bool | None]:
         """What the plan depends on, as JSON; two plans with the same identity have the same steps."""

@@ -156,7 +156,8 @@ class Plan:
 
     def in_words(self, epoch: int, world_size: int = 1) -> str:
         """Rows, steps and batch size of an epoch, for a repr: reads nothing, so it may not know the steps."""
-        rows, batch_rows = f"{self.num_rows:,} rows", f"{self.global_batch_size // world_size:,} rows"
+        most = "up to " if self.leftover == "drop" else ""
+        rows, batch_rows = f"{most}{self.num_rows:,} rows", f"{self.global_batch_size // world_size:,} rows"
         if not self._steps_follow_from_shards:
             return f"{rows} in batches of up to {batch_rows}"
         return f"{rows}, {self.num_steps(epoch):,} batches of {batch_rows}"

@@ -145,8 +145,8 @@ class WeightedPlan(Plan):
     be padded.
 
     Args:
-        plan: of the rows, each once, in one lane. Its selection is not used: rows that are not selected have the weight
-            0. Its mixture says which datasets there are, for those who ask.
+        plan: of the rows, each once, in one lane (its lanes and repeats are not used). Nor is its selection: rows that
+            are not selected have the weight 0. Its mixture says which datasets there are, for those who ask.
         weights: one for each row.
 
     Raises:
@@ -204,7 +204,9 @@ class WeightedPlan(Plan):
         counts = np.zeros(len(self.batch_sizes), np.int64)
         for part in self._parts(epoch):
             if (plan := self._plan(part)) is not None:
-                counts += plan.steps_of_buckets(part) or 0
+                steps = plan.steps_of_buckets(part)
+                assert steps is not None, "no stream has weights"
+                counts += steps
         return counts.tolist()
 
     def identity(self) -> dict[str, str | int | bool | None]:

@@ -14,14 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.corpus import CorpusConfig, sources
+from mmdata.config.corpus import FILES, CorpusConfig, sources
 from mmdata.errors import ConfigError, excerpt
 from mmdata.hashing import share_bound
 from mmdata.index import Index
 from mmdata.tables.condition import Condition
 from mmdata.tables.joined import Joined
 from mmdata.tables.selection import Selection
-from mmdata.tables.table import SUFFIXES, NpyFile, read_lines
+from mmdata.tables.table import NpyFile, read_lines
 from mmdata.tables.values import compute
 
 logger = logging.getLogger("mmdata")
@@ -29,8 +29,6 @@ logger = logging.getLogger("mmdata")
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-FILES = (".npy", ".txt", *SUFFIXES)
-"""Ends of the names of files that select rows; anything else is a condition."""
 UID = "uid"
 """Column of a joined table that DataComp's uids are compared with, in place of the keys."""
 
@@ -135,8 +133,9 @@ def _filter(select: str, joined: Joined, shards: tuple[int, int], *, of: str) ->
         return _of_keys(uids, UID if UID in joined.types else "key", shards, name)
     if array.dtype != np.bool_:
         raise ConfigError(
-            f"{of}: '{select}' is an array of {array.dtype}; known are bool (a mask) and two u8 (DataComp's uids); a "
-            "mask of rows: mask = np.zeros(len(index), bool), mask[rows] = True"
+            f"{of}: '{select}' is an array of {array.dtype}; known are bool (a mask) and two u8 (DataComp's uids); "
+            "save a mask as bool (mask.astype(bool)); of row numbers: mask = np.zeros(len(index), bool), mask[rows] = "
+            "True"
         )
     starts = joined.index.starts
     first_row, num_rows = int(starts[shards[0]]), int(starts[shards[1]] - starts[shards[0]])
@@ -150,7 +149,7 @@ def _filter(select: str, joined: Joined, shards: tuple[int, int], *, of: str) ->
 
 def _of_condition(select: str, joined: Joined, shards: tuple[int, int], *, of: str) -> Filter:
     if os.path.isfile(select):
-        raise ConfigError(f"{of}: '{select}': files of keys, masks and rows end in {', '.join(FILES)}")
+        raise ConfigError(f"{of}: '{select}': files of keys and masks end in {', '.join(FILES)}")
     condition = Condition(select, joined.types_of_rows, of=of)
     joined.warn_of_hidden(condition.names, of=of)
 

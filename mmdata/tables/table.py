@@ -34,7 +34,7 @@ class KeyedTable:
         files: paths, or patterns such as metadata/*.parquet and metadata/{000..099}.parquet.
         of: name of the setting, for messages.
         key: column of keys; None: key, or uid.
-        setting: in which `key` was given, for messages.
+        remedy: how to name the column of keys, for messages.
 
     Attributes:
         types: Arrow's type of each column, by name.
@@ -45,7 +45,7 @@ class KeyedTable:
         DataError: a file is no table.
     """
 
-    def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, setting: str = "key") -> None:
+    def __init__(self, files: Sequence[str], *, of: str, key: str | None = None, remedy: str = "key: NAME") -> None:
         self._of, self._files = of, find_files(files, of=of)
         self.types, *others = (self._types(path) for path in self._files)
         for path, types in zip(self._files[1:], others, strict=True):
@@ -56,7 +56,7 @@ class KeyedTable:
         if self.key not in self.types:
             what = f"no column '{key}'{meant(key, self.types)}" if key else "no column key or uid"
             listed = ", ".join(self.types)
-            raise ConfigError(f"{of}: {self}: {what}; it has {listed}: name the column of keys ({setting}: NAME)")
+            raise ConfigError(f"{of}: {self}: {what}; it has {listed}: name the column of keys ({remedy})")
 
     def __str__(self) -> str:
         return in_words(self._files)
@@ -202,7 +202,8 @@ def read_lines(file: str, column: str | None, *, of: str) -> list[str]:
     """
     path = Path(file)
     if path.suffix.lower() in SUFFIXES:
-        return KeyedTable([file], of=of, key=column, setting="column").keys().drop_null().to_pylist()
+        remedy = f"key in lines('{file}', 'NAME')"
+        return KeyedTable([file], of=of, key=column, remedy=remedy).keys().drop_null().to_pylist()
     check_exists(path, of)
     if column is not None:
         raise ConfigError(f"{of}: '{file}' is a text file and has no column '{column}'; leave the column out")

@@ -131,7 +131,8 @@ class Tokenizer:
             input_ids int64 (B, L), padded at the end, and attention_mask int64 (B, L).
         """
         input_ids, attention_mask, num_cut = self.encode_cut(captions, length)
-        assert num_cut == 0, f"{num_cut} captions of more than {length} tokens in a bucket of {length}"
+        what = f"{num_cut} captions of more than {length} tokens in a bucket of {length}"
+        assert num_cut == 0, f"{what}: the policy must give each row a bucket that holds its caption"
         return input_ids, attention_mask
 
     def encode_cut(self, texts: Sequence[str], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:

@@ -70,6 +70,16 @@ def test_error_in_a_worker_names_the_row(
     assert loader.state_dict()["step"] == step, "the batches before it came"
 
 
+def test_no_memory_for_the_pixels_names_the_rows_of_the_batch(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
+    loader = corpus.loader(shuffle=False, text_buckets=[32], image_buckets=None, image_size=32)
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("full")
+
+    monkeypatch.setattr("mmdata.loader.unfinished.BatchPixels", fail)
+    assert str(outcome(loader)) == "epoch 0, step 0, 8 rows, the first [0]: MemoryError: full"
+
+
 def test_error_in_the_tokenizer_names_the_rows_of_the_batch(corpus: Corpus, monkeypatch: pytest.MonkeyPatch):
     loader = corpus.loader(shuffle=False, text_buckets=[32], image_buckets=None, image_size=32)
     monkeypatch.setattr("mmdata.text.tokenizer.Tokenizer.encode", lambda *arguments: 1 // 0)

@@ -127,6 +127,20 @@ def test_a_policy_inside_a_function_goes_to_threads_alone(corpus: Corpus):
         assert len(list(loader)) == len(loader)
 
 
+def test_an_order_in_memory_takes_the_place_of_what_its_plan_says(corpus: Corpus):
+    for changes in ({"leftover": "drop"}, {"row_weights": "width", "max_repeats": 2}, {"num_lanes": 2}):
+        with corpus.loader(**changes, global_batch_size=2) as made:
+            assert rows_of(Loader(made.plan, made.builder, rank=0, world_size=1, order=ORDER)) == ORDER.tolist()
+
+
+def test_an_order_in_the_settings_is_a_file(corpus: Corpus):
+    message = (
+        r"'order': Input should be a valid string; got .*; save it with numpy\.save and give the path, or Loader\.from_"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Loader.from_config({**corpus.settings, "order": ORDER, "shuffle": False})
+
+
 def test_an_evaluation_has_an_order_of_its_own(corpus: Corpus, order: dict[str, Any]):
     found = evaluation_data(DataConfig.model_validate({**corpus.settings, **order, "val": {"share": 0.3}}))
     assert (found.order, found.leftover) == (None, "merge")
@@ -150,7 +164,7 @@ def test_an_evaluation_has_an_order_of_its_own(corpus: Corpus, order: dict[str, 
             {},
             r"data.global_batch_size 8: no batch can have more than 3 rows, so none",
         ),
-        (ORDER, {"shuffle": True}, r"order does not go with shuffle .set shuffle to false.: leave one of them out"),
+        (ORDER, {"shuffle": True}, r"order does not go with shuffle: set shuffle to false$"),
         (ORDER, {"groups": {"size": 2}}, "order does not go with groups"),
         (ORDER, {"row_weights": "width"}, "order and row_weights exclude each other: give one"),
         (ORDER, {"captions": "every"}, "order and captions every exclude each other: give one"),

@@ -49,6 +49,13 @@ def test_plan_program_says_what_the_loader_gives(corpus, tmp_path: Path):
     assert "reading: each of 2 ranks" in said
 
 
+def test_plan_program_says_nothing_of_shuffling_an_order(corpus, tmp_path: Path):
+    np.save(tmp_path / "order.npy", np.arange(12))
+    said = plan(tmp_path, {**corpus.settings, "order": str(tmp_path / "order.npy"), "shuffle": False})
+    assert "masked: 4 places that no row fills\n" in said
+    assert "shuffle:" not in said
+
+
 def test_plan_program_says_what_the_configs_model_does_not_take(corpus, tmp_path: Path):
     problem = "the model does not take this: data.image_buckets [[24, 40], [40, 24]]: sides must be multiples of the "
     assert problem not in plan(tmp_path, corpus.settings)

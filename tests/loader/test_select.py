@@ -271,16 +271,23 @@ def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
         ("FOLDER/empty.txt", "empty.txt: the file has no keys"),
         ("FOLDER/noise.txt", r"noise.txt' is no text in UTF-8 \(byte 0\); write a key a line$"),
         ("key in lines('FOLDER/keys.txt', 'key')", "is a text file and has no column 'key'"),
-        ("FOLDER/table.parquet", r"no column key or uid; it has kee, score: name the column of keys \(column: NAME\)"),
+        (
+            "FOLDER/table.parquet",
+            r"no column key or uid; it has kee, score: name the column of keys \(key in lines\('.*parquet', 'NAME'\)\)",
+        ),
         ("key in lines('FOLDER/table.parquet', 'kea')", "no column 'kea' .did you mean 'kee'"),
         (
             "key in lines('FOLDER/table.parquet', 'score')",
             "column 'score': values of type double, and keys are texts",
         ),
         ("FOLDER/short.npy", "is a mask of 49 rows, and the index has 50: it was made for other shards"),
-        ("FOLDER/keys.list", r"keys.list': files of keys, masks and rows end in \.npy, \.txt, \.parquet, \.csv, \.tsv"),
+        ("FOLDER/keys.list", r"keys.list': files of keys and masks end in \.npy, \.txt, \.parquet, \.csv, \.tsv"),
         ("FOLDER/square.npy", r"an array of bool and shape \(5, 10\); masks, weights, .* and uids have one dimension"),
-        ("FOLDER/rows.npy", r"an array of int64; known are bool \(a mask\) .*; a mask of rows: mask = np\.zeros\("),
+        (
+            "FOLDER/rows.npy",
+            r"an array of int64; known are bool \(a mask\) .*; save a mask as bool .mask\.astype\(bool\).;",
+        ),
+        ("FOLDER/bits.npy", r"an array of uint8; .*; of row numbers: mask = np\.zeros\(.*\), mask\[rows\] = True$"),
         ("FOLDER/objects.npy", "an array of object"),
     ],
 )
@@ -294,6 +301,7 @@ def test_a_wrong_selection_is_refused(corpus: Corpus, tmp_path: Path, select: st
         "short": np.ones(49, np.bool_),
         "square": np.ones((5, 10), np.bool_),
         "rows": np.arange(50),
+        "bits": np.ones(50, np.uint8),
         "objects": np.array([None] * 50, object),
     }
     for name, array in arrays.items():

@@ -27,6 +27,8 @@ def test_loader_whose_batches_differ_in_size_is_shown_without_reading_the_index(
     loader = corpus.loader(num_workers=0, token_budget=256, batch_multiple=2)
     loader.index.shard = None  # type: ignore[method-assign,assignment]
     assert repr(loader) == "Loader(50 rows in batches of up to 8 rows, rank 0 of 1; epoch 0, step 0)"
+    dropping = corpus.loader(num_workers=0, leftover="drop", global_batch_size=2)
+    assert repr(dropping).startswith("Loader(up to 50 rows in batches of up to 2 rows, rank 0")
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")

@@ -265,11 +265,13 @@ def test_worker_process_has_no_threads_of_tokenizers_unless_they_are_asked_for(
     assert {record.getMessage() for record in caplog.records} == {f"tokenizers: {there}"}
 
 
-def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path):
-    more = """
+@pytest.mark.parametrize("of", ["os.getpid()", "worker"])
+def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path, of: str):
+    more = f"""
     import resource
-    files = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    worker = int(open(f"/proc/self/task/{{os.getpid()}}/children").read().split()[0])
+    files = max(map(int, os.listdir(f"/proc/{{{of}}}/fd"))) + 1
+    resource.prlimit({of}, resource.RLIMIT_NOFILE, (files, files))
     kept = list(batches)
     """
     with program(corpus, tmp_path, more) as started:

@@ -33,6 +33,13 @@ def test_batches_have_the_rows_in_order_in_the_smallest_bucket_that_holds_them(f
     assert plan.steps_of_buckets(0) == [2, 1, 1]
 
 
+def test_steps_of_equal_buckets_are_counted_once(fake_rows):
+    policy = LengthAspectPolicy([4, 20], [(64, 64)])
+    policy.buckets = (Bucket(20, 64, 64),) * 2
+    plan = OrderedPlan(Plan(fake_rows([4], [3, 9, 3, 9]), policy, global_batch_size=2, leftover="pad"), np.arange(4))
+    assert plan.steps_of_buckets(0) == [2, 0]
+
+
 def test_each_time_that_a_row_comes_is_another_pass(fake_rows):
     plan = OrderedPlan(Plan(fake_rows([3]), POLICY, global_batch_size=4), [1, 1, 0, 1])
     passes = [next(plan.steps(epoch)).passes.tolist() for epoch in (0, 1)]

@@ -289,6 +289,19 @@ def test_files_of_a_selection_and_of_a_table_may_have_moved():
         check_same_settings(saved_as("here"), saved_as("there", key="id"), origin="x")
 
 
+@pytest.mark.parametrize(
+    ("before", "now"), [("width > 3", "width > 4"), ("a/good.txt", "width > 4"), (None, "a/good.txt")]
+)
+def test_another_selection_is_refused(before: str | None, now: str):
+    def saved_as(select: str | None) -> dict[str, object]:
+        return {"data": {"shards": [{"shards": "a", "select": select}], "val": {"shards": "v", "select": select}}}
+
+    message = f"data.shards.0.select was {before!r}, is {now!r}; data.val.select was {before!r}, is {now!r}. Rest"
+    with pytest.raises(ConfigError, match=message):
+        check_same_settings(saved_as(before), saved_as(now), origin="x")
+    check_same_settings(saved_as("a/good.txt"), saved_as("b/mask.NPY"), origin="x")
+
+
 def test_settings_of_a_mixture_may_change_in_their_folders_only():
     def mixture(*sources: tuple[str, int]) -> dict[str, object]:
         return {"data": {"shards": [{"shards": shards, "weight": weight} for shards, weight in sources]}}

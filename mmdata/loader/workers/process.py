@@ -198,13 +198,14 @@ class _WorkerProcess:
                 if kind == "no start":
                     raise _error_of(*content)
                 buffer = self._asked.popleft()
-                if self._unwanted:
+                if self._unwanted:  # asked for before the last `begin`: nobody wants it, nor its error
                     self._unwanted -= 1
                     self._memory.give_back(buffer)
-                elif kind == "error":
+                    continue
+                if kind == "error":
                     raise _error_of(*content)
-                elif kind == "batch":
-                    return self._memory.read(buffer, *content)
+                assert kind == "batch", kind  # "nothing" is no answer to what is wanted
+                return self._memory.read(buffer, *content)
 
     def stop(self) -> None:
         """Have no more batches made."""
@@ -335,7 +336,9 @@ class _BatchServer:
             (self._pipeline.current_epoch,) = of
             try:
                 file = recv_handle(self._answers.connection)
-            except RuntimeError as error:  # at the limit on open files the message comes without its descriptor
+            except ConnectionError:
+                raise
+            except (RuntimeError, OSError) as error:  # at the limit on open files there is no descriptor to be had
                 raise out_of_memory(error) from error
             promise: Promise[Any] = Promise()
             self._batches.ask(promise)

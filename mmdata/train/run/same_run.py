@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.config import Config, TrainConfig
+from mmdata.config.corpus import FILES
 from mmdata.config.settings import changeable_settings
 from mmdata.errors import ConfigError
 from mmdata.train.run.optimizer import scheduled_rate
@@ -118,7 +119,13 @@ def _changed_settings(
     """The settings that differ and may not, each with both values; arguments as for `check_same_settings`."""
     before, now = _flat(saved), _flat(current)
     differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
-    changed = sorted(key for key in differ if _POSITION.sub("", key) not in MAY_CHANGE | except_for)
+
+    def may_differ(key: str) -> bool:
+        # A file that selects may lie elsewhere. Another condition has other rows, also to evaluate on.
+        is_moved = all(str(flat.get(key)).lower().endswith(FILES) for flat in (before, now))
+        return _POSITION.sub("", key) in MAY_CHANGE | except_for and (is_moved or not key.endswith(".select"))
+
+    changed = sorted(key for key in differ if not may_differ(key))
     return [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import webdataset as wds
+from torch import Tensor
 
 import mmdata
 from mmdata.errors import ConfigError, DataError
@@ -78,6 +81,20 @@ def test_buffers_are_let_go(shards: Path, config: Any, monkeypatch: pytest.Monke
     with mmdata.stream(endless, config(num_workers=2, num_text_buckets=1), steps_per_epoch=200) as stream:
         held = [len(stream._plan._tars.source._files) for _ in stream]
     assert max(held) < 20, "of a hundred and more"
+
+
+@pytest.mark.parametrize("num_samples", [4, 8])
+def test_passes_may_be_shorter_than_what_is_prefetched(photo: Any, config: Any, num_samples: int):
+    samples = [{"__key__": f"{i}", "jpg": photo(20, 16, seed=i), "txt": f"picture {i}"} for i in range(num_samples)]
+
+    def slow(image: Tensor, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+        time.sleep(0.01)
+        return torch.zeros(3, *size, dtype=torch.uint8)
+
+    settings = config(num_workers=1, prefetch_batches=6, num_text_buckets=1, transform=slow)
+    with mmdata.stream(Samples(samples), settings) as stream:
+        for _ in range(6):
+            assert sorted(map(int, keys(stream))) == list(range(num_samples))
 
 
 def test_bad_samples_are_in_the_ledger(photo: Any, config: Any):

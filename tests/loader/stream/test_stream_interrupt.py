@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import Any
 
 import pytest
 
 import mmdata
+from mmdata.errors import Interrupted
+from mmdata.loader.stream_plan import read_windows
 from tests.programs import PATIENCE_S
 from tests.storage.servers import serve
 
@@ -50,6 +53,25 @@ def no_threads_left() -> Iterator[None]:
     while left := [thread.name for thread in ours if thread.is_alive()]:
         assert time.monotonic() < until, left
         time.sleep(0.01)
+
+
+def test_closing_ends_the_reading_of_a_pass_that_has_no_window_yet(
+    shards: Path, config: Any, monkeypatch: pytest.MonkeyPatch, no_threads_left: None
+):
+    waits = Event()
+
+    def windows(tars: Any, data: Any, number: int, ended: Event) -> Any:
+        if number:
+            waits.set()
+            ended.wait()
+            raise Interrupted
+        yield from read_windows(tars, data, number, ended)
+
+    monkeypatch.setattr("mmdata.loader.stream_plan.read_windows", windows)
+    stream = mmdata.stream(shards, config(num_workers=1))
+    list(stream)
+    assert waits.wait(PATIENCE_S)
+    stream.close()
 
 
 def test_an_interrupt_while_a_thread_starts_that_reads_ahead_is_a_keyboard_interrupt(

@@ -326,3 +326,11 @@ def test_worker_processes_give_the_batches_of_threads(uneven, tar, config, num_p
         expected.load_state_dict(state)
         assert content([next(iter(stream))]) == content([next(iter(expected))])
     assert found == batches
+
+
+def test_a_step_that_was_changed_in_a_state_is_refused(shards, config):
+    with mmdata.stream(shards, config()) as stream:
+        next(iter(stream))
+        state = stream.state_dict()
+        with pytest.raises(ConfigError, match="'step' is 2 and 'step_of_pass' 1: they are equal; to skip the first 3"):
+            stream.load_state_dict({**state, "step": 2})

@@ -176,7 +176,7 @@ def test_a_token_budget_and_shapes_that_are_chosen_hold(shards: Path, config: An
     ("changes", "named"),
     [
         ({"captions": "every"}, "captions: every"),
-        ({"select": "mask.npy"}, "select by a file of rows"),
+        ({"select": "mask.npy"}, r"select by a \.npy file"),
         ({"num_lanes": 2}, "num_lanes"),
         ({"leftover": "drop"}, "leftover: drop"),
         ({"join": [{"table": "scores.parquet", "key": "key"}]}, "join"),
