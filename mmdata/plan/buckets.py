@@ -19,7 +19,7 @@ class Bucket(NamedTuple):
     """The shape of a batch.
 
     Attributes:
-        length: text length in tokens. A policy gives each row a bucket that holds its caption, as truncated to `max_length`.
+        length: text length in tokens. A policy gives each row a bucket that holds its caption, as cut to `max_length`.
         height: of the images, in pixels; 0 if images keep their own aspect ratio.
         width: of the images, in pixels; 0 if images keep their own aspect ratio.
         patches: largest number of patches of an image, if images keep their own aspect ratio; otherwise 0.
