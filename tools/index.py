@@ -111,7 +111,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace an index that differs")
     parser.add_argument("--workers", type=int, help="processes that read local tars; default: one for each core")
     parser.add_argument(
-        "--fill-cache", action="store_true", help="keep the tars of URLs in the loader's cache, as many as it holds"
+        "--fill-cache",
+        action="store_true",
+        help="keep the tars of URLs that are read in the loader's cache, as many as it holds",
     )
     parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(

@@ -91,8 +91,8 @@ def build_index(
     Memory holds the rows of one shard at a time, in each process. What is read of each tar is kept until the index is
     published, so a run that failed or was killed is continued by the next one. An index that exists is left alone if it
     is of the same tars, whatever `limits` it was made with, and is an error otherwise: hashes are compared, and of tars
-    behind URLs the sizes. If it has no
-    caption lengths it gets those of the tokenizer, for which only captions are read.
+    behind URLs the sizes. If it has no caption lengths it gets those of the tokenizer, for which only captions are
+    read.
 
     Samples with a label and no caption are indexed if no sample of the corpus has a caption, and quarantined otherwise.
 

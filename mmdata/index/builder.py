@@ -17,13 +17,13 @@ from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import CountTokens, Labels, encode, number_labels, with_tokens
 from mmdata.index.manifest import Manifest, ShardEntry
 from mmdata.index.staging import TOKENIZER_NAME, IndexStaging, ReadTar
-from mmdata.index.tars import READERS, Step, Tars, ignore
+from mmdata.index.tars import READERS, Tars, ignore
 from mmdata.index.writer import ManifestWriter
-from mmdata.processes import map_concurrently, map_in_processes, workers_for
+from mmdata.processes import Step, map_concurrently, map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.scan import Edges, scan_shard
+from mmdata.tars.scan import Edges, Scan, scan_shard
 from mmdata.tars.texts import Losses
 
 MAX_LISTED = 20
@@ -71,11 +71,15 @@ class TarFacts(NamedTuple):
     """What the corpus wants to know of a tar.
 
     Attributes:
-        bytes: of the tar.
+        bytes, samples: of the tar.
+        scan: see `Scan.without_sound_rows`. None for a tar without captions: all samples of a corpus of labels would be
+            in it.
         damage, has_captions, may_lack_images: see `Scan`.
     """
 
     bytes: int
+    samples: int
+    scan: Scan | None
     damage: DamagedShard | None
     has_captions: bool
     may_lack_images: bool
@@ -122,7 +126,9 @@ class TarReader:
                 known = ReadTar(scan, columns, known_sha256 or digest.hexdigest(), path.stat().st_size)
             self.staging.save(name, identity, known)
         self.tars.let_go(number)
-        return TarFacts(known.bytes, known.scan.damage, known.scan.has_captions, known.scan.may_lack_images)
+        scan, has_captions = known.scan, known.scan.has_captions
+        kept = scan.without_sound_rows() if has_captions else None
+        return TarFacts(known.bytes, len(scan.samples), kept, scan.damage, has_captions, scan.may_lack_images)
 
     def result(self, number: int) -> ReadTar:
         """What was read of a tar.
@@ -192,14 +198,13 @@ class Builder:
         # Whoever names the member of the image has images.
         self._lacks_images = not self._reader.members.image and all(facts.may_lack_images for facts in found)
         edges = Edges()
-        for number, name in enumerate(self._tars.names):
-            scan = self._tar(number).scan
-            if (split := edges.add(name, scan.edges)) is not None:
+        for number, facts in enumerate(found):
+            scan = self._tar(number).scan if facts.scan is None else self._judged(facts.scan)
+            if (split := edges.add(scan.shard, scan.edges)) is not None:
                 raise split
             self.quarantined += scan.quarantined
-            self._samples += len(scan.samples)
+            self._samples += facts.samples
             self._ignored += scan.ignored
-            self._indexed += len(scan.usable)
 
     def _each(self, bar: Bar, num_workers: int | None) -> Iterator[TarFacts]:
         """What was found in each tar, in row order."""
@@ -208,7 +213,9 @@ class Builder:
         if self._tars.are_remote:
 
             def read(number: int) -> TarFacts:
-                return self._reader(number, bar.steps(number))
+                facts = self._reader(number, bar.steps(number))
+                bar.finish(number, facts.bytes)  # here: of a tar that is read, the size is known before those before it
+                return facts
 
             return map_concurrently(read, numbers, threads=min(READERS, len(names)), end=self._tars.close)
         workers = workers_for(sum(size or 0 for size in self._tars.sizes), num_workers)
@@ -236,8 +243,9 @@ class Builder:
 
     def publish(self, location: str, counting: Counting) -> Manifest:
         """Encode all shards, and publish the index."""
-        if counting.tokenizer is not None and self._indexed and not self._has_captions:
-            raise nothing_to_tokenize(str(self._tars), self._indexed, has_images=not self._lacks_images)
+        usable = self._samples - len(self.quarantined)
+        if counting.tokenizer is not None and usable and not self._has_captions:
+            raise nothing_to_tokenize(str(self._tars), usable, has_images=not self._lacks_images)
         new, names = self._reader.staging.make_new(), self._tars.names
         rows = (row for number in range(len(names)) for row in self._tar(number).scan.rows)
         counting.train((caption for row in rows for caption in row.captions), new)
@@ -249,6 +257,7 @@ class Builder:
             for key, lost in [*tar.scan.losses, *names_lost]:
                 self.losses.add(sample_name(name, key), lost)
             columns = counting.count(columns, [caption for row in tar.scan.rows for caption in row.captions])
+            self._indexed += len(columns)
             writer.add(ShardEntry.of(columns, name, size=tar.bytes, sha256=tar.sha256), columns.data)
         lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.quarantined).encode()
         write_whole(new / INNER / QUARANTINE_NAME, lines)
@@ -258,9 +267,12 @@ class Builder:
 
     def _tar(self, number: int) -> ReadTar:
         """What was read of a tar, as the whole corpus decides."""
-        read, members = self._reader.result(number), self._reader.members
-        scan = read.scan.of_corpus(captions=self._has_captions, images=not self._lacks_images, members=members)
-        return replace(read, scan=scan)
+        read = self._reader.result(number)
+        return replace(read, scan=self._judged(read.scan))
+
+    def _judged(self, scan: Scan) -> Scan:
+        images, members = not self._lacks_images, self._reader.members
+        return scan.of_corpus(captions=self._has_captions, images=images, members=members)
 
     def _placed(self, number: int, damage: DamagedShard) -> DamagedShard:
         """The damage for the user, who knows a tar behind a URL by its URL."""

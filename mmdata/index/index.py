@@ -275,7 +275,7 @@ class Index:
     def open_shard(self, shard: int, stop: Event | None = None) -> OpenShard:
         """The tar of a shard, to be read; see `Manifest.open_shard`."""
         part, local = self.part(shard)
-        return OpenShard(part.open_shard(local, stop), cached=part.folder.cache is not None)
+        return OpenShard(part.open_shard(local, stop), cached=part.tars_folder.cache is not None)
 
     def caption_keys(self, shard: int) -> tuple[str, ...]:
         """The keys that hold captions in the JSON of a shard, for `captions_of`."""

@@ -81,7 +81,7 @@ class ShardEntry(ListedShard):
     Comparison leaves out the histogram, which `index_sha256` decides.
 
     Attributes:
-        cells: int32 (n,), the cells (`mmdata.index.histogram`) in which this shard has captions, ascending.
+        cells: int32 (n,), the cells (`mmdata.index.columns`) in which this shard has captions, ascending.
         counts: int32 (n,), captions in each cell; they add up to `captions`. Of a corpus of labels only, rows in each
             cell; they add up to `rows`.
     """
@@ -303,7 +303,7 @@ class Manifest(Top):
             machine, with the password or signature that it may carry.
         accounts: where the rows come from (rows in, written, quarantined, …), for people and checks.
         schema: version of the format on disk.
-        folder: the folder of shards.
+        folder: of the index; that of the tars is `tars_folder`.
         cache: for tars behind a URL; None: `ShardCache()`.
     """
 
@@ -490,6 +490,10 @@ def _checked(data: bytes, path: str) -> Top:
         raise DataError(
             f"'{path}': {len(top.index_files)} index files for {top.num_shards} shards, {FILE_SHARDS} a file; {REMAKE}"
         )
+    for number, file in enumerate(top.index_files):
+        if file.list_offset > file.bytes:
+            of = f"'{path}': '{index_name(number)}' of {file.bytes:,} bytes"
+            raise DataError(f"{of}: its list begins at byte {file.list_offset:,}; {REMAKE}")
     return top
 
 

@@ -14,11 +14,11 @@ from urllib.parse import unquote
 from mmdata.errors import ConfigError
 from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
-from mmdata.processes import map_concurrently, usable_cores
+from mmdata.processes import Step, map_concurrently, usable_cores
 from mmdata.storage.cache import Incoming, ShardCache
 from mmdata.storage.folder import RemoteFolder, local_folder
 from mmdata.storage.urls import PROTOCOLS, check_plain_name, display_name, is_followed, is_http
-from mmdata.tars.foreign import expand_braces, find_shards, guess_members, refuse_not_utf8
+from mmdata.tars.foreign import TAR_ENDS, expand_braces, find_shards, guess_members, refuse_not_utf8
 from mmdata.tars.members import Members
 
 READERS = 4
@@ -27,10 +27,6 @@ ASKERS = 16
 """Tars whose sizes are asked for concurrently."""
 MAX_GUESSED_TARS = 16
 """Tars that are looked at for a first sample, as many as fit into half of the cache."""
-_PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-
-Step = Callable[[int], None]
-"""Told how many bytes of a tar have come or were read."""
 
 
 class LocalTars:
@@ -105,7 +101,7 @@ class LocalTars:
 class UrlTars:
     """Tars behind URLs. Each comes into the cache, is read there as one on a disk, and leaves it.
 
-    Its methods are those of `LocalTars`.
+    Its methods are those of `LocalTars` but `sha256`, which nobody knows before a tar is fetched.
 
     Args:
         folder: URL of their folder, with the query that each file's URL ends with.
@@ -274,7 +270,7 @@ def _split(url: str) -> tuple[str, str]:
 
 def _check_is_tar(url: str) -> None:
     name = _split(url)[1]
-    if name.endswith(_PACKED):
+    if name.endswith(TAR_ENDS[1:]):
         raise ConfigError(
             f"'{display_name(url)}': compressed, which has no random access; unpack it first, or train from it "
             "without an index: `mmdata.stream(webdataset.WebDataset(URL), config)`"

@@ -18,9 +18,8 @@ from mmdata.images.probe import NO_LIMITS
 from mmdata.index.columns import SCHEMA, ShardColumns
 from mmdata.index.encode import Labels, encode, number_labels, with_tokens
 from mmdata.index.manifest import FILE_SHARDS, INDEX_FILE, STREAM_END, Manifest, ShardEntry
-from mmdata.index.tars import Step
 from mmdata.index.writer import Totals
-from mmdata.processes import map_in_processes, workers_for
+from mmdata.processes import Step, map_in_processes, workers_for
 from mmdata.progress import Bar, Progress
 from mmdata.safe_read import check_regular
 from mmdata.storage.folder import INNER, MANIFEST_NAME, QUARANTINE_NAME, find_ledger, local_folder

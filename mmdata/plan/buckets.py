@@ -19,7 +19,7 @@ class Bucket(NamedTuple):
     """The shape of a batch.
 
     Attributes:
-        length: text length in tokens. A policy gives each row a bucket that holds its caption, as truncated to `max_length`.
+        length: text length in tokens. A policy gives each row a bucket that holds its caption, as cut to `max_length`.
         height: of the images, in pixels; 0 if images keep their own aspect ratio.
         width: of the images, in pixels; 0 if images keep their own aspect ratio.
         patches: largest number of patches of an image, if images keep their own aspect ratio; otherwise 0.
@@ -55,7 +55,7 @@ class Shapes(NamedTuple):
 class BucketPolicy(Protocol):
     """Lists the buckets, and gives each row a bucket. A bucket may say how many `rows` its global batches have.
 
-    A policy that looks at nothing but the text length and `mmdata.index.histogram.aspect_bin` can declare
+    A policy that looks at nothing but the text length and `mmdata.index.columns.aspect_bin` can declare
     `uses_cells = True`: its buckets are then counted from the manifest, and no row is looked at.
 
     Example, a custom policy: landscape and portrait, any text.

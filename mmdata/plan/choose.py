@@ -119,7 +119,7 @@ def choose_image_shapes(
     An image of aspect ratio a, in a shape of aspect ratio s, keeps min(a / s, s / a) of its area.
 
     Args:
-        aspects: int64 (256,), images of each aspect bin (`mmdata.index.histogram.aspect_bin`).
+        aspects: int64 (256,), images of each aspect bin (`mmdata.index.columns.aspect_bin`).
         count: largest number of shapes; fewer are chosen if more would not crop less.
         image_size: side of a square in pixels; no shape has more patches than the square.
         patch_size: side of a patch, in pixels; divides the sides of all shapes.

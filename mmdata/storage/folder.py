@@ -95,7 +95,7 @@ class LocalFolder:
 
     @property
     def cache(self) -> None:
-        """Where its files are kept: they lie on this disk."""
+        """None: its files lie on this disk and need no cache."""
 
     @property
     def identity(self) -> str:

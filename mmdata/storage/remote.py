@@ -149,6 +149,7 @@ class RemoteFile:
             # What was indexed is compared with its hash, and mirrors may call one version by several names.
             if not self._is_indexed and self._first is not None and self._differs(answer):
                 raise WrongAnswer(CHANGED_MEANWHILE)
+            answer.skip()
         self._first = self._first or answer
         self.size = answer.size if self.size is None else self.size
         return answer
@@ -197,7 +198,6 @@ class _HttpAnswer:
             self._check((200, 206) if is_part else (200,))
             self.size = self._response.content_length if self._response.status == 200 else self._size_of_part()
             self._check_size(size)
-            self._skip()
         except BaseException:
             self.close()
             raise
@@ -247,7 +247,7 @@ class _HttpAnswer:
             f"another answer than the file, or {CHANGED_SINCE}"
         )
 
-    def _skip(self) -> None:
+    def skip(self) -> None:
         """Read and forget the bytes before `start`, which a server without ranges sends too."""
         left = self._start if self._response.status == 200 else 0
         while left:
@@ -323,6 +323,9 @@ class _Ranges:
             raise WrongAnswer(CHANGED_MEANWHILE)
         self._at += len(data)
         return data
+
+    def skip(self) -> None:
+        """Nothing: a range begins where it was asked for."""
 
     def read_whole(self, most: int) -> bytes:
         """The first bytes of the file, at most `most`."""

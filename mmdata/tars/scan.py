@@ -164,11 +164,6 @@ class Scan:
         return any(sample.row.captions for sample in self.usable)
 
     @property
-    def has_mute(self) -> bool:
-        """Whether any sample has no caption."""
-        return any(not sample.has_caption for sample in self.samples)
-
-    @property
     def may_lack_images(self) -> bool:
         """Whether no sample has an image, but maybe one in which the tar is damaged."""
         return all(not sample.has_image for sample in self.samples if not sample.is_damaged)

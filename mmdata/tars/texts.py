@@ -101,8 +101,8 @@ def read_texts(
 def missing_caption(members: Members = USUAL) -> BadSample:
     """The error for a sample without any caption."""
     if members.caption:
-        listed = " and no ".join(selector.words for selector in members.caption)
-        return BadSample(Reason.MISSING_CAPTION, f"no {listed} with text in it")
+        listed = " or ".join(selector.words for selector in members.caption)
+        return BadSample(Reason.MISSING_CAPTION, f"no text in {listed}")
     return BadSample(Reason.MISSING_CAPTION, 'no .txt and no JSON "captions" or "caption" with text in it')
 
 

@@ -184,6 +184,35 @@ def test_a_killed_run_is_continued(folder, monkeypatch):
     assert verify(folder) == []
 
 
+def test_a_run_that_ends_while_it_publishes_is_finished_by_the_next(folder, monkeypatch, count):
+    """The index that is replaced has other lengths; at no moment do files of both make one index."""
+    build_index(folder, count_tokens=count, tokenizer="characters")
+    rename, moved = os.rename, list[str]()
+
+    def stops(source: object, target: object) -> None:
+        if (
+            "/new/" in str(source)
+            and str(target).endswith((".arrow", ".jsonl", ".json"))
+            and ".part" not in str(source)
+        ):
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(str(target))
+        rename(source, target)
+
+    shorter = {"count_tokens": lambda captions: [1 for _ in captions], "tokenizer": "ones"}
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", stops)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(folder, overwrite=True, **shorter)
+        with pytest.raises(DataError, match=r"no manifest\.json; `mmdata index .*` makes one"):
+            Manifest.read(folder)
+    build_index(folder, **shorter)
+    assert Manifest.read(folder).tokenizer == "ones"
+    assert verify(folder) == []
+    assert not (folder / STAGING_NAME).exists()
+
+
 def test_overwrite_leaves_no_file_of_the_old_index(folder):
     build_index(folder)
     more = folder / "__mmdata__/index-00001.arrow"

@@ -20,8 +20,10 @@ import mmdata.storage.remote as remote_module
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, IndexReport, build_index, verify
 from mmdata.index.staging import STAGING_NAME
+from mmdata.index.store import ShardStore
 from mmdata.storage import ShardCache
 from mmdata.tars.foreign import MAX_SHARDS
+from mmdata.tars.members import Members
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.storage.servers import Server, serve, serve_s3
 
@@ -103,6 +105,36 @@ def test_samples_are_fetched_from_where_they_were_indexed(tars, tmp_path, cache)
         assert far.shard_path(0).read_bytes() == (tars / "x-0000.tar").read_bytes()
         assert far.shard_place(1) == f"{server.url}/x-0001.tar"
         assert verify(tmp_path / "far") == []
+
+
+def test_reading_a_cached_tar_counts_as_its_use_and_one_that_was_removed_is_closed(tars, tmp_path, cache):
+    with serve(tars) as server:
+        of_urls(server, tmp_path / "far", cache)
+        index = Index.open(tmp_path / "far", cache=cache)
+        store, path = ShardStore(index), index.shard_path(0)
+        store.read(0, 0, 512)
+        os.utime(path, (1, 1))
+        store.read(0, 0, 512)
+        assert path.stat().st_mtime > 1
+        path.unlink()
+        store.read(1, 0, 512)
+        assert store.open_shards.get(0) is None
+
+
+def test_progress_knows_the_sizes_of_tars_that_are_read_before_the_first(tars, tmp_path, cache):
+    others, told = size_of(tars) - (tars / "x-0000.tar").stat().st_size, list[tuple[int, int]]()
+    of_all = others * NUM_TARS // (NUM_TARS - 1)
+    with serve(tars) as server:
+        server.held = "x-0000.tar"
+
+        def progress(done: int, total: int) -> None:
+            told.append((done, total))
+            if (done, total) == (others, of_all):
+                server.release.set()
+
+        of_urls(server, tmp_path / "far", cache, members=Members.parse(caption="json:TEXT"), progress=progress)
+    assert (others, of_all) in told
+    assert told[-1] == (size_of(tars), size_of(tars))
 
 
 def test_failed_requests_are_repeated_from_the_byte_where_they_ended(tmp_path, cache, tar, monkeypatch):

@@ -146,6 +146,13 @@ def test_the_size_of_a_changed_file_is_that_of_the_content_range(shards):
         read_in_two(shards, served(whole), then=chunked)
 
 
+def test_a_file_that_is_shorter_by_now_has_changed_also_on_a_server_without_ranges(shards):
+    whole = (shards / "000000.tar").read_bytes()
+    shorter = served(whole[:500], ranges=False)
+    with pytest.raises(DataError, match="the file changed on the server while it was read"):
+        read_in_two(shards, served(whole, ranges=False), then=shorter)
+
+
 @pytest.mark.parametrize("most", [2**18, 10**6])
 def test_a_server_that_sends_so_many_bytes_for_a_request_is_read_to_the_end(shards, monkeypatch, most):
     """Each response is a part of the file that ends early, as its Content-Range says."""
