@@ -93,7 +93,11 @@ def program(corpus: Corpus, folder: Path, more: str, **changes: Any) -> subproce
         start_new_session=True,
     )
     assert started.stdout is not None
-    assert started.stdout.readline() == "ready\n", started.communicate()
+    # By the byte: `readline` may take the lines behind it into its own buffer, which `communicate` does not look into.
+    said = b""
+    while (byte := os.read(started.stdout.fileno(), 1)) not in (b"\n", b""):
+        said += byte
+    assert said == b"ready", started.communicate()
     return started
 
 
