@@ -81,9 +81,10 @@ class UnfinishedBatch:
         self._input_ids = np.full(shape, spec.tokenizer.pad_id if spec.tokenizer else 0, np.int64)
         self._attention_mask = np.zeros(shape, np.int64)
         self._texts = [""] * len(step.rows)
-        with self._timed() as clock:  # there may be no memory for them
+        try:
             self._pixels = BatchPixels(step.bucket, len(step.rows), builder.buffers, spec.transform)
-            clock.lap("collate")
+        except MemoryError as error:
+            raise LoadError(self._explain(error, None)) from error
 
     def work(self) -> Work:
         """The batch as work that threads share; the longest units come first."""
