@@ -132,7 +132,7 @@ def test_labels_and_images_are_those_that_are_named(write, photo, tar):
 
 def test_a_caption_that_is_missing_is_named_as_it_was_asked_for(write):
     folder = write(txt=[c.encode() for c in CAPTIONS])
-    with pytest.raises(DataError, match=r"no text in the \.json's \"TEXT\" or \.text\. Allow"):
+    with pytest.raises(DataError, match=r"no text in the \.json's \"TEXT\" or \.text\. If this is a packed folder"):
         build_index(folder, members=Members.parse(caption="json:TEXT,text"))
 
 
