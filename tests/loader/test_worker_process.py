@@ -7,8 +7,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from errno import EMFILE
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from mmdata import Batch
 from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.images.user import CHECKED_ROWS
+from mmdata.loader.workers import process
 from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
@@ -265,13 +268,23 @@ def test_worker_process_has_no_threads_of_tokenizers_unless_they_are_asked_for(
     assert {record.getMessage() for record in caplog.records} == {f"tokenizers: {there}"}
 
 
-@pytest.mark.parametrize("of", ["os.getpid()", "worker"])
-def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path, of: str):
-    more = f"""
+@pytest.mark.parametrize("error", [RuntimeError("received 0 items of ancdata"), OSError(EMFILE, "no descriptor")])
+def test_worker_process_that_gets_no_descriptor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def fail(connection: object) -> int:
+        raise error
+
+    monkeypatch.setattr(process, "recv_handle", fail)
+    answers: Any = SimpleNamespace(connection=None)
+    server = process._BatchServer(answers, lambda: cast(Any, SimpleNamespace()), (0, 1), 1)
+    with pytest.raises(ConfigError, match=r"worker_type process: no shared memory .*; raise the limit"):
+        server.obey("next", 0)
+
+
+def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_path: Path):
+    more = """
     import resource
-    worker = int(open(f"/proc/self/task/{{os.getpid()}}/children").read().split()[0])
-    files = max(map(int, os.listdir(f"/proc/{{{of}}}/fd"))) + 1
-    resource.prlimit({of}, resource.RLIMIT_NOFILE, (files, files))
+    files = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     kept = list(batches)
     """
     with program(corpus, tmp_path, more) as started:
