@@ -48,7 +48,7 @@ def main() -> int:
     check(options, len(index))
     device = collectives.init(options.device)
     features = options.features
-    if features is None:
+    if options.run is not None:
         features = options.out.with_suffix(".features.npy")
         masked = embed_corpus(TrainedRun.load(options.run, device), data, features, side=options.of)
         for reason, count in masked.items():

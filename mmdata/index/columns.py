@@ -327,6 +327,12 @@ class Histograms(NamedTuple):
     cells: npt.NDArray[np.int32]
     counts: npt.NDArray[np.int32]
 
+    @property
+    def totals(self) -> npt.NDArray[np.int64]:
+        """The sum of the counts of each shard, (n,)."""
+        sums = offsets_of(self.counts)
+        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+
 
 def aspect_bin(height: npt.ArrayLike, width: npt.ArrayLike) -> npt.NDArray[np.int32]:
     """Aspect bins of images, EXIF orientation applied.

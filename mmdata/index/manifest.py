@@ -183,7 +183,7 @@ class ShardList:
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise DataError(f"{of}: SHA-256 differs from manifest.json's; {REMAKE}")
         batch = _parse_list(data, of)
-        offsets, cells, counts = _histograms(batch, of)
+        histograms = _histograms(batch, of)
         # Views would keep the whole list in memory, so all that remains is copied.
         numbers = {name: view(batch.column(name), np.int64, of=of).copy() for name in _NUMBERS}
         texts = {name: pa.concat_arrays([batch.column(name)]) for name in _TEXTS}
@@ -193,10 +193,10 @@ class ShardList:
         whole = (
             batch.num_rows == shards
             and all((numbers[name] >= 0).all() for name in (*_COUNTS, "index_offset"))
-            and (cells >= 0).all()
-            and (counts > 0).all()
-            and np.array_equal(offsets, view(batch.column("counts").offsets, np.int32, of=of))
-            and np.array_equal(_sums(counts, offsets), counted)
+            and (histograms.cells >= 0).all()
+            and (histograms.counts > 0).all()
+            and np.array_equal(histograms.offsets, view(batch.column("counts").offsets, np.int32, of=of))
+            and np.array_equal(histograms.totals, counted)
             and (not without_captions.any() or not numbers["captions"].any())
         )
         if not whole:
@@ -247,12 +247,6 @@ def _parse_list(data: memoryview, of: str) -> Any:
 def _histograms(batch: Any, of: str) -> Histograms:
     cells, counts = (batch.column(name) for name in _CELLS)
     return Histograms(*(view(numbers, np.int32, of=of) for numbers in (cells.offsets, cells.values, counts.values)))
-
-
-def _sums(values: Int32s, offsets: Int32s) -> Ints:
-    """Sum of each list in a flat array of lists: ([2, 1, 5], [0, 2, 2, 3]) -> [3, 0, 5]."""
-    totals = offsets_of(values)
-    return totals[offsets[1:]] - totals[offsets[:-1]]
 
 
 @dataclass(frozen=True)
@@ -492,8 +486,7 @@ def _checked(data: bytes, path: str) -> Top:
         )
     for number, file in enumerate(top.index_files):
         if file.list_offset > file.bytes:
-            of = f"'{path}': '{index_name(number)}' of {file.bytes:,} bytes"
-            raise DataError(f"{of}: its list begins at byte {file.list_offset:,}; {REMAKE}")
+            raise DataError(f"'{path}': the list of '{index_name(number)}' begins behind its end; {REMAKE}")
     return top
 
 

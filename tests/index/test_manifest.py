@@ -334,7 +334,7 @@ def test_a_manifest_that_is_not_as_written_is_refused(tmp_path, changes, message
         ({"index_files": [{}]}, "'index_files.0.bytes': Field required"),
         (
             {"index_files": [{"bytes": 1000, "list_offset": 1001, "sha256": ""}]},
-            "manifest.json': 'index-00000.arrow' of 1,000 bytes: its list begins at byte 1,001; remove manifest.json",
+            "manifest.json': the list of 'index-00000.arrow' begins behind its end; remove manifest.json",
         ),
         ({"rows": -1}, "'rows': Input should be greater than or equal to 0"),
         ({"surprise": 1}, "'surprise': Unexpected keyword argument"),
