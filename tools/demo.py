@@ -43,9 +43,8 @@ def main() -> int:
     options = parser.parse_args()
     out: Path = options.out
     load_config("demo", options.overrides)  # raises for a mistake before the corpus is rendered
-    signal.signal(
-        signal.SIGINT, lambda _number, _frame: None
-    )  # Ctrl-C reaches the stage too, and the stage ends itself
+    # Ctrl-C reaches the stage too, and the stage ends itself.
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
     make_folder(out)
 
     seconds: dict[str, float] = {}
