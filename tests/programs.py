@@ -33,8 +33,8 @@ READ_AT_IMPORT = (
     *("TORCH_LOGS", "TORCH_COMPILE", "TORCHDYNAMO", "TORCHINDUCTOR"),
 )
 """Beginnings of the variables that libraries read once: a program that changes one gets an interpreter of its own."""
-SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS")
-"""Variables of those that the template sets after the fork."""
+SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables of those that the template sets after the fork. torch sets the last one itself when it first compiles."""
 UNUSUAL = ("preexec_fn", "shell", "executable", "gid", "gids", "uid")
 """Arguments of Popen that the template leaves to an interpreter."""
 

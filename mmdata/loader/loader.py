@@ -289,22 +289,26 @@ class Loader(Interoperable):
         position = self._position
         iteration, restores = position.begin(self._known_steps(position.epoch)), position.restores
         epoch, step = position.epoch, position.step
+        # While Python ends, the names of this module and the builtins are gone: what leaves the loop has its own.
+        is_finalizing, is_given, is_over = sys.is_finalizing, False, False
         try:
             while step != self._known_steps(epoch):
                 position.check(iteration, of=self._kind)
                 # The batch gets no name here: this frame would keep its memory until the next batch.
+                is_given = True
                 yield self._take(iteration, epoch, step)
+                is_given = False
                 step += 1
             if position.restores == restores:  # else the ledger counts the rows of another state
                 self.ledger.check()
-        except BaseException as error:
+            is_over = True
+        finally:
             # Prefetched batches are dropped. A loop that has had the last batch and is then left keeps them: they are
-            # those of the next epoch. While Python ends, its modules are gone, and nobody asks for another batch.
-            is_left = isinstance(error, GeneratorExit)
-            keeps = is_left and not sys.is_finalizing() and position.step == self._known_steps(epoch)
-            if position.is_of(iteration) and not keeps:
-                self._stop()
-            raise
+            # those of the next epoch.
+            if not is_over and not is_finalizing():
+                keeps = is_given and position.step == self._known_steps(epoch)
+                if position.is_of(iteration) and not keeps:
+                    self._stop()
         position.end(iteration)
 
     def _take(self, iteration: int, epoch: int, step: int) -> Batch:

@@ -208,6 +208,7 @@ def test_worker_process_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: P
         ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
         ("import signal; signal.raise_signal(signal.SIGINT)", -signal.SIGINT, "KeyboardInterrupt"),
         ("import builtins; builtins.kept = loader, batches", 0, ""),
+        ("import mmdata.loader.loader as gone; vars(gone).update(dict.fromkeys(vars(gone)))", 0, ""),
         ("from itertools import cycle; endless = cycle(loader); next(endless)", 0, ""),
     ],
 )
