@@ -255,13 +255,19 @@ class Stop(threading.Event):
 def _start(work: dict[str, Callable[[], None]], threads: list[threading.Thread]) -> None:
     callers = torch.get_num_threads()
     limited: SimpleQueue[None] = SimpleQueue()  # one item for each thread that has set its number of torch threads
+    names = list(work)
     try:
-        for name, do in work.items():
-            thread = threading.Thread(target=_work, args=(do, limited), name=name, daemon=True)
+        for name in names:
+            thread = threading.Thread(target=_work, args=(work, name, limited), name=name, daemon=True)
             threads.append(thread)  # first: after an interrupt within `start`, `_close` must find it
             thread.start()
-        for _ in work:
+        for _ in names:
             limited.get()
+    except BaseException:
+        # Python keeps a thread forever whose start was interrupted before the system began it. It must not keep the
+        # work as well, and with it the plan of a stream, whose own threads end with it.
+        work.clear()
+        raise
     finally:
         # torch.set_num_threads sets the calling thread's number, and also the number that new threads begin with:
         # without this line the caller's next threads would have 1.
@@ -334,12 +340,14 @@ def _do_units(queues: _Queues[Any]) -> None:
         del unit  # it holds its batch, whose memory must not wait until this thread has the next work
 
 
-def _work(work: Callable[[], None], limited: SimpleQueue[None]) -> None:
+def _work(work: dict[str, Callable[[], None]], name: str, limited: SimpleQueue[None]) -> None:
     # The first use of torch in a thread sets its number of threads to the default: so it comes before set_num_threads.
     torch.get_num_threads()
     torch.set_num_threads(1)
+    do = work.pop(name, None)
     limited.put(None)
-    work()
+    if do is not None:
+        do()
 
 
 def _close(queues: _Queues[Any], threads: list[threading.Thread], owner: int) -> None:

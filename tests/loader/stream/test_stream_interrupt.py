@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import signal
 import sys
@@ -22,16 +23,30 @@ from tests.programs import PATIENCE_S
 from tests.storage.servers import serve
 
 
-def interrupt_at_thread(name: str) -> Any:
-    """A trace function: a KeyboardInterrupt while this thread waits for one of this name to start, which runs then."""
+def interrupt_at_thread(name: str, *, is_begun: bool = True) -> Any:
+    """A trace function: a KeyboardInterrupt while a thread of this name starts.
 
-    def trace(frame: FrameType, event: str, arg: object) -> None:
+    Args:
+        name: the beginning of it.
+        is_begun: whether the new thread runs already; if not, the system has not begun it, and never will.
+    """
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
         back = frame.f_back
-        if frame.f_code is not threading.Event.wait.__code__ or not back:
-            return
+        if frame.f_code is threading.Thread.start.__code__ and not is_begun:
+            return trace_start if frame.f_locals["self"].name.startswith(name) else None
+        if frame.f_code is not threading.Event.wait.__code__ or not back or not is_begun:
+            return None
         if back.f_code is threading.Thread.start.__code__ and back.f_locals["self"].name.startswith(name):
             time.sleep(0.1)
             raise KeyboardInterrupt
+        return None
+
+    def trace_start(frame: FrameType, event: str, arg: object) -> Any:
+        line = linecache.getline(threading.__file__, frame.f_lineno)
+        if event == "line" and ("_start_new_thread(" in line or "_start_joinable_thread(" in line):
+            raise KeyboardInterrupt
+        return trace_start
 
     return trace
 
@@ -74,11 +89,12 @@ def test_closing_ends_the_reading_of_a_pass_that_has_no_window_yet(
     stream.close()
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
 def test_an_interrupt_while_a_thread_starts_that_reads_ahead_is_a_keyboard_interrupt(
-    shards: Path, config: Any, no_threads_left: None
+    shards: Path, config: Any, no_threads_left: None, is_begun: bool
 ):
     before = sys.gettrace()
-    sys.settrace(interrupt_at_thread("mmdata-index"))
+    sys.settrace(interrupt_at_thread("mmdata-index", is_begun=is_begun))
     try:
         with pytest.raises(KeyboardInterrupt):
             mmdata.stream(shards, config(num_workers=0))
@@ -86,20 +102,20 @@ def test_an_interrupt_while_a_thread_starts_that_reads_ahead_is_a_keyboard_inter
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("name", ["mmdata-worker_0", "mmdata-worker_2"])
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("name", ["mmdata-worker_steps", "mmdata-worker_0", "mmdata-worker_2"])
 def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(
-    shards: Path, config: Any, no_threads_left: None, name: str
+    shards: Path, config: Any, no_threads_left: None, name: str, is_begun: bool
 ):
     stream = mmdata.stream(shards, config(num_workers=3, prefetch_batches=3))
     before = sys.gettrace()
-    sys.settrace(interrupt_at_thread(name))
+    sys.settrace(interrupt_at_thread(name, is_begun=is_begun))
     try:
         with pytest.raises(KeyboardInterrupt):
             next(iter(stream))
     finally:
         sys.settrace(before)
     assert sum(int(batch["valid"].sum()) for batch in stream) == 38
-    stream.close()
 
 
 def test_an_interrupt_does_not_wait_for_a_server(
