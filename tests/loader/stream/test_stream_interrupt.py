@@ -68,6 +68,8 @@ def no_threads_left() -> Iterator[None]:
     while left := [thread.name for thread in ours if thread.is_alive()]:
         assert time.monotonic() < until, left
         time.sleep(0.01)
+    for thread in ours:
+        vars(threading)["_limbo"].pop(thread, None)
 
 
 def test_closing_ends_the_reading_of_a_pass_that_has_no_window_yet(
