@@ -231,7 +231,8 @@ def map_concurrently(
         end()
         until = monotonic() + JOIN_S
         for worker in workers:
-            worker.join(max(0.0, until - monotonic()))
+            with suppress(RuntimeError):  # never started, because of an interrupt
+                worker.join(max(0.0, until - monotonic()))
 
 
 class _Worker:

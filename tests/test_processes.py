@@ -8,13 +8,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from mmdata import processes
 from mmdata.errors import DamagedShard, DataError
-from mmdata.processes import WORTH_BYTES, cpu_quota, map_in_processes, most_workers, usable_cores, workers_for
+from mmdata.processes import (
+    WORTH_BYTES,
+    cpu_quota,
+    map_concurrently,
+    map_in_processes,
+    most_workers,
+    usable_cores,
+    workers_for,
+)
+from tests.interrupts import forget_threads_that_never_began, interrupt_at_thread
 from tests.loader.worker_processes import gone
 from tests.programs import PATIENCE_S, run_program
 
@@ -78,6 +88,19 @@ def test_a_process_that_dies_is_an_error_that_names_its_item():
     )
     with pytest.raises(DataError, match=message):
         list(run(dies_at_3))
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_interrupt_while_a_thread_starts_is_a_keyboard_interrupt(is_begun: bool):
+    ended, before = Event(), sys.gettrace()
+    sys.settrace(interrupt_at_thread("mmdata-tars", is_begun=is_begun))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(map_concurrently(str, range(9), threads=3, end=ended.set))
+    finally:
+        sys.settrace(before)
+        forget_threads_that_never_began()
+    assert ended.is_set()
 
 
 def test_processes_start_in_a_program_without_a_guard_and_end_with_it(tmp_path: Path):

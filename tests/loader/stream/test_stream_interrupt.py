@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import signal
 import sys
@@ -19,36 +18,9 @@ import pytest
 import mmdata
 from mmdata.errors import Interrupted
 from mmdata.loader.stream_plan import read_windows
+from tests.interrupts import forget_threads_that_never_began, interrupt_at_thread
 from tests.programs import PATIENCE_S
 from tests.storage.servers import serve
-
-
-def interrupt_at_thread(name: str, *, is_begun: bool = True) -> Any:
-    """A trace function: a KeyboardInterrupt while a thread of this name starts.
-
-    Args:
-        name: the beginning of it.
-        is_begun: whether the new thread runs already; if not, the system has not begun it, and never will.
-    """
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        back = frame.f_back
-        if frame.f_code is threading.Thread.start.__code__ and not is_begun:
-            return trace_start if frame.f_locals["self"].name.startswith(name) else None
-        if frame.f_code is not threading.Event.wait.__code__ or not back or not is_begun:
-            return None
-        if back.f_code is threading.Thread.start.__code__ and back.f_locals["self"].name.startswith(name):
-            time.sleep(0.1)
-            raise KeyboardInterrupt
-        return None
-
-    def trace_start(frame: FrameType, event: str, arg: object) -> Any:
-        line = linecache.getline(threading.__file__, frame.f_lineno)
-        if event == "line" and ("_start_new_thread(" in line or "_start_joinable_thread(" in line):
-            raise KeyboardInterrupt
-        return trace_start
-
-    return trace
 
 
 def source(kind: str, shards: Path, config: Any) -> mmdata.Loader | Any:
@@ -62,14 +34,12 @@ def source(kind: str, shards: Path, config: Any) -> mmdata.Loader | Any:
 def no_threads_left() -> Iterator[None]:
     before = threading.enumerate()  # a loader of another test may wait for the garbage collector
     yield
-    # Python lists a thread forever whose start was interrupted before the system began it: such a one does not live.
     ours = [thread for thread in {*threading.enumerate()} - {*before} if thread.name.startswith("mmdata-")]
     until = time.monotonic() + PATIENCE_S
     while left := [thread.name for thread in ours if thread.is_alive()]:
         assert time.monotonic() < until, left
         time.sleep(0.01)
-    for thread in ours:
-        vars(threading)["_limbo"].pop(thread, None)
+    forget_threads_that_never_began()
 
 
 def test_closing_ends_the_reading_of_a_pass_that_has_no_window_yet(
