@@ -27,10 +27,10 @@ from tests.storage.servers import Server, serve, serve_s3
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 SHARD = "/000000.tar"
-END = 2**26
+END = 2**30
 """An endless body ends here all the same, so that a test fails and does not hang."""
-MOST = 2**24
-"""Bytes that may be on their way in sockets and buffers when a connection is closed."""
+MOST = 2**28
+"""Bytes that may be on their way in sockets and buffers (of some systems 40 MB a connection) when one is closed."""
 
 
 @pytest.fixture(autouse=True)
