@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -83,6 +83,15 @@ class Corpus:
 def _loaders_of_other_files_are_gone() -> None:
     """Those in a reference cycle have threads until they are collected, and tests here count threads."""
     gc.collect()
+
+
+@pytest.fixture
+def no_gc_callbacks() -> Iterator[None]:
+    """Hypothesis leaves one for ever, and Python drops an interrupt that comes in it."""
+    kept = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = kept
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ def test_ring_replaces_memory_that_is_too_small(allocated: Allocated):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
-def test_an_interrupt_is_not_lost_where_memory_comes_back(monkeypatch):
+def test_an_interrupt_is_not_lost_where_memory_comes_back(monkeypatch, no_gc_callbacks: None):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -97,19 +97,21 @@ def test_an_interrupt_does_not_wait_for_a_server(
     monkeypatch.setattr("mmdata.loader.workers.threads.END_S", 0.1)
     with serve(shards) as server:
         server.held = "000000.tar"
+        late = threading.Timer(300, server.release.set)
 
         def interrupt() -> None:
             assert server.holding.wait(PATIENCE_S)
+            late.start()
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt).start()
-        late = threading.Timer(20, server.release.set)
-        late.start()
-        with pytest.raises(KeyboardInterrupt):
-            mmdata.stream(f"{server.url}/000000.tar", config(num_workers=2))
-        assert not server.release.is_set()
-        server.release.set()
-        late.cancel()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                mmdata.stream(f"{server.url}/000000.tar", config(num_workers=2))
+            assert not server.release.is_set()
+        finally:
+            server.release.set()
+            late.cancel()
 
 
 # Python itself drops an interrupt that comes while it runs a finalizer: that of a batch's memory, or of a thread.
@@ -117,7 +119,9 @@ def test_an_interrupt_does_not_wait_for_a_server(
     "ignore:Exception ignored in. <(finalize|function WeakSet):pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("kind", ["stream", "loader"])
-def test_interrupts_at_any_moment_are_keyboard_interrupts(shards: Path, config: Any, no_threads_left: None, kind: str):
+def test_interrupts_at_any_moment_are_keyboard_interrupts(
+    shards: Path, config: Any, no_threads_left: None, no_gc_callbacks: None, kind: str
+):
     batches = source(kind, shards, config)
     expected = [batch["keys"] for batch in batches]
     begun = time.monotonic()
