@@ -6,16 +6,18 @@ import gc
 import os
 import re
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from traceback import walk_stack
 
 import pytest
 
 from mmdata import Batch
 from mmdata.errors import LoadError
 from tests.programs import PATIENCE_S
+from tests.waiting import wait_until
 
 from .conftest import Corpus
 from .worker_processes import PROCESS, gone, nothing_left, open_files, program, transforms, worker_processes
@@ -145,7 +147,7 @@ def test_worker_process_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Co
     loader, threads = corpus.loader(**PROCESS), corpus.loader()
     assert all(same(a, b) for a, b in zip(loader, threads, strict=True))
     (pid,) = worker_processes()
-    time.sleep(1.0)
+    assert loader._source._processes[0]._connection.poll(PATIENCE_S)
     os.kill(pid, signal.SIGSTOP)  # what comes from here on was there before
     try:
         assert same(next(iter(loader)), next(iter(threads)))
@@ -159,7 +161,7 @@ def test_worker_process_works_in_a_program_without_a_guard_and_ends_with_it(corp
         out, err = started.communicate(timeout=PATIENCE_S)
     assert (out, err, started.returncode) == ("7\n", "", 0)
     assert len(pids) == 1
-    assert gone(pids[0], within_s=0.1)
+    assert gone(pids[0])
 
 
 def test_worker_process_ends_when_its_parent_is_killed(corpus: Corpus, tmp_path: Path):
@@ -220,6 +222,12 @@ def test_worker_process_says_nothing_when_a_program_ends_in_mid_epoch(
     assert (err.count("Traceback"), (err.splitlines() or [""])[-1], started.returncode) == (bool(last), last, code)
 
 
+def functions(thread: threading.Thread) -> list[str]:
+    """Names of those that a thread is in."""
+    assert thread.ident is not None
+    return [frame.f_code.co_name for frame, _ in walk_stack(sys._current_frames()[thread.ident])]
+
+
 def test_worker_process_closed_while_a_thread_waits_is_an_error(corpus: Corpus):
     # As a daemon thread's at the end of the program.
     loader = corpus.loader(**PROCESS)
@@ -237,7 +245,7 @@ def test_worker_process_closed_while_a_thread_waits_is_an_error(corpus: Corpus):
     os.kill(pid, signal.SIGSTOP)  # the thread soon waits for it
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.5)
+    assert wait_until(lambda: "recv" in functions(thread))
     loader._source.close()
     thread.join(PATIENCE_S)
     message = rf"process {pid} was closed before the batch of epoch 0, step \d: the program ends, or another thread"

@@ -67,6 +67,7 @@ def test_worker_process_memory_is_used_again_after_a_fork(corpus: Corpus):
 
 
 def fork_and_wait() -> None:
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os._exit(0)
-    os.wait()
+    os.waitpid(child, 0)

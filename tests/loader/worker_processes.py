@@ -19,7 +19,7 @@ import pytest
 
 from mmdata.loader.workers import process
 from tests.flat_settings import grouped
-from tests.programs import Program
+from tests.programs import PATIENCE_S, Program
 
 from .conftest import Corpus
 
@@ -41,19 +41,20 @@ def worker_processes(of: int | None = None) -> list[int]:
     return found
 
 
-def gone(pid: int, *, within_s: float = 10.0) -> bool:
+def gone(pid: int, *, within_s: float = PATIENCE_S) -> bool:
     """Whether a process ends; one that nobody has waited for yet has."""
     until = time.monotonic() + within_s
-    while time.monotonic() < until:
+    while True:
         try:
             # While other threads of it live, its files are open.
             threads = len(os.listdir(f"/proc/{pid}/task"))
             if threads == 1 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return True
+        if time.monotonic() >= until:
+            return False
         time.sleep(0.02)
-    return False
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from mmdata.index import Index, ShardStore, build_index, verify
 from mmdata.loader.stream import find_shards
 from mmdata.loader.stream_tars import TarFiles
 from mmdata.storage import ShardCache
+from tests.programs import PATIENCE_S
 
 PLACES: dict[str, Callable[[Path], object]] = {
     "FIFO": os.mkfifo,
@@ -35,7 +36,7 @@ def _not_for_ever() -> Iterator[None]:
         raise AssertionError("it waits")
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(60)
+    signal.alarm(PATIENCE_S)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import mmdata
-
-LONGEST_S = 60
+from tests.programs import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,7 @@ def passes_in_child(check: Callable[[], bool]) -> bool:
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LONGEST_S)
+        signal.alarm(PATIENCE_S)
         code = 1
         try:
             code = 0 if check() else 2
@@ -72,5 +71,5 @@ stream = mmdata.stream({str(uneven(*[5] * 40))!r}, {settings!r})
 batches = iter(stream)
 next(batches)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
