@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 
 # Four at a time, because many tests wait for a program. A file's tests stay together, and the files keep the order of
 # tests/conftest.py: the longest first. Where the shell forbids bytecode, each of the programs that tests start would
-# compile mmdata anew.
+# compile mmdata anew. Random examples are the same each time; MMDATA_EXPLORE=1 make test draws others.
 test: lint
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 

@@ -17,8 +17,14 @@ from PIL import Image
 
 pytest_plugins = ["tests.made_shards"]
 
-# No time limit and no slowness check for examples: these tests may run beside other work.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# No time limit and no slowness check for examples: these tests may run beside other work. Their examples are the same
+# each time, so that a failure is of what was changed; with MMDATA_EXPLORE set, each run draws others.
+settings.register_profile(
+    "shared",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="MMDATA_EXPLORE" not in os.environ,
+)
 settings.load_profile("shared")
 
 # A test run in the background, or under nohup, is started with these ignored, and so are the programs it starts.

@@ -12,6 +12,7 @@ from mmdata import launcher
 from mmdata.errors import ConfigError
 from mmdata.launcher import launch_command, launched, resolve_ranks
 from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
+from tests.logs import of_mmdata
 
 VARIABLES = ["RANK", *launcher.UNTRUSTED.values()]
 
@@ -54,7 +55,7 @@ def test_resolve_ranks_says_once_what_it_takes_from_the_launcher(
 ):
     set_ranks(monkeypatch, RANK="0", WORLD_SIZE="2")
     assert [resolve_ranks(None, None) for _ in range(3)] == [(0, 2)] * 3
-    (record,) = caplog.records
+    (record,) = of_mmdata(caplog)
     assert record.getMessage().startswith(
         "the launcher started 2 processes (RANK and WORLD_SIZE): loaders, streams and"
     )
@@ -62,7 +63,7 @@ def test_resolve_ranks_says_once_what_it_takes_from_the_launcher(
     set_ranks(monkeypatch, RANK="1")
     with caplog.at_level(logging.INFO):
         resolve_ranks(None, None)
-    assert [(one.levelno, one.args) for one in caplog.records[1:]] == [(logging.INFO, (2, 1))]
+    assert [(one.levelno, one.args) for one in of_mmdata(caplog)[1:]] == [(logging.INFO, (2, 1))]
 
 
 def test_resolve_ranks_prefers_what_is_given_and_says_nothing(
@@ -73,7 +74,7 @@ def test_resolve_ranks_prefers_what_is_given_and_says_nothing(
     assert resolve_ranks(3, 8) == (3, 8)
     set_ranks(monkeypatch, RANK="0", WORLD_SIZE="1")
     assert resolve_ranks(None, None) == (0, 1)
-    assert caplog.records == []
+    assert of_mmdata(caplog) == []
 
 
 def test_resolve_ranks_wants_both():
@@ -89,10 +90,10 @@ def test_resolve_ranks_warns_once_where_a_launcher_says_no_rank(
 ):
     set_ranks(monkeypatch, **{variable: "1"})
     assert resolve_ranks(None, None) == (0, 1)
-    assert caplog.records == []
+    assert of_mmdata(caplog) == []
     set_ranks(monkeypatch, **{variable: "4"})
     assert [resolve_ranks(None, None) for _ in range(2)] == [(0, 1)] * 2
-    (record,) = caplog.records
+    (record,) = of_mmdata(caplog)
     assert f"{variable}=4: several processes were started by " in record.getMessage()
     assert "the others give the same rows: pass rank and world_size" in record.getMessage()
     assert record.getMessage().endswith("In Lightning, give Trainer.fit a LoaderDataModule in place of a loader")
@@ -109,9 +110,9 @@ def test_samplers_warn_of_equal_rows_where_they_give_them(
         BucketBatchSampler([1] * 4, 2, rank=0, world_size=1),
     ):
         assert len(list(known)) == 2
-    assert caplog.records == []
+    assert of_mmdata(caplog) == []
     list(left_out)
-    (record,) = caplog.records
+    (record,) = of_mmdata(caplog)
     assert "WORLD_SIZE=2: several processes were started by " in record.getMessage()
 
 

@@ -77,7 +77,7 @@ def test_lines_come_also_while_nothing_passes(
         track.say("compare all rows")
         while said.count("\n") < 2:
             said += capsys.readouterr().err
-    assert set(said.splitlines()) == {"compare all rows: 1 s"}
+    assert all(re.fullmatch(r"compare all rows: [1-9]\d* s", line) for line in said.splitlines()), said
 
 
 class Told(Track):
@@ -181,7 +181,7 @@ def test_program_says_how_long_it_took_for_the_rows_that_it_has_examined(table: 
 
     size = r"\d+(\.\d)? kB"
     assert said("out", "--part", "1/2") == ""
-    assert re.fullmatch(rf"10 rows in \d+ s, \d+ a second; 10 more had been examined before; {size}", said("out"))
+    assert re.fullmatch(rf"10 rows in \d+ s, [\d,]+ a second; 10 more had been examined before; {size}", said("out"))
     assert said("out") == ""  # complete already
     said("parts", "--part", "1/1")
     assert re.fullmatch(rf"20 rows were examined before, and put together in \d+ s; {size}", said("parts", "--finish"))

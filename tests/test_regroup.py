@@ -148,12 +148,34 @@ def test_a_state_from_before_the_groups_goes_back_to_none(config: Path, whole: P
     loader.close()
 
 
+HELD = """
+import runpy, sys, time
+from mmdata.train.run.trainer import Trainer
+
+update, step = Trainer._update, int(sys.argv[1])
+
+def held(self, batch):
+    while self.step == step and not self.stop.received:
+        time.sleep(0.01)
+    update(self, batch)
+
+Trainer._update = held
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A run that waits for its signal before it goes on from a step: a test may be late."""
+
+
+def held_at(step: int, config: Path, output: Path) -> Program:
+    return Program([sys.executable, "-c", HELD, str(step), *command(config, output)[1:]], env=ENVIRONMENT)
+
+
 @pytest.mark.parametrize("after", [5, 9, 20])
 def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     config: Path, whole: Path, tmp_path: Path, after: int
 ):
     output = tmp_path / "run"
-    killed = Program(command(config, output), env=ENVIRONMENT)
+    killed = held_at(after + 2, config, output)
     deadline = time.monotonic() + PATIENCE_S
     while not (output / "metrics.jsonl").is_file() or len(lines(output, "train")) < after:
         assert time.monotonic() < deadline
@@ -173,7 +195,7 @@ def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
 def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, whole: Path, tmp_path: Path):
     one, two = tmp_path / "one", tmp_path / "two"
     for output, ranks in ((one, 0), (two, 2)):
-        stopped = Program(command(config, output), env=ENVIRONMENT)
+        stopped = held_at(9, config, output)
         deadline = time.monotonic() + PATIENCE_S
         while not (output / "groups" / "epoch-1.npy").is_file():
             assert time.monotonic() < deadline

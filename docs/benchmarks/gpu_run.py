@@ -143,7 +143,7 @@ def in_words(summary: str) -> str:
         out, since they need no GPU; in 2.10s".
     """
     count = {word: number for number, word in re.findall(r"(\d+) ([a-z]+)", summary)}
-    seconds = summary.rpartition(" in ")[2]
+    seconds = summary.rpartition(" in ")[2].partition(" (")[0]  # from a minute on: 65.43s (0:01:05)
     skipped = f"{count['skipped']} skipped (what they need is not here)" if "skipped" in count else "0 skipped"
     left_out = f"; {count['deselected']} left out, since they need no GPU" if "deselected" in count else ""
     return f"{count.get('passed', 0)} passed, {skipped}{left_out}; in {seconds}"

@@ -10,7 +10,7 @@ from typing import Any
 from mmdata.convert.accounts import CannotPublish, add_up
 from mmdata.convert.changes import ChangedFiles, find_changes
 from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.conversion import Conversion
+from mmdata.convert.conversion import Conversion, MissingUnits
 from mmdata.convert.engines import Engine, local
 from mmdata.convert.given_rows import Rows
 from mmdata.convert.opening import open_conversion
@@ -85,12 +85,8 @@ def convert(
         corpus, config, tokenizer, outputs, run = open_conversion(
             stack, source, out, config, chosen, overwrite=overwrite
         )
-        if was_complete := are_complete(outputs, run, overwrite=overwrite):
-            for output in outputs:
-                if not output.holds_unfinished(other_than=run):  # of one that is to replace this
-                    output.remove_private()  # of a run that was killed after it had published
-            changes = find_changes(corpus, outputs, track)
-        else:
+        was_complete = are_complete(outputs, run, overwrite=overwrite)
+        if not was_complete:
             staging = outputs[0].staging(run, overwrite=overwrite)
             conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
             try:
@@ -104,6 +100,15 @@ def convert(
             except CannotPublish:
                 staging.refuse(config.largest_shares)  # the units stay, in case more is allowed
                 raise
+            except MissingUnits:
+                # On S3, another process may have published this conversion meanwhile, and removed the units.
+                if not (was_complete := are_complete(outputs, run, overwrite=overwrite)):
+                    raise
+        if was_complete:
+            for output in outputs:
+                if not output.holds_unfinished(other_than=run):  # of one that is to replace this
+                    output.remove_private()  # of a run that was killed after it had published
+            changes = find_changes(corpus, outputs, track)
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
         return Report(manifests[0], was_complete, corpus.describe(), val, changes)

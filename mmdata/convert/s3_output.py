@@ -107,9 +107,10 @@ class S3Output(Output):
 
     def refuse_foreign(self) -> None:
         """See `Output.refuse_foreign`."""
+        listing = self.listing()  # first: a run that publishes now has put a manifest that names each file before it
         left = (self._left(OLD), self._left(NEW))  # of a run that was killed while it published
         ours = {PRIVATE_NAME}.union(*(self.names(one) for one in (self.published(), *left) if one is not None))
-        if foreign := sorted(self.listing() - ours):
+        if foreign := sorted(listing - ours):
             raise foreign_files(self.place, foreign)
 
     def staging(self, run: Run, *, overwrite: bool, shared: bool = False) -> S3Staging:

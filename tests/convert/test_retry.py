@@ -475,7 +475,7 @@ ROW = st.tuples(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     rows=st.lists(ROW, min_size=2, max_size=12),
     late=st.sets(st.integers(0, 5)),

@@ -23,7 +23,9 @@ import s3fs
 import mmdata.storage.attempts as attempts_module
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
+from mmdata.convert.conversion import Conversion
 from mmdata.convert.engines import processes, threads
+from mmdata.convert.s3_output import S3Output
 from mmdata.convert.unit import Job
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import shipped
@@ -179,11 +181,28 @@ def test_s3_parts_of_two_programs_and_two_that_finish_give_the_bytes_of_one(s3, 
     assert 0 in [job.returncode for job in last]
     for job, (stdout, stderr) in zip(last, said, strict=True):
         if job.returncode:  # it came so late that units were removed under its hands
-            assert re.search("is gone: another process has published this conversion meanwhile|no part of this", stderr)
+            assert "is gone: another process has published this conversion meanwhile" in stderr
         else:
             assert "2 shards in s3://bucket/a/photos: 5 images, 5 captions; 2 left out, each with its reason in " in (
                 " ".join(stdout.split())
             )
+    if any(job.returncode for job in last):
+        assert to_s3(table).was_complete  # and removes what the one that came so late has left
+    assert there() == on_disk(table, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("owner", "step"), [(S3Output, "staging"), (Conversion, "check_units")])
+def test_s3_finish_that_another_outran_is_complete_and_leaves_nothing(s3, table, tmp_path, monkeypatch, owner, step):
+    convert_part(table, URL, SETTINGS, part=(1, 1), engine=threads(1))
+    whole = getattr(owner, step)
+
+    def outrun(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(owner, step, whole)
+        assert not to_s3(table, finish=True).was_complete
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(owner, step, outrun)
+    assert to_s3(table, finish=True).was_complete
     assert there() == on_disk(table, tmp_path / "out")
 
 
@@ -319,7 +338,7 @@ def test_s3_run_that_lost_the_folder_to_another_publishes_nothing(s3, table, tmp
         yield from threads(1)(job, units)
         to_s3(table, other, overwrite=True)
 
-    with pytest.raises(DataError, match=r"3 of 3 units are missing"):
+    with pytest.raises(DataError, match=r"holds another conversion \(min_side: was 9, is 2\)"):
         convert(table, URL, SETTINGS, engine=slow)
     published = {name: data for name, data in there().items() if not name.startswith(".")}
     assert published == on_disk(table, tmp_path / "other", other)

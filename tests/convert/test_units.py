@@ -132,7 +132,7 @@ def pictures(photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFacto
     return root
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     rows=st.lists(ROW, min_size=1, max_size=14),
     shard_rows=st.integers(1, 6),

@@ -61,7 +61,9 @@ def test_members_are_read_by_offset(index, samples):
         assert captions_of(caption, int(places["caption_format"][row])) == sample.captions
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(st.integers(0, 9), max_size=30)
     | st.lists(st.tuples(st.integers(0, 9), st.integers(0, 10)), max_size=4).map(

@@ -82,7 +82,7 @@ def test_what_is_not_there_is_an_error_with_the_command(index: Index, made_of: d
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_a_file_that_was_changed_or_cut_is_refused(index: Index, data: Any):
     path = write(index, {"files": [1]}, name="flipped").path
     content = bytearray(path.read_bytes())

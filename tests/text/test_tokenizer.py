@@ -57,7 +57,7 @@ def test_tokenizer_counts_what_transformers_counts(folder: Path, tokenizer: Toke
 
 
 @given(st.lists(st.text(max_size=60), max_size=5))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_tokenizer_count_is_what_encode_fills(tokenizer: Tokenizer, captions: list[str]):
     input_ids, attention_mask = tokenizer.encode(captions, 24)
     counts = np.minimum(tokenizer.count(captions), 24)

@@ -116,13 +116,13 @@ class FetchStage:
     ) -> None:
         if self._loop is None:
             return
-        if self.tally.urls:
-            logger.info("%s", self.tally.table())
         try:
             self._call(self._stop())
         finally:
             _end(self._loop, self._thread)
             self._loop = None
+            if self.tally.urls:  # now that no report can come after it
+                logger.info("%s", self.tally.table())
 
     def __call__(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
         """The rows, with images in place of URLs.

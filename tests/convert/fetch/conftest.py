@@ -63,3 +63,29 @@ def fetched(site: Site) -> Callable[..., Outcome]:
         return fetch_all([site.url("/a.jpg")], **settings)[0]
 
     return run
+
+
+class Clock:
+    """Time that passes where somebody sleeps, and there at once: no machine is too slow for a limit."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the fetcher; timeouts of requests have their own."""
+    clock = Clock()
+    sleep = asyncio.sleep
+
+    async def pass_by(seconds: float) -> None:
+        clock.now += seconds
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pass_by)
+    for name in ("effort", "fetcher", "hosts"):
+        monkeypatch.setattr(f"mmdata.convert.fetch.{name}.monotonic", clock)
+    return clock

@@ -177,9 +177,9 @@ class BlockedNames(Names):
 def test_slow_names_cost_neither_their_urls_nor_those_of_other_hosts(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(200, b"an image")
     busy = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-    names = BlockedNames({f"dead{number}.example": busy for number in range(3)}, block_s=0.6)
+    names = BlockedNames({f"dead{number}.example": busy for number in range(3)}, block_s=2.5)
     urls = [f"http://{host}.example:{site.port}/a.jpg" for host in ("dead0", "dead1", "dead2", "good0", "good1")]
-    settings: dict[str, Any] = {"connections": 2, "attempts": 2, "answer_s": 0.5, "patience_s": 0.5}
+    settings: dict[str, Any] = {"connections": 2, "attempts": 2, "answer_s": 2, "patience_s": 2}
     found = fetch_all(urls, resolver=names, ignore_opt_outs=True, **settings)
     detail = "no address of '{}' is known: Temporary failure in name resolution (2 times asked)"
     assert found[:3] == [("unreachable", detail.format(f"dead{number}.example")) for number in range(3)]

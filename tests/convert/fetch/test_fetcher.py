@@ -102,6 +102,7 @@ def test_retry_after_is_waited_for_by_all_requests_of_the_host(site: Site) -> No
     assert site.images() <= 6 + 2  # the two that were under way when the first was answered
 
 
+@pytest.mark.usefixtures("clock")
 def test_host_that_asks_for_a_long_pause_is_not_asked_again(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(503, b"", {"Retry-After": "3600"})
     site.answers["127.0.0.2/b.jpg"] = GOOD
@@ -109,7 +110,7 @@ def test_host_that_asks_for_a_long_pause_is_not_asked_again(site: Site) -> None:
     found = fetch_all(urls, ignore_opt_outs=True, per_host=1)
     matches(found[0], "http_status", "status 503 Service Unavailable; the host asks to wait 3,600 s")
     for one in found[1:-1]:
-        matches(one, "host_left_alone", r"^the host asks to wait 3,(600|599) s more \(Retry-After\); try later$")
+        matches(one, "host_left_alone", r"^the host asks to wait 3,600 s more \(Retry-After\); try later$")
     assert found[-1] == b"an image"
     assert site.requests == {"127.0.0.1/a.jpg": 1, "127.0.0.2/b.jpg": 1}
 
@@ -119,12 +120,13 @@ def test_host_without_answers_is_left_alone(site: Site, answer: Any) -> None:
     site.answers["127.0.0.1/a.jpg"] = answer
     site.answers["127.0.0.2/a.jpg"] = GOOD
     urls = [site.url(f"/a.jpg?{number}") for number in range(300)] + [site.url("/a.jpg", "127.0.0.2")]
-    found = fetch_all(urls, ignore_opt_outs=True, answer_s=0.05, silent_urls=5, silent_s=0.0)
+    found = fetch_all(urls, ignore_opt_outs=True, answer_s=1.0, silent_urls=5, silent_s=0.0)
     assert site.requests["127.0.0.1/a.jpg"] <= 2 * (5 + 2)  # aiohttp asks twice after a reset
     matches(found[299], "host_left_alone", r"^5 URLs of the host in a row had no answer; it is not asked for \d+ s$")
     assert found[300] == b"an image"
 
 
+@pytest.mark.usefixtures("clock")
 def test_host_is_asked_again_after_it_was_left_alone(site: Site) -> None:
     async def run() -> list[Any]:
         found: list[Any] = []
@@ -173,13 +175,6 @@ def test_attempts_are_counted_over_starts_for_want_of_room(site: Site) -> None:
     with pytest.raises(BadSample, match=r"\(3 times asked\)"):
         asyncio.run(run())
     assert asked == 3 + 3
-
-
-def test_no_request_is_made_after_the_budget(fetched: Fetched, site: Site) -> None:
-    """The pause that the host asks for is longer than what is left."""
-    found = fetched(Answer(429, b"", {"Retry-After": "1"}), ignore_opt_outs=True, budget_s=0.5)
-    matches(found, "http_status", r"^status 429 Too Many Requests; no further attempt after 0\.5 s$")
-    assert site.images() == 1
 
 
 def test_retry_after_holds_seconds_or_a_date() -> None:

@@ -215,6 +215,7 @@ def reasons_of(found: list[Outcome]) -> list[str]:
     return ["" if isinstance(one, bytes) else one[0] for one in found]
 
 
+@pytest.mark.usefixtures("clock")
 def test_host_in_a_pause_has_not_said_that_it_has_no_rules(site: Site) -> None:
     """Another port of the host asks for the pause, so its rules were not asked for before."""
     with Site() as other:
@@ -227,6 +228,7 @@ def test_host_in_a_pause_has_not_said_that_it_has_no_rules(site: Site) -> None:
     assert found[2] == DISALLOWED
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("status", "reason"), [(503, "host_left_alone"), (429, "host_left_alone")])
 def test_tdmrep_of_a_host_that_asks_for_a_pause_is_read_after_it(site: Site, status: int, reason: str) -> None:
     site.answers["/a.jpg"] = GOOD
@@ -237,6 +239,7 @@ def test_tdmrep_of_a_host_that_asks_for_a_pause_is_read_after_it(site: Site, sta
     assert site.images() == 0
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("failure", [Answer(500), Answer(429, b"", {"Retry-After": "0"}), reset])
 def test_rules_that_could_not_be_read_are_asked_for_again(site: Site, failure: Any) -> None:
     site.answers["/a.jpg"] = GOOD
@@ -249,6 +252,7 @@ def test_rules_that_could_not_be_read_are_asked_for_again(site: Site, failure: A
     assert "opted_out" not in reasons_of(found)
 
 
+@pytest.mark.usefixtures("clock")
 def test_tdmrep_that_failed_is_asked_for_again(site: Site) -> None:
     site.answers["/a.jpg"] = GOOD
     site.answers["/.well-known/tdmrep.json"] = [Answer(500), Answer(200, b'[{"location": "/", "tdm-reservation": 1}]')]

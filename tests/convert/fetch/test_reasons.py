@@ -12,44 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.convert.fetch.conftest import Outcome, fetch_all
+from tests.convert.fetch.conftest import Clock, Outcome, fetch_all
 from tests.convert.fetch.sites import Answer, Site, first, reset
 
 Fetched = Callable[..., Outcome]
 
 
-class Clock:
-    """Time that passes where somebody sleeps, and there at once: no machine is too slow for a limit."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the fetcher; timeouts of requests have their own."""
-    clock = Clock()
-    sleep = asyncio.sleep
-
-    async def pass_by(seconds: float) -> None:
-        clock.now += seconds
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", pass_by)
-    for name in ("effort", "fetcher", "hosts"):
-        monkeypatch.setattr(f"mmdata.convert.fetch.{name}.monotonic", clock)
-    return clock
-
-
+@pytest.mark.parametrize(("status", "words"), [(500, "Internal Server Error"), (429, "Too Many Requests")])
 def test_url_that_failed_with_a_status_is_filed_so_when_its_time_is_over(
-    fetched: Fetched, site: Site, clock: Clock
+    fetched: Fetched, site: Site, clock: Clock, status: int, words: str
 ) -> None:
     """The pause that the host asks for is longer than what is left."""
-    found = fetched(Answer(500, b"", {"Retry-After": "1"}), ignore_opt_outs=True, budget_s=0.5)
-    assert found == ("http_status", "status 500 Internal Server Error; no further attempt after 0.5 s")
+    found = fetched(Answer(status, b"", {"Retry-After": "1"}), ignore_opt_outs=True, budget_s=0.5)
+    assert found == ("http_status", f"status {status} {words}; no further attempt after 0.5 s")
     assert site.images() == 1
 
 
@@ -99,14 +74,14 @@ def hangs(clock: Clock) -> Any:
 def test_url_that_hangs_is_not_asked_again_once_it_took_too_long(
     fetched: Fetched, site: Site, clock: Clock, patience_s: float, requests: int
 ) -> None:
-    found = fetched(hangs(clock), ignore_opt_outs=True, answer_s=0.5, patience_s=patience_s)
+    found = fetched(hangs(clock), ignore_opt_outs=True, answer_s=3, patience_s=patience_s)
     assert found == ("timed_out", "no answer" if requests == 1 else "no answer (2 times asked)")
     assert site.images() == requests
 
 
 def test_rules_that_hang_have_twice_the_patience(site: Site, clock: Clock) -> None:
     site.answers |= {"/robots.txt": first(hangs(clock), Answer(404)), "/a.jpg": Answer(200, b"an image")}
-    assert fetch_all([site.url("/a.jpg")], answer_s=0.5, patience_s=15.0) == [b"an image"]
+    assert fetch_all([site.url("/a.jpg")], answer_s=3, patience_s=15.0) == [b"an image"]
     assert site.requests["127.0.0.1/robots.txt"] == 2
 
 
@@ -145,7 +120,7 @@ def repeat(begin: bytes, piece: bytes) -> Callable[[asyncio.StreamWriter], Await
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-NO_ANSWER, NO_BODY = {"answer_s": 0.3}, {"silence_s": 0.3}
+NO_ANSWER, NO_BODY = {"answer_s": 3}, {"silence_s": 0.3}
 ENDLESS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "headers": (repeat(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), NO_ANSWER, "no answer"),
     "a header": (repeat(b"HTTP/1.1 200 OK\r\nx: ", b"y"), NO_ANSWER, "no answer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import random
 import subprocess
@@ -23,6 +24,7 @@ from mmdata.convert.rows import InputRow
 from mmdata.errors import ConfigError, Reason
 from tests.convert.fetch.conftest import fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, faulty
+from tests.logs import of_mmdata
 from tests.programs import PATIENCE_S
 
 
@@ -120,6 +122,8 @@ def test_stage_that_is_left_early_ends_its_requests(site: Site, caplog: pytest.L
     site.answers["/never.jpg"] = never
     urls = [site.url("/a.jpg"), *(site.url(f"/never.jpg?{number}", f"127.0.0.{number % 9}") for number in range(50))]
     threads = threading.active_count()
+    gc.collect()  # asyncio logs tasks that earlier tests have left
+    caplog.clear()
     with stage_of() as stage:
         next(stage(InputRow(number, "", url) for number, url in enumerate(urls)))
     assert threading.active_count() <= threads + 1  # a thread that looks names up may linger
@@ -216,12 +220,18 @@ def test_memory_does_not_grow_with_the_rows(site: Site) -> None:
 
 def test_log_says_how_it_goes_and_closes_with_a_table(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mmdata.fetch")
-    site.answers["/a.jpg"] = late
+
+    async def after_a_report(request: web.Request, before: int) -> web.StreamResponse:
+        while not of_mmdata(caplog):
+            await asyncio.sleep(0.01)
+        return await late(request, before)
+
+    site.answers["/a.jpg"] = after_a_report
     paths = ["/a.jpg?1", "/none.jpg", "/gone.jpg", "/a.jpg?22"]
     rows = [InputRow(number, "", site.url(path)) for number, path in enumerate(paths)]
     with stage_of(report_s=0.01) as stage:
         list(stage([*rows, InputRow(4, "", "ftp://files.example/a"), InputRow(5, "", "http://[::1")]))
-    *lines, table = caplog.messages
+    *lines, table = (record.getMessage() for record in of_mmdata(caplog))
     assert lines
     assert lines[0].startswith("fetched ")
     assert " a second, " in lines[0]
