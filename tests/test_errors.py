@@ -25,7 +25,7 @@ from mmdata.errors import (
     printable,
 )
 from mmdata.index import build_index
-from tests.logs import of_mmdata
+from tests.logs import messages
 from tests.programs import run_program
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\n\r\x9b2J\u202egpj.\u200b\u2028\udce9é漢"
@@ -67,7 +67,7 @@ def test_a_bad_sample_escapes_its_detail():
 
 def test_log_records_escape_the_names_in_them(caplog: pytest.LogCaptureFixture):
     logging.getLogger("mmdata").warning("shard '%s', %s, %s, %d rows", HOSTILE, Path("\x1b.tar"), OSError("\x1b"), 3)
-    assert [record.getMessage() for record in of_mmdata(caplog)] == [f"shard '{ESCAPED}', \\x1b.tar, \\x1b, 3 rows"]
+    assert messages(caplog) == [f"shard '{ESCAPED}', \\x1b.tar, \\x1b, 3 rows"]
 
 
 def test_programs_print_no_control_characters_of_keys_and_file_names(tmp_path: Path, photo):

@@ -20,7 +20,7 @@ from mmdata.errors import DataError
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl
 from tests.convert.test_interrupted import Killed, killing
-from tests.logs import of_mmdata
+from tests.logs import messages
 from tests.programs import PATIENCE_S
 
 ROWS = 12
@@ -129,7 +129,7 @@ def test_stopped_conversion_takes_up_files_that_have_changed(
     convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
     assert report.accounts["rows"] == ROWS
-    assert [record.getMessage().split(": ")[0] for record in of_mmdata(caplog)] == ["rows 0 to 3 are converted again"]
+    assert [text.split(": ")[0] for text in messages(caplog)] == ["rows 0 to 3 are converted again"]
 
 
 def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[bytes]) -> None:
@@ -181,9 +181,7 @@ def test_parts_take_up_files_that_have_changed(
     convert(source, out, SETTINGS, finish=True)
     convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
-    assert [record.getMessage() for record in of_mmdata(caplog)] == [
-        "rows 0 to 3 are converted again: '00.txt' has changed"
-    ]
+    assert messages(caplog) == ["rows 0 to 3 are converted again: '00.txt' has changed"]
 
 
 def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, pictures: list[bytes]) -> None:

@@ -19,7 +19,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, ShardStore
 from mmdata.tars import captions_of
 from tests.convert.conftest import jsonl
-from tests.logs import of_mmdata
+from tests.logs import messages
 
 
 def captions(out: Path) -> list[list[str]]:
@@ -323,7 +323,7 @@ def test_guessed_label_column_of_something_else_is_dropped(
         pq.write_table(pa.Table.from_pylist(rows), source)
     report = make(source, keep_duplicates=True)
     assert (report.accounts["written"], report.manifest.has_labels, report.source["label"]) == (3, False, None)
-    assert of_mmdata(caplog)[0].getMessage().split(": ", 1)[1] == (
+    assert messages(caplog)[0].split(": ", 1)[1] == (
         f"column 'label' is not taken for labels: {said} neither class numbers nor names; --label-column names "
         "another column, or this one all the same"
     )

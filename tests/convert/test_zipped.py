@@ -22,7 +22,7 @@ from mmdata.convert.preview import preview
 from mmdata.convert.sources import open_source
 from mmdata.errors import DataError
 from tests.convert.conftest import content, left_out, tolerant
-from tests.logs import of_mmdata
+from tests.logs import messages
 
 Photo = Callable[..., bytes]
 
@@ -325,7 +325,7 @@ def test_archive_in_which_no_images_can_be_looked_for_is_named(
     table = table_and_images(tmp_path, photo)
     (tmp_path / "cut.zip").write_bytes(b"PK\3\4, and no more")
     open_source(table, ConvertConfig())
-    (line,) = [record.message for record in of_mmdata(caplog)]
+    (line,) = messages(caplog)
     assert re.fullmatch(r"no images are looked for in '.*cut.zip': zip '.*cut.zip': not whole \(.*\); .*", line)
 
 

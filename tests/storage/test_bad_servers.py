@@ -22,6 +22,7 @@ from mmdata.index import Index, ShardStore
 from mmdata.storage import ShardCache
 from mmdata.storage.remote import RemoteFile
 from mmdata.storage.urls import FileSystem
+from tests.logs import messages, of_mmdata
 from tests.storage.servers import Server, serve, serve_s3
 from tests.waiting import wait_until
 
@@ -101,11 +102,6 @@ def eventually(sent: list[int], count: int) -> list[int]:
     """`sent` once so many answers have ended."""
     wait_until(lambda: len(sent) >= count)
     return sent
-
-
-def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What mmdata has logged; asyncio logs what other tests have left, whenever that is collected."""
-    return [record.getMessage() for record in caplog.records if record.name == "mmdata"]
 
 
 PAGE = b"<!doctype html><title>Log in</title>"
@@ -267,7 +263,7 @@ def test_a_slow_answer_is_given_up(server: Server, cache: ShardCache, monkeypatc
         store.read(0, 0, 1)
     with pytest.raises(DataError, match=f"2 attempts .* {too_slow}"):
         open_stream(server, cache)
-    assert [bool(re.search(rf"attempt 1 of 2 failed \(Failed: {too_slow}", text)) for text in logged(caplog)] == [
+    assert [bool(re.search(rf"attempt 1 of 2 failed \(Failed: {too_slow}", text)) for text in messages(caplog)] == [
         True
     ] * 2
 
@@ -286,7 +282,7 @@ def test_a_consumer_that_takes_its_time_is_not_a_slow_server(
         now[0] += remote_module.SLOW_S
         read.append(file.read())
     assert b"".join([*read, *iter(file.read, b"")]) == whole
-    assert logged(caplog) == []
+    assert of_mmdata(caplog) == []
 
 
 def test_statuses_that_pass_are_asked_again_and_hold_no_secrets(server: Server, cache: ShardCache):
@@ -392,7 +388,7 @@ def test_a_slow_answer_costs_nothing_of_the_time_for_failures(
 
     server.answers[SHARD] = slow_and_cut
     assert len(store.read(0, 0, 1)) == 1
-    assert [text.partition(" (")[0] for text in logged(caplog)] == [f"'{server.url}{SHARD}': attempt 1 of 8 failed"]
+    assert [text.partition(" (")[0] for text in messages(caplog)] == [f"'{server.url}{SHARD}': attempt 1 of 8 failed"]
 
 
 def test_a_file_of_unknown_size_that_goes_on_and_on_is_given_up(

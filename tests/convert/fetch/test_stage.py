@@ -24,7 +24,7 @@ from mmdata.convert.rows import InputRow
 from mmdata.errors import ConfigError, Reason
 from tests.convert.fetch.conftest import fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, faulty
-from tests.logs import of_mmdata
+from tests.logs import messages, of_mmdata
 from tests.programs import PATIENCE_S
 
 
@@ -231,7 +231,7 @@ def test_log_says_how_it_goes_and_closes_with_a_table(site: Site, caplog: pytest
     rows = [InputRow(number, "", site.url(path)) for number, path in enumerate(paths)]
     with stage_of(report_s=0.01) as stage:
         list(stage([*rows, InputRow(4, "", "ftp://files.example/a"), InputRow(5, "", "http://[::1")]))
-    *lines, table = (record.getMessage() for record in of_mmdata(caplog))
+    *lines, table = messages(caplog)
     assert lines
     assert lines[0].startswith("fetched ")
     assert " a second, " in lines[0]
