@@ -11,8 +11,10 @@ A program gets a new interpreter if it is not Python, or if something decides it
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import inspect
+import itertools
 import json
 import os
 import socket
@@ -33,10 +35,14 @@ READ_AT_IMPORT = (
     *("TORCH_LOGS", "TORCH_COMPILE", "TORCHDYNAMO", "TORCHINDUCTOR"),
 )
 """Beginnings of the variables that libraries read once: a program that changes one gets an interpreter of its own."""
-SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables of those that the template sets after the fork. torch sets the last one itself when it first compiles."""
+SET_LATER = ("PYTHONPATH", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR", "PYTHONBREAKPOINT")
+"""Variables of those that the template sets after the fork. torch sets the cache folder itself when it first compiles,
+ray.init the last one, which Python reads at a breakpoint()."""
 UNUSUAL = ("preexec_fn", "shell", "executable", "gid", "gids", "uid")
 """Arguments of Popen that the template leaves to an interpreter."""
+PORTS_A_WORKER = 250
+_DRAWN = itertools.count(os.getpid())
+"""Numbers of ports; suites that run at the same time begin at different ones."""
 
 
 class Template:
@@ -158,7 +164,7 @@ def run_program(
     *,
     input: Any = None,
     capture_output: bool = False,
-    timeout: float | None = 600,
+    timeout: float | None = PATIENCE_S,
     check: bool = False,
     **settings: Any,
 ) -> subprocess.CompletedProcess[Any]:
@@ -184,7 +190,23 @@ def run_ranks(program: Path, folder: Path, count: int = 2) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(program.parents[2])}
     processes = [Program([sys.executable, program, folder, str(rank)], env=environment) for rank in range(count)]
     try:
-        assert [process.wait(timeout=300) for process in processes] == [0] * count
+        assert [process.wait(timeout=PATIENCE_S) for process in processes] == [0] * count
     finally:
         for process in processes:
             process.kill()
+
+
+def free_port() -> int:
+    """A port that is free, and that no other pytest worker of this run draws.
+
+    It is below those that the system itself gives out (from 32,768 on, in some sandboxes from 16,000): one of these
+    could be taken before the program that is told of it listens.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    first = 10_000 + PORTS_A_WORKER * (worker % 24)
+    for number in itertools.islice(_DRAWN, PORTS_A_WORKER):
+        port = first + number % PORTS_A_WORKER
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("", port))
+            return port
+    raise RuntimeError(f"none of the {PORTS_A_WORKER} ports from {first} on can be bound")

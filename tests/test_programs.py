@@ -98,7 +98,7 @@ def test_program_has_the_imports_unless_its_start_is_its_own():
 
     assert template() is not None
     assert imported() == imported(OMP_NUM_THREADS="2", CUDA_VISIBLE_DEVICES="") == "True"
-    assert imported(TORCHINDUCTOR_CACHE_DIR="/nowhere") == "True"
+    assert imported(TORCHINDUCTOR_CACHE_DIR="/nowhere") == imported(PYTHONBREAKPOINT="0") == "True"
     assert imported("-O") == imported(PYTHONHASHSEED="1") == imported(HF_HUB_OFFLINE="0") == "False"
 
 

@@ -62,11 +62,11 @@ def memory() -> Check:
     """Memory of the machine, and the container's limit."""
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
     if limit is None or limit >= total:
-        return Check("memory", "ok", f"{total / 2**30:.3g} GiB")
+        return Check("memory", "ok", f"{_short(total / 2**30)} GiB")
     return Check(
         "memory",
         "warn" if limit < 4 * 2**30 else "info",
-        f"{total / 2**30:.3g} GiB, the container may use {limit / 2**30:.3g} GiB",
+        f"{_short(total / 2**30)} GiB, the container may use {_short(limit / 2**30)} GiB",
         "the kernel's out-of-memory killer ends a process above it: lower data.loading.prefetch_batches or "
         "train.micro_batch_size",
     )
@@ -108,7 +108,7 @@ def shared_memory() -> Check:
     if not Path("/dev/shm").is_dir():
         return Check("shared memory", "info", "no /dev/shm on this system")
     total = shutil.disk_usage("/dev/shm").total
-    found = f"/dev/shm holds {total / 2**30:.2g} GiB"
+    found = f"/dev/shm holds {_short(total / 2**30)} GiB"
     if total < 2**30:
         return Check(
             "shared memory",
@@ -132,7 +132,7 @@ def cache(folder: Path | None = None) -> Check:
         remedy = "for shards behind URLs set data.loading.cache_dir"
         return Check("shard cache", "warn", f"'{existing}' cannot be written", remedy)
     free = shutil.disk_usage(existing).free / 10**9
-    found = f"'{folder}': {free:.3g} GB free"
+    found = f"'{folder}': {_short(free)} GB free"
     if free < 100:  # the default of data.loading.cache_gb
         return Check(
             "shard cache",
@@ -161,6 +161,11 @@ class Check:
     status: Status
     found: str
     remedy: str = ""
+
+
+def _short(number: float) -> str:
+    """Three digits, and more only before the decimal point: 7.51 and 1,008."""
+    return f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -89,7 +89,7 @@ def test_memory_limit_reads_both_cgroup_versions(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("limit", "status", "words"),
-    [(None, "ok", r"[\d.]+ GiB"), (2**30, "warn", r"[\d.]+ GiB, the container may use 1 GiB")],
+    [(None, "ok", r"[\d.,]+ GiB"), (2**30, "warn", r"[\d.,]+ GiB, the container may use 1 GiB")],
 )
 def test_memory_says_what_a_container_may_use(
     limit: int | None, status: str, words: str, monkeypatch: pytest.MonkeyPatch
@@ -101,9 +101,16 @@ def test_memory_says_what_a_container_may_use(
     assert check.remedy.startswith("the kernel's out-of-memory killer ends a process above it" if limit else "")
 
 
+@pytest.mark.parametrize(("gib", "found"), [(7.514, "7.51 GiB"), (999.4, "999 GiB"), (2015.8, "2,016 GiB")])
+def test_memory_of_a_large_host_is_written_whole(gib: float, found: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mmdata.inspect.machine.memory_limit", lambda: None)
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(gib * 2**18)}.__getitem__)
+    assert memory().found == found
+
+
 def test_cache_says_how_much_room_there_is(tmp_path: Path):
     check = cache(tmp_path / "not" / "yet" / "there")
-    assert re.fullmatch(rf"'{tmp_path}/not/yet/there': [\d.e+]+ GB free", check.found)
+    assert re.fullmatch(rf"'{tmp_path}/not/yet/there': [\d.,]+ GB free", check.found)
     assert check.status in ("ok", "info")
     assert not (tmp_path / "not").exists()
 

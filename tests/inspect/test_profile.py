@@ -66,6 +66,7 @@ class Clock:
 
 
 def test_profile_reads_the_loaders_clock(data: dict[str, Any]):
+    data = data | {"loading": {"num_workers": 2}}
     loader = Loader.from_config(data)
     found = profile(loader, 5)  # two epochs of three steps, less the first batch
     first = int(next(iter(Loader.from_config(data)))["valid"].sum())
@@ -135,7 +136,7 @@ def test_command_prints_speed_and_where_the_time_goes(data: dict[str, Any], tmp_
     assert re.search(r"decode +\d+\.\d% +█*", output)
     assert re.search(r"at full speed the loader gives [\d,]+ samples/s; \w+ takes \d+% of the time that", output)
     assert "Trying what would help ...\n  " in output
-    status, output, _ = command("bench", str(tmp_path / "c.yaml"), "--steps", "3", "--step-ms", "400")
+    status, output, _ = command("bench", str(tmp_path / "c.yaml"), "--steps", "2", "--step-ms", "2000")
     assert (status, "the loader keeps up, and there is nothing to do" in output, "Trying" in output) == (0, True, False)
     assert re.search(r"mmdata-worker_\d +\d+\.\d\d ms +a sample", output)
     status, _, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "0")

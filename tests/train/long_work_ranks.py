@@ -19,13 +19,13 @@ def main(rank: int, rendezvous: str, fails: bool) -> None:
     lockstep.SIGN_EVERY_S = 0.25
 
     def work(go_on: Callable[[], None]) -> None:
-        for _ in range(50):
+        for _ in range(160):
             time.sleep(0.1)
             go_on()
         if fails:
             raise ValueError("no groups")
 
-    with Watchdog(2.0, lambda: 7, group) as watchdog:
+    with Watchdog(10.0, lambda: 7, group) as watchdog:
         watchdog.at("searching")
         try:
             lockstep.on_first_for_long(work, group, moved=lambda: watchdog.at("searching"))

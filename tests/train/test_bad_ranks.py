@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
-from tests.programs import PATIENCE_S, Program
+from tests.programs import PATIENCE_S, Program, free_port
 
 TOOLS = Path(__file__).parents[2] / "tools"
 ROWS, BATCH = 24, 6
@@ -69,9 +68,7 @@ def rows_of_rank(config: Path, rank: int) -> list[int]:
 def start(
     config: Path, *words: str, ranks: int = 2, of_rank: dict[int, list[str]] | None = None, tool: str = "train"
 ) -> list[subprocess.Popen]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, str(TOOLS / f"{tool}.py"), str(config), *words]
     return [
@@ -167,7 +164,7 @@ def test_error_of_one_ranks_loader_in_an_evaluation_stops_all_and_is_named(confi
 def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once(config: Path, tmp_path: Path):
     bad = [1, 8, 15, 22]
     spoil(tmp_path / "shards", bad)
-    words = ["data.loading.max_bad_share=0.5", "train.epochs=20", "train.checkpoint_every_steps=8"]
+    words = ["data.loading.max_bad_share=0.5", "train.epochs=60", "train.checkpoint_every_steps=8"]
     ranks = start(config, *words)
     try:
         assert ranks[0].stdout is not None
@@ -185,5 +182,5 @@ def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once
     assert len(ledger(tmp_path / "run")) > masked["file_changed"]
     (result,) = finish(start(config, *words, ranks=1))
     assert result[0] == 0, result[1]
-    assert ledger(tmp_path / "run") == [(epoch, row) for epoch in range(20) for row in bad]
-    assert counts(tmp_path / "run") == (20 * ROWS, {"file_changed": 20 * len(bad)})
+    assert ledger(tmp_path / "run") == [(epoch, row) for epoch in range(60) for row in bad]
+    assert counts(tmp_path / "run") == (60 * ROWS, {"file_changed": 60 * len(bad)})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from mmdata import Index, cli
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
 from mmdata.trained.pairs import load_pairs
-from tests.programs import PATIENCE_S, run_program
+from tests.programs import PATIENCE_S, free_port, run_program
 
 ROOT = Path(__file__).parents[2]
 ROWS, COLORS = 25, ("red", "green", "blue")
@@ -94,10 +93,7 @@ def alone(folder: Path) -> dict[str, Any]:
 
 
 def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", port]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
     return run_program(
         [sys.executable, *map(str, [*launcher, *command])],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

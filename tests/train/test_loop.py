@@ -33,7 +33,7 @@ from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
-from tests.programs import PATIENCE_S, Program, run_program
+from tests.programs import PATIENCE_S, Program, free_port, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -339,11 +339,8 @@ def test_loop_resumed_from_further_back_evaluates_each_step_once(tmp_path: Path)
 
 def run_two_ranks(output: Path, **spec: Any) -> list[tuple[int, str]]:
     """Exit code and stderr of two ranks; no launcher here that would stop one for the other's sake."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, str(PROGRAM), json.dumps({"output": str(output), "dropout": 0.0, **spec})]
-    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         Program(command, env=os.environ | world | {"RANK": rank}, stderr=subprocess.PIPE, text=True) for rank in "01"
     ]
@@ -484,22 +481,21 @@ import os, time
 from pathlib import Path
 from mmdata.train.run import meter, sole
 sole.hold(Path({str(tmp_path)!r}))
-child = os.fork()
-if child == 0:
-    time.sleep(60)
-print(child, flush=True)
-time.sleep(60)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # the child, which has closed the lock by now
+time.sleep(3600)
 """
     with Program([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         child = int(run.stdout.readline())
-        with pytest.raises(ConfigError, match="another process trains there"):
-            sole.hold(tmp_path)
-        run.kill()
-        run.wait()
         try:
+            with pytest.raises(ConfigError, match="another process trains there"):
+                sole.hold(tmp_path)
+            run.kill()
+            run.wait()
             sole.hold(tmp_path)
         finally:
+            run.kill()
             os.kill(child, signal.SIGKILL)
     sole.release(tmp_path)
 

@@ -113,10 +113,11 @@ def kind_of(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    words = [config, "train.epochs=8", "train.evaluate_every_epochs=4", "model.dropout=0.1"]
+    words = [config, "train.epochs=24", "train.evaluate_every_epochs=12", "model.dropout=0.1"]
     command = [sys.executable, str(TOOLS / "train.py"), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with Program(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    # The pipe holds a quarter of the lines: then the program waits for this test, and cannot end before the signal.
+    with Program(command, env=environment, stdout=subprocess.PIPE, text=True, pipesize=4096) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2 "):
             assert process.poll() is None
@@ -125,11 +126,11 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step " in said
     assert f"; `mmdata {shlex.join(['train', *map(str, words)])}` resumes\n" in said
-    assert len(read_metrics(tmp_path / "run")) < 34
+    assert len(read_metrics(tmp_path / "run")) < 98
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert run_tool("train", *words, f"train.output={tmp_path / 'whole'}", monkeypatch=monkeypatch) == 0
     assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "whole")
-    assert [line["step"] for line in kind_of(read_metrics(tmp_path / "run"), "evaluation")] == [16, 32]
+    assert [line["step"] for line in kind_of(read_metrics(tmp_path / "run"), "evaluation")] == [48, 96]
 
 
 def test_train_writes_config_and_evaluation_that_evaluate_extends(

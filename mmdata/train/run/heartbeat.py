@@ -86,6 +86,7 @@ class Heartbeats:
         self._store = distributed_c10d.PrefixStore(f"mmdata/heartbeats/{next(_PREFIXES)}", store)
         self._ticks = itertools.count()
         self._known: dict[int, tuple[int, RankPosition, float]] = {}  # tick, position, when that tick was read
+        self._told = set[int]()  # ranks that have read the verdict
         self._lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
         self.presence = Hub(self._last_seen) if collectives.rank() == 0 else Spoke(collectives.rank(), self._last_seen)
@@ -107,6 +108,10 @@ class Heartbeats:
             known = dict(self._known)
         asked = known if self.ask_all else {0: known[0]} if 0 in known else {}
         return {rank: (position, now - heard) for rank, (_, position, heard) in asked.items()}
+
+    def untold(self, patience_s: float) -> bool:
+        """Whether a rank that was heard of in the last `patience_s` has not read the verdict, as far as is known."""
+        return any(rank not in self._told and ago_s <= patience_s for rank, (_, ago_s) in self.known().items())
 
     def exchange_soon(self) -> None:
         """Exchange now, without waiting for the interval to end."""
@@ -138,7 +143,8 @@ class Heartbeats:
             self._wake.clear()
 
     def _send(self) -> None:
-        self._store.set(str(collectives.rank()), json.dumps([next(self._ticks), asdict(self._own.now())]))
+        beat = [next(self._ticks), asdict(self._own.now()), bool(self.verdict)]
+        self._store.set(str(collectives.rank()), json.dumps(beat))
         if self.verdict and collectives.rank() == 0:
             self._store.set("verdict", self.verdict)
 
@@ -147,7 +153,9 @@ class Heartbeats:
         for rank in ranks:
             if rank == collectives.rank():
                 continue
-            tick, position = json.loads(self._store.get(str(rank)))
+            tick, position, told = json.loads(self._store.get(str(rank)))
+            if told:
+                self._told.add(rank)
             with self._lock:
                 if rank not in self._known or self._known[rank][0] != tick:
                     self._known[rank] = tick, RankPosition(**position), time.monotonic()

@@ -163,9 +163,10 @@ class Watchdog:
                 if self._heartbeats is not None:
                     self._heartbeats.verdict = message
                     self._heartbeats.exchange_soon()
-                    time.sleep(
-                        3 * self._interval_s
-                    )  # until the others have read it: the store may live in this process
+                    # Until the others have read it: the store may live in this process.
+                    time.sleep(3 * self._interval_s)
+                    while collectives.rank() == 0 and self._heartbeats.untold(max(self._patience_s, GRACE_S)):
+                        time.sleep(self._interval_s)
                 if self._written(message):
                     _end(message)
 

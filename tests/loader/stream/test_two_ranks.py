@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +12,14 @@ from typing import Any
 import pytest
 
 import mmdata
-from tests.programs import PATIENCE_S, Program
+from tests.programs import PATIENCE_S, Program, free_port
 
 PROGRAM = Path(__file__).with_name("ranks.py")
 
 
 def run(spec: dict[str, Any]) -> list[tuple[int, str]]:
     """Exit code and stderr of two ranks; neither may hang."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         Program(
             [sys.executable, str(PROGRAM), json.dumps(spec)],
