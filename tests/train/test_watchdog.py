@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdata.errors import TrainingError
 from mmdata.train.run.heartbeat import RankPosition
 from mmdata.train.run.watchdog import STALLED, Watchdog
-from tests.programs import PATIENCE_S, Program, free_port
+from tests.programs import PATIENCE_S, Program, free_port, run_ranks
 from tests.train.test_loop import last_state, make_trainer
 
 PROGRAM = Path(__file__).with_name("small_run.py")
@@ -111,6 +111,10 @@ def test_rank_that_ends_with_an_error_is_named_by_ranks_that_wait_for_ever(tmp_p
         code, error = end_of(launched[rank])
         assert code == STALLED, error
         assert "error: rank 2 ended at step 2, computing: RuntimeError: out of memory; rank " in error
+
+
+def test_rank_0_knows_which_ranks_have_read_the_verdict(tmp_path: Path):
+    run_ranks(PROGRAM.with_name("told_ranks.py"), tmp_path)
 
 
 @pytest.mark.parametrize(("takes_s", "write_s", "last"), [(20, 120, 6), (3600, 3, 4)])
