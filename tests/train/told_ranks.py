@@ -38,6 +38,7 @@ def main(folder: Path, rank: int) -> None:
         MAY_READ.set()
     heartbeats = Late(OwnPosition(), group, interval_s=0.05)
     if rank == 0:
+        wait_for_a_heartbeat(heartbeats)  # now rank 1 is constructed
         heartbeats.verdict = "all ranks end"
         for _ in range(3):
             wait_for_a_heartbeat(heartbeats)
@@ -54,7 +55,6 @@ def main(folder: Path, rank: int) -> None:
         MAY_READ.set()
         while not heartbeats.verdict:
             time.sleep(0.01)
-    dist.barrier(group)
     heartbeats.close()
 
 
