@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from mmdata.train.memory.neighbours import group_neighbours
 from tests.joins import join_first
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.train.test_loop import last_state
+from tests.waiting import wait_until
 
 TRAIN = Path(__file__).parents[1] / "tools" / "train.py"
 STEPS = 24
@@ -176,11 +176,8 @@ def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
 ):
     output = tmp_path / "run"
     killed = held_at(after + 2, config, output)
-    deadline = time.monotonic() + PATIENCE_S
-    while not (output / "metrics.jsonl").is_file() or len(lines(output, "train")) < after:
-        assert time.monotonic() < deadline
-        assert killed.poll() is None
-        time.sleep(0.01)
+    metrics = output / "metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and len(lines(output, "train")) >= after, program=killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait(timeout=PATIENCE_S)
     finish(command(config, output))
@@ -196,10 +193,7 @@ def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, who
     one, two = tmp_path / "one", tmp_path / "two"
     for output, ranks in ((one, 0), (two, 2)):
         stopped = held_at(9, config, output)
-        deadline = time.monotonic() + PATIENCE_S
-        while not (output / "groups" / "epoch-1.npy").is_file():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until((output / "groups" / "epoch-1.npy").is_file, program=stopped)
         stopped.send_signal(signal.SIGTERM)
         assert stopped.wait(timeout=PATIENCE_S) == 128 + signal.SIGTERM
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.rounding import rounding
+from tests.waiting import wait_until
 
 MMDATA = [sys.executable, "-m", "mmdata"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "mmdata"]
@@ -102,11 +102,7 @@ def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
     command = [*MMDATA, "train", str(config), f"train.output={output}"]
     process = Program(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     pointer = output / "checkpoints" / "latest"
-    deadline = time.monotonic() + PATIENCE_S
-    while not (pointer.is_file() and pointer.read_text() >= "step-0000000004"):
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: pointer.is_file() and pointer.read_text() >= "step-0000000004", program=process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert len(losses(output)) < 20

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mmdata.files import shipped
 from mmdata.index import Index
 from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, Program
+from tests.waiting import wait_until
 
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
 INTERRUPTED = "nothing was published, run the same command again: it goes on where this ended\ninterrupted\n"
@@ -42,11 +42,7 @@ def long_table(tmp_path: Path, photo: Any) -> Path:
 
 
 def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not list(out.glob(".mmdata-convert/.units-*/[0-9]*/receipt.json")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: list(out.glob(".mmdata-convert/.units-*/[0-9]*/receipt.json")), program=process)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 
 from tests.docs.rehearsal import FOR_NOTHING, command, environment, rehearsed, results
 from tests.programs import PATIENCE_S, Program
+from tests.waiting import wait_until
 
 PROGRAMS = ("gpu_train.py", "render.py")
 
@@ -49,10 +50,7 @@ def test_a_kill_in_the_middle_keeps_what_was_measured_and_ends_all_that_was_star
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
-    while left := running(tmp_path):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+    wait_until(lambda: not running(tmp_path))
     # Killed: a part that ends by itself removes its folder.
     assert len(list(started_in.glob("mmdata-gpu-train-*"))) == 1
     rows = results(tmp_path / "out")["rows"]

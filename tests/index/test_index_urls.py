@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from mmdata.tars.foreign import MAX_SHARDS
 from mmdata.tars.members import Members
 from tests.programs import PATIENCE_S, Program, run_program
 from tests.storage.servers import Server, serve, serve_s3
+from tests.waiting import wait_until
 
 NUM_TARS = 6
 
@@ -237,10 +237,7 @@ def test_a_killed_run_goes_on_at_the_shard_where_it_was(tars, tmp_path, cache, f
         words = [pattern(server), far, cache.folder, int(fill_cache)]
         killed = Program([sys.executable, "-c", PROGRAM, *map(str, words)])
         assert server.holding.wait(PATIENCE_S)
-        deadline = time.monotonic() + PATIENCE_S
-        while len(list((far / STAGING_NAME).glob("*.scan"))) < NUM_TARS - 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(list((far / STAGING_NAME).glob("*.scan"))) >= NUM_TARS - 1, program=killed)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert not (far / "__mmdata__").exists()

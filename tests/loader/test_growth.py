@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -107,7 +107,7 @@ TWENTY_EPOCHS = """
 import json, os, sys
 from mmdata import Loader
 from tests.loader.test_growth import held
-from tests.waiting import no_new_shared_files
+from tests.waiting import wait_until_no_new_shared_files
 
 settings = json.loads(sys.argv[1])
 loader = Loader.from_config(settings)
@@ -117,7 +117,7 @@ for _ in range(20):
     after.append(held())
     if len(after) == 2:
         shared = os.listdir("/dev/shm")
-assert no_new_shared_files(shared)
+wait_until_no_new_shared_files(shared)
 print(json.dumps(after))
 """
 
@@ -145,10 +145,7 @@ def test_batch_that_its_user_dropped_is_gone_before_the_next_is_asked_for(corpus
     batches = iter(corpus.loader(**settings))
     for _ in range(3):
         pixels = weakref.ref(next(batches)["pixel_values"])
-        until = monotonic() + PATIENCE_S  # the thread that finished a batch may hold it for a moment
-        while pixels() is not None and monotonic() < until:
-            sleep(0.01)
-        assert pixels() is None
+        wait_until(lambda pixels=pixels: pixels() is None)  # the thread that finished a batch may hold it for a moment
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 
 from tests.flat_settings import grouped
 from tests.programs import PATIENCE_S
-from tests.waiting import no_new_shared_files
+from tests.waiting import wait_until_no_new_shared_files
 
 from .conftest import Corpus
 from .worker_processes import ROOT
@@ -94,7 +94,7 @@ def test_interrupt_leaves_no_process_memory_or_file(
     assert error.count("Traceback (most recent call last)") == 1, error
     assert error.rstrip().endswith("KeyboardInterrupt")
     assert left_of(tmp_path) == [], "memory without a name goes with the last process that maps it"
-    assert no_new_shared_files(shared)
+    wait_until_no_new_shared_files(shared)
     assert sorted(os.listdir(corpus.folder / "shards")) == files
     assert os.listdir(tmp_path) == ["program.py"]
 

@@ -20,7 +20,7 @@ from mmdata.errors import ConfigError, DataError, LoadError
 from mmdata.images.user import CHECKED_ROWS
 from mmdata.loader.workers import process
 from tests.programs import PATIENCE_S
-from tests.waiting import no_new_shared_files
+from tests.waiting import wait_until_no_new_shared_files
 
 from .conftest import Corpus
 from .worker_processes import PROCESS, nothing_left, open_files, program, transforms, worker_processes
@@ -134,7 +134,7 @@ def test_worker_process_memory_is_used_again_and_nothing_grows_over_epochs(corpu
         files.append(open_files())
     assert len(places) <= 5  # two ahead, one in use, one just dropped, one more when the epoch begins
     assert max(files) <= before + 1 + 2 * len(places)
-    assert no_new_shared_files(shared)
+    wait_until_no_new_shared_files(shared)
     del loader
     gc.collect()
     assert open_files() <= before

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.memory.feature_cache import BEING_WRITTEN, FEATURES, STEPS, FeatureCache, _Files
 from mmdata.train.models.dual_encoder import DualEncoderOutput
+from tests.waiting import wait_until
 
 ANGLE = {degrees: (np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))) for degrees in (0, 30, 60, 90)}
 
@@ -151,8 +151,7 @@ def test_cache_that_is_killed_while_it_writes_has_whole_rows_only(tmp_path: Path
         for step in itertools.count():
             written.write(rows, np.full((len(rows), width), step % 1000, dtype=np.float16), step)
     try:
-        while last_step(tmp_path) < 3:
-            time.sleep(0.01)
+        wait_until(lambda: last_step(tmp_path) >= 3)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -7,13 +7,13 @@ import logging
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from mmdata.train.run.presence import Hub, Presence, Spoke
 from tests.programs import PATIENCE_S, run_program
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -24,17 +24,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Presence]]:
     spokes = [Spoke(rank, lambda rank: f"step {rank}") for rank in (1, 2)]
     for each in spokes:
         each.connect(hub.address)
-    wait_for(lambda: len(hub._ranks) == 2)
+    wait_until(lambda: len(hub._ranks) == 2)
     yield [hub, *spokes]
     for each in (*spokes, hub):
         each.leave("")
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def words(presence: Presence) -> list[str]:
@@ -45,7 +38,7 @@ def test_connection_that_ends_without_a_word_is_a_rank_that_is_gone(ranks: list[
     hub, first, second = ranks
     for each in list(first._sockets):
         each.shutdown(socket.SHUT_RDWR)  # as the kernel does when a process ends
-    wait_for(lambda: hub.gone() and second.gone())
+    wait_until(lambda: hub.gone() and second.gone())
     said = ["rank 1 is gone (killed?), last heard of at step 1"]
     assert (words(hub), words(second)) == (said, said)
     assert not hub.gone()[0].ended
@@ -54,9 +47,9 @@ def test_connection_that_ends_without_a_word_is_a_rank_that_is_gone(ranks: list[
 def test_rank_that_leaves_with_an_error_is_gone_and_one_that_has_done_its_part_is_not(ranks: list[Presence]):
     hub, first, second = ranks
     first.leave("")
-    wait_for(lambda: len(hub._ranks) == 1)
+    wait_until(lambda: len(hub._ranks) == 1)
     second.leave("step 7, computing: OSError: disk full")
-    wait_for(hub.gone)
+    wait_until(hub.gone)
     assert words(hub) == ["rank 2 ended at step 7, computing: OSError: disk full"]
     assert hub.gone()[0].ended
 
@@ -64,14 +57,14 @@ def test_rank_that_leaves_with_an_error_is_gone_and_one_that_has_done_its_part_i
 def test_rank_0_is_gone_if_its_connections_end_without_a_word(ranks: list[Presence]):
     hub, first, second = ranks
     hub._left.set()  # its thread closes the connections, as the kernel does when a process ends
-    wait_for(lambda: first.gone() and second.gone())
+    wait_until(lambda: first.gone() and second.gone())
     assert words(first) == words(second) == ["rank 0 is gone (killed?), last heard of at step 0"]
 
 
 def test_rank_0_that_leaves_tells_why(ranks: list[Presence]):
     hub, first, second = ranks
     hub.leave("step 7, computing: OSError: disk full")
-    wait_for(lambda: first.gone() and second.gone())
+    wait_until(lambda: first.gone() and second.gone())
     assert words(first) == words(second) == ["rank 0 ended at step 7, computing: OSError: disk full"]
 
 
@@ -91,7 +84,7 @@ def test_stranger_is_not_listened_to(ranks: list[Presence]):
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as late:
         late.sendall(json.dumps({"token": token, "rank": 3}).encode() + b"\n")
         late.sendall(b'{"ended": "step 1: ValueError: x"}\n')
-        wait_for(hub.gone)
+        wait_until(hub.gone)
     assert words(hub) == ["rank 3 ended at step 1: ValueError: x"]
 
 
@@ -101,7 +94,7 @@ def test_rank_that_cannot_connect_says_so(caplog: pytest.LogCaptureFixture):
         port = taken.getsockname()[1]
         with caplog.at_level(logging.WARNING, "mmdata"):
             Spoke(3, str).connect(json.dumps([["127.0.0.1"], port, "token"]))
-            wait_for(lambda: caplog.messages)
+            wait_until(lambda: caplog.messages)
     assert caplog.messages == [
         f"rank 3 cannot connect to rank 0 at 127.0.0.1, port {port}: if a rank's process ends, this one learns of it "
         "by train.stall_timeout_s only; let ranks connect to each other on all ports"

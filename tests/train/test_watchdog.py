@@ -22,6 +22,7 @@ from mmdata.train.run.heartbeat import RankPosition
 from mmdata.train.run.watchdog import STALLED, Watchdog
 from tests.programs import PATIENCE_S, Program, free_port, run_ranks
 from tests.train.test_loop import last_state, make_trainer
+from tests.waiting import wait_until
 
 PROGRAM = Path(__file__).with_name("small_run.py")
 
@@ -132,11 +133,8 @@ def test_a_checkpoint_in_progress_is_written_before_the_end_if_that_does_not_las
 
 def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: list[Any]):
     launched += start(tmp_path, at=5, sleep_s=0, signal="SIGSTOP", grace_s=1, train={"stall_timeout_s": None})
-    stat, deadline = Path(f"/proc/{launched[1].pid}/stat"), time.monotonic() + PATIENCE_S
-    while stat.read_text().rpartition(")")[2].split()[0] != "T":  # its state: stopped
-        assert launched[1].poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    stat = Path(f"/proc/{launched[1].pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", program=launched[1])  # it is stopped
     time.sleep(5)  # longer than the grace, and than a heartbeat takes
     assert [process.poll() for process in launched] == [None, None]
     launched[1].send_signal(signal.SIGCONT)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from mmdata.train.run.heartbeat import Heartbeats, OwnPosition
+from tests.waiting import wait_until
 
 MAY_READ = threading.Event()
 
@@ -24,14 +25,12 @@ class Late(Heartbeats):
 
 def wait_for_a_heartbeat(heartbeats: Heartbeats) -> None:
     """Of rank 1."""
-    last = heartbeats.known()[1][1]
-    while (ago_s := heartbeats.known()[1][1]) >= last:
-        last = ago_s
-        time.sleep(0.01)
+    tick = heartbeats._known[1][0]
+    wait_until(lambda: heartbeats._known[1][0] > tick)
 
 
 def main(folder: Path, rank: int) -> None:
-    """Fail, or never end, unless rank 0 knows when rank 1 has read the verdict."""
+    """Fail unless rank 0 knows when rank 1 has read the verdict."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'ranks'}", rank=rank, world_size=2)
     group, released = dist.new_group(backend="gloo"), folder / "released"
     if rank == 0:
@@ -45,16 +44,14 @@ def main(folder: Path, rank: int) -> None:
             assert heartbeats.untold(patience_s=3600)
         assert not heartbeats.untold(patience_s=-1), "a rank that is not heard of is not waited for"
         released.touch()
-        while heartbeats.untold(patience_s=3600):
-            time.sleep(0.01)
+        wait_until(lambda: not heartbeats.untold(patience_s=3600))
     else:
         while not released.exists():
             assert not heartbeats.verdict
             assert not heartbeats.presence.gone()
             time.sleep(0.01)
         MAY_READ.set()
-        while not heartbeats.verdict:
-            time.sleep(0.01)
+        wait_until(lambda: heartbeats.verdict)
     heartbeats.close()
 
 

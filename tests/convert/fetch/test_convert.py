@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from mmdata.index import Manifest
 from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect
 from tests.programs import PATIENCE_S, Program
+from tests.waiting import wait_until
 
 PHOTOS = 12
 TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
@@ -273,11 +273,7 @@ def test_signal_in_the_middle_ends_the_run_and_a_rerun_is_as_undisturbed(
 
     album.answers |= dict.fromkeys(late_ones, never)
     process = start(table, tmp_path / "out", "--allow-private-addresses")
-    deadline = time.monotonic() + PATIENCE_S
-    while album.images() < PHOTOS:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: album.images() >= PHOTOS, program=process)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stdout) == (status, "")
