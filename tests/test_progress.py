@@ -14,7 +14,7 @@ import pytest
 
 from mmdata import progress
 from mmdata.convert import ConvertConfig, convert, convert_part
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.files import shipped
 from mmdata.progress import SILENT, Pass, Track, duration
 from tests.convert.conftest import content, jsonl

@@ -30,8 +30,8 @@ from mmdata.commands.paths import check_source
 from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe, preview
-from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.engines import Engine, local
+from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.units.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
 from mmdata.index import Manifest
 from mmdata.progress import duration, progress_in_rows

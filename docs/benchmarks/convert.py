@@ -90,7 +90,7 @@ def run(paths, out):
 """,
     "mmdata": """
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import local
+from mmdata.convert.units.engines import local
 def run(paths, out, workers=2, **settings):
     table = paths[0].parent / "captions.csv"
     report = convert(table, out, ConvertConfig(shard_rows=2048, **settings), engine=local(workers))

@@ -26,10 +26,11 @@ from convert_memory import make_table
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.cut import Units
-from mmdata.convert.engines import threads
-from mmdata.convert.group import Merges, image_key
-from mmdata.convert.repeats import KEY_BYTES, Repeats
-from mmdata.convert.sources import open_source
+from mmdata.convert.settle.merges import Merges
+from mmdata.convert.settle.repeats import Repeats
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.sources.rows import KEY_BYTES, image_key
+from mmdata.convert.units.engines import threads
 from mmdata.index import Manifest
 from tests.storage.servers import serve_s3
 

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import processes
+from mmdata.convert.units.engines import processes
 
 GROUP = 10_000
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from killed_conversions import SETTINGS, content, make_corpus
 
 from mmdata.convert import convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index.verify import verify
 

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import processes
+from mmdata.convert.units.engines import processes
 from mmdata.index.verify import verify
 
 SETTINGS = ConvertConfig(shard_rows=20, val_share=0.2, max_bad_share=0.2)

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmdata.convert.resize import Resize
+from mmdata.convert.row.resize import Resize
 from mmdata.images.crop import eval_crop, resize_crop
 from mmdata.images.decode import decode
 

@@ -157,7 +157,7 @@ def fetch_alone(urls: list[str]) -> None:
     """Print the rate at which the stage of the conversion hands on images, and what it costs."""
     from mmdata.convert.fetch import FetchStage
     from mmdata.convert.fetch.settings import FetchSettings
-    from mmdata.convert.rows import InputRow
+    from mmdata.convert.sources.rows import InputRow
 
     began, cpu_s = monotonic(), process_time()
     with FetchStage(FetchSettings(user_agent="benchmark", allow_private_addresses=True)) as stage:

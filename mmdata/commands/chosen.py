@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mmdata.config import Config
 from mmdata.config.data import DataConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.convert.chosen import ChosenRows
+from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.loader.corpus import open_index
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import select_rows

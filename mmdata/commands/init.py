@@ -18,9 +18,9 @@ from mmdata.commands.starter import Machine, Starter, choose_share, config_text,
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.accounts import CannotPublish
 from mmdata.convert.opening import PARTS
-from mmdata.convert.tables import shown
+from mmdata.convert.settle.accounts import CannotPublish
+from mmdata.convert.sources.tables import shown
 from mmdata.errors import ConfigError, DataError, counted
 from mmdata.files import write_whole
 from mmdata.index import Index, build_index

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.convert import ConvertConfig
-from mmdata.convert.engines import in_order
-from mmdata.convert.examine import Examined, Examiner
-from mmdata.convert.layouts import find_parts
-from mmdata.convert.missing import where_looked
-from mmdata.convert.packed import is_packed
-from mmdata.convert.rows import Source
-from mmdata.convert.sources import open_source
+from mmdata.convert.row.examine import Examined, Examiner
+from mmdata.convert.row.numbers import refuse_numbers
+from mmdata.convert.sources.layouts import find_parts
+from mmdata.convert.sources.missing import where_looked
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.sources.rows import Source
+from mmdata.convert.sources.tars import is_packed
+from mmdata.convert.units.engines import in_order
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.plan import IndexRows
@@ -210,7 +211,8 @@ def look(source: str, *, tokenizer: str | None = None, split: str | None = None)
             return Look(path, "shards", facts_of_index(index), None, tokenizer)
         return Look(path, "tars", facts_of_index(index), indexed=index.manifests[0])
     try:
-        corpus = open_source(path, ConvertConfig(split=split))
+        corpus = open_source(path, config := ConvertConfig(split=split))
+        refuse_numbers(corpus, path, config)
         facts = _facts_of_rows(path, corpus)
     except DamagedShard as error:
         raise DataError(

@@ -40,7 +40,7 @@ def check_folder(folder: str) -> None:
 def check_source(source: str) -> None:
     """Raise a DataError if there is no such corpus to convert; a URL is taken as it is."""
     # Imported here: only what converts reads archives.
-    from mmdata.convert.files import exists
+    from mmdata.convert.sources.files import exists
 
     if "://" not in source and not exists(source):
         raise DataError(f"source '{source}': no such file or folder")

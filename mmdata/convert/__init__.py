@@ -12,11 +12,11 @@ the output puts shards together and counts in `Accounts` what became of each row
 `preview` examines a sample of the rows, and writes nothing: how many will be written, what is wrong with the others.
 """
 
-from mmdata.convert.accounts import Accounts
+from mmdata.config.convert import ConvertConfig, load_recipe
 from mmdata.convert.convert import PartReport, Report, convert, convert_part
 from mmdata.convert.preview import Preview, preview
-from mmdata.convert.recipe import ConvertConfig, load_recipe
-from mmdata.convert.retry import Retry
+from mmdata.convert.settle.accounts import Accounts
+from mmdata.convert.settle.retry import Retry
 
 __all__ = [
     "Accounts",

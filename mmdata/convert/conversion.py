@@ -13,25 +13,25 @@ from importlib.metadata import version
 from itertools import repeat
 from typing import TypeVar
 
-from mmdata.convert.accounts import Accounts, Balance, CannotPublish, is_hopeless
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.cut import Units
-from mmdata.convert.decide import Decider
-from mmdata.convert.differences import Run
-from mmdata.convert.engines import Engine, Progress, in_order
-from mmdata.convert.equal_images import equal_digests
-from mmdata.convert.examine import Digester, Examiner
 from mmdata.convert.fetch import refuse_urls
-from mmdata.convert.files import digest_of_zip
-from mmdata.convert.group import Merges, grouping, image_key, row_key
-from mmdata.convert.output import SOURCE_NAME, TOKENIZER_NAME, Output, publish_all
-from mmdata.convert.part import OutputFolder, count_rows, lowest_hash
-from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.records import Records
-from mmdata.convert.retried import RetriedMerges, RetriedRows
-from mmdata.convert.rows import ImageSource, InputRow, Source, images_of
-from mmdata.convert.seen import ChangedFile, changed_file
-from mmdata.convert.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
-from mmdata.convert.unit import Job, Unit, part_of
+from mmdata.convert.row.examine import Digester, Examiner
+from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
+from mmdata.convert.settle.decide import Decider
+from mmdata.convert.settle.differences import Run
+from mmdata.convert.settle.equal_images import equal_digests
+from mmdata.convert.settle.merges import Merges
+from mmdata.convert.settle.output import SOURCE_NAME, TOKENIZER_NAME, Output, publish_all
+from mmdata.convert.settle.retried import RetriedMerges, RetriedRows
+from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
+from mmdata.convert.sources.files import digest_of_zip
+from mmdata.convert.sources.rows import ImageSource, InputRow, Source, grouping, image_key, images_of, row_key
+from mmdata.convert.sources.seen import ChangedFile, changed_file
+from mmdata.convert.units.engines import Engine, Progress, in_order
+from mmdata.convert.units.records import Records
+from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
+from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.files import sync_tree
 from mmdata.hashing import least_share

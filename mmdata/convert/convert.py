@@ -7,16 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmdata.convert.accounts import CannotPublish, add_up
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.changes import ChangedFiles, find_changes
-from mmdata.convert.chosen import ChosenRows
 from mmdata.convert.conversion import Conversion, MissingUnits
-from mmdata.convert.engines import Engine, local
-from mmdata.convert.given_rows import Rows
 from mmdata.convert.opening import open_conversion
-from mmdata.convert.output import are_complete
-from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.retry import Retry
+from mmdata.convert.settle.accounts import CannotPublish, add_up
+from mmdata.convert.settle.output import are_complete
+from mmdata.convert.settle.retry import Retry
+from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.given_rows import Rows
+from mmdata.convert.units.engines import Engine, local
 from mmdata.errors import ConfigError
 from mmdata.index import Manifest
 from mmdata.progress import SILENT, Track

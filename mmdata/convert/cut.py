@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from mmdata.convert.group import Merges
-from mmdata.convert.rows import InputRow, Source, images_of
-from mmdata.convert.table_source import TableSource
-from mmdata.convert.unit import Unit
+from mmdata.convert.settle.merges import Merges
+from mmdata.convert.sources.rows import InputRow, Source, images_of
+from mmdata.convert.sources.table_source import TableSource
+from mmdata.convert.units.unit import Unit
 from mmdata.errors import BadSample
 from mmdata.index.encode import Labels
 from mmdata.tars.texts import parse_label

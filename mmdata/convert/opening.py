@@ -7,19 +7,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.differences import Run
-from mmdata.convert.files import exists
-from mmdata.convert.given_rows import Rows
-from mmdata.convert.given_source import open_rows
-from mmdata.convert.output import Output, open_outputs
-from mmdata.convert.recipe import ALL, ConvertConfig
-from mmdata.convert.remote_tables import fetched
-from mmdata.convert.retry import Retry
-from mmdata.convert.rows import Source
-from mmdata.convert.s3_output import open_s3_outputs
-from mmdata.convert.sources import open_source
-from mmdata.convert.table_source import TableSource
+from mmdata.config.convert import ALL, ConvertConfig
+from mmdata.convert.row.numbers import refuse_numbers
+from mmdata.convert.settle.differences import Run
+from mmdata.convert.settle.output import Output, open_outputs
+from mmdata.convert.settle.retry import Retry
+from mmdata.convert.settle.s3_output import open_s3_outputs
+from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.files import exists
+from mmdata.convert.sources.given_rows import Rows
+from mmdata.convert.sources.given_source import open_rows
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.sources.remote import fetched
+from mmdata.convert.sources.rows import Source
+from mmdata.convert.sources.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
 from mmdata.storage.folder import local_folder
 from mmdata.storage.urls import display_name, is_url
@@ -154,7 +155,9 @@ def _refuse_paths(url: str, source: Source, config: ConvertConfig) -> None:
 
 def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
     try:
-        return open_source(path, config, chosen)
+        source = open_source(path, config, chosen)
+        refuse_numbers(source, path, config)
+        return source
     except DamagedShard as error:
         instead = f"or leave the tars as they are and index what can be read: `mmdata index {path} --skip-damaged`"
         raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error

@@ -11,19 +11,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.engines import in_order
-from mmdata.convert.examine import Examiner
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import FetchStage, is_unfetched
-from mmdata.convert.given_rows import Rows
-from mmdata.convert.group import Merges
 from mmdata.convert.opening import open_alone
 from mmdata.convert.packing import Packing, pack
-from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import images_of
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.sampled_row import RowLook, SampledRow
 from mmdata.convert.sampling import Estimate, SampleOf
+from mmdata.convert.settle.merges import Merges
+from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.given_rows import Rows
+from mmdata.convert.sources.rows import images_of
 from mmdata.convert.survey import Survey
+from mmdata.convert.units.engines import in_order
 from mmdata.errors import Reason
 from mmdata.processes import usable_cores
 from mmdata.progress import SILENT, Track

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mmdata.convert.examine import Examined, Examiner
-from mmdata.convert.fetch import has_url
-from mmdata.convert.rows import InputRow
-from mmdata.convert.unit import part_of
+from mmdata.convert.row.examine import Examined, Examiner
+from mmdata.convert.sources.rows import InputRow, has_url
+from mmdata.convert.units.unit import part_of
 from mmdata.errors import BadSample, Reason
 from mmdata.tars.write import members_of, size_in_tar
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from mmdata.convert.examine import Examiner
-from mmdata.convert.group import BUCKET_ROWS, Merge, Merges, grouping, image_key
-from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import ImageSource, InputRow, Source, images_of
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.sampling import SampleOf
+from mmdata.convert.settle.merges import BUCKET_ROWS, Merges
+from mmdata.convert.sources.rows import ImageSource, InputRow, Merge, Source, grouping, image_key, images_of
 from mmdata.errors import DataError
 from mmdata.progress import Track
 

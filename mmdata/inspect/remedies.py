@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from mmdata.config import DataConfig
+from mmdata.config.convert import ConvertConfig
 from mmdata.config.texts import TextsConfig
-from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.resize import Resize, as_jpeg
+from mmdata.convert.row.resize import Resize, as_jpeg
 from mmdata.errors import BadSample
 from mmdata.images import ImageInfo
 from mmdata.images.decode import decode_pixels, oriented

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mmdata.convert.engines import Engine, Progress, make_units
 from mmdata.convert.fetch import FetchStage
-from mmdata.convert.staging import Receipt
-from mmdata.convert.unit import Job, Unit
+from mmdata.convert.units.engines import Engine, Progress, make_units
+from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
 
 RETRIES = 3

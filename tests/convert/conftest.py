@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 
 GOOD = 3
 """Good rows that every corpus of `outcome` has beside the one in question."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index.verify import verify
 

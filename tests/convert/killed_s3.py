@@ -16,7 +16,7 @@ from typing import Any
 import aiobotocore.client
 
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.storage.s3 import S3Folder
 
 STEP = int(os.environ.get("STEP", "11"))

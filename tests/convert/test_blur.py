@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.blur import MAX_BOXES, BlurBox, blur, parse_boxes
-from mmdata.convert.engines import threads
+from mmdata.convert.row.blur import MAX_BOXES, BlurBox, blur, parse_boxes
+from mmdata.convert.units.engines import threads
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.index import Index

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, conversion, convert, convert_part, engines
-from mmdata.convert.engines import Engine, processes, threads
+from mmdata.convert import ConvertConfig, conversion, convert, convert_part
+from mmdata.convert.units import engines
+from mmdata.convert.units.engines import Engine, processes, threads
 from mmdata.errors import DataError
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl

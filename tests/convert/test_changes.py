@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import changes, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.files import shipped
 from mmdata.index import Index
 from tests.convert.conftest import content

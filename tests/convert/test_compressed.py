@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mmdata.convert.open_table import fingerprint, open_table
+from mmdata.convert.sources.open_table import fingerprint, open_table
 from mmdata.errors import DataError
 
 
@@ -110,7 +110,7 @@ def test_format_names_what_is_in_a_packed_file(corpus: Path, make: Any) -> None:
 def test_document_larger_than_the_limit_is_refused_inside_too(
     tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmdata.convert.json_tables.MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr("mmdata.convert.sources.json_tables.MAX_DOCUMENT_BYTES", 100)
     (tmp_path / "t.json.gz").write_bytes(gz(b"[]".ljust(5000)))
     with pytest.raises(
         DataError, match="a JSON document of 101 bytes; it would be held in memory, and at most 100 are"

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import CHUNK, Engine, Progress, in_order, local, processes, threads
-from mmdata.convert.examine import Examined
-from mmdata.convert.rows import InputRow
-from mmdata.convert.staging import Receipt
-from mmdata.convert.unit import Job, Unit
+from mmdata.convert.row.examine import Examined
+from mmdata.convert.sources.rows import InputRow
+from mmdata.convert.units.engines import CHUNK, Engine, Progress, in_order, local, processes, threads
+from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError, Reason
 from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, run_program
@@ -238,7 +238,7 @@ def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expect
     script = tmp_path / "script.py"
     script.write_text(
         "from mmdata.convert import ConvertConfig, convert\n"
-        "from mmdata.convert.engines import processes\n"
+        "from mmdata.convert.units.engines import processes\n"
         "print('once')\n"
         f"settings = ConvertConfig.model_validate({SETTINGS.model_dump(exclude_unset=True)!r})\n"
         f"convert({str(table)!r}, {str(tmp_path / 'out')!r}, settings, engine=processes(2))\n"

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, convert, files
-from mmdata.convert.fields import FieldReader
-from mmdata.convert.folder import FolderSource
+from mmdata.convert import ConvertConfig, convert
+from mmdata.convert.row.fields import FieldReader
+from mmdata.convert.sources import files
+from mmdata.convert.sources.folder import FolderSource
 from mmdata.errors import BadSample, ConfigError, DataError
 from tests.convert.conftest import left_out
 

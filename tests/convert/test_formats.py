@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, features
 
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.images import FORMATS
 from mmdata.images.decode import decode, oriented
 from mmdata.index import Index

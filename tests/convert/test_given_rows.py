@@ -20,9 +20,9 @@ from PIL import Image
 
 import datasets
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.chosen import ChosenRows
-from mmdata.convert.engines import threads
-from mmdata.convert.given_rows import GivenTable
+from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.given_rows import GivenTable
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from tests.convert.conftest import content, left_out
 

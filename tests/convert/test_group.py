@@ -13,10 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mmdata.convert import convert, convert_part, repeats
-from mmdata.convert.engines import local, threads
-from mmdata.convert.examine import Examiner
-from mmdata.convert.rows import InputRow
+from mmdata.convert import convert, convert_part
+from mmdata.convert.row.examine import Examiner
+from mmdata.convert.settle import repeats
+from mmdata.convert.sources.rows import InputRow
+from mmdata.convert.units.engines import local, threads
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.test_tables import captions

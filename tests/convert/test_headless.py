@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.delimited import DelimitedTable
-from mmdata.convert.engines import threads
-from mmdata.convert.headless import name_columns
-from mmdata.convert.tables import TableOptions
+from mmdata.convert.sources.delimited import DelimitedTable
+from mmdata.convert.sources.headless import name_columns
+from mmdata.convert.sources.tables import TableOptions
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.files import shipped
 

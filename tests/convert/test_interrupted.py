@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mmdata.convert import ConvertConfig, convert, convert_part
-from mmdata.convert.engines import Engine, Progress, threads
-from mmdata.convert.staging import Receipt
-from mmdata.convert.unit import Job, Unit
+from mmdata.convert.units.engines import Engine, Progress, threads
+from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import DataError
 from mmdata.index.verify import verify
 from tests.convert.conftest import content

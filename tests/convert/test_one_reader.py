@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
-from mmdata.convert.examine import Examiner
-from mmdata.convert.folder import FolderSource
+from mmdata.convert.row.examine import Examiner
+from mmdata.convert.sources.folder import FolderSource
+from mmdata.convert.units.engines import threads
 from mmdata.index import Index, ShardStore, build_index, verify
 from mmdata.storage.folder import find_ledger
 from mmdata.tars import captions_of

@@ -17,7 +17,7 @@ from mmdata import Loader, stream
 from mmdata.commands.look import look
 from mmdata.commands.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.files import lock
 from mmdata.index import Index, Manifest, build_index

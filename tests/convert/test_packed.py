@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
-from mmdata.convert.examine import Examiner
-from mmdata.convert.packed import PackedSource
+from mmdata.convert.row.examine import Examiner
+from mmdata.convert.sources.tars import PackedSource
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index import Index, build_index
 from tests.convert.conftest import left_out, tolerant

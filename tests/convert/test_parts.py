@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
-from mmdata.convert.arrow import ParquetTable
-from mmdata.convert.engines import Engine, Progress, processes, threads
-from mmdata.convert.staging import Receipt
-from mmdata.convert.tables import TableRow
-from mmdata.convert.unit import Job, Unit
+from mmdata.convert.sources.arrow import ParquetTable
+from mmdata.convert.sources.tables import TableRow
+from mmdata.convert.units.engines import Engine, Progress, processes, threads
+from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import shipped
 from mmdata.index import Manifest

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import ConvertConfig, Preview, Report, convert, preview
-from mmdata.convert.engines import threads
 from mmdata.convert.sampling import Estimate
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError, Reason
 from mmdata.files import shipped
 from mmdata.index import Index

@@ -21,7 +21,7 @@ import datasets
 import mmdata.storage.attempts as attempts_module
 import mmdata.storage.remote as remote_module
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from tests.convert.conftest import content
 from tests.programs import run_program

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.convert import repeats
-from mmdata.convert.group import image_key
-from mmdata.convert.repeats import KEY_BYTES, Repeats
-from mmdata.convert.rows import InputRow
-from mmdata.convert.spill import Spill
+from mmdata.convert.settle import repeats
+from mmdata.convert.settle.repeats import Repeats
+from mmdata.convert.settle.spill import Spill
+from mmdata.convert.sources.rows import KEY_BYTES, InputRow, image_key
 
 
 def key(image: int) -> bytes:
@@ -58,7 +57,7 @@ def test_repeats_are_those_that_pandas_finds(
 
 
 def test_rows_of_one_key_beyond_memory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdata.convert.spill.BUFFERED_BYTES", 1000)
+    monkeypatch.setattr("mmdata.convert.settle.spill.BUFFERED_BYTES", 1000)
     with Repeats(tmp_path, 4000) as found:
         for start in range(0, 4000, 100):
             found.add(key(1) * 100, np.arange(start, start + 100))
@@ -67,7 +66,7 @@ def test_rows_of_one_key_beyond_memory_are_found(tmp_path: Path, monkeypatch: py
 
 
 def test_spill_gives_back_what_was_added_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdata.convert.spill.BUFFERED_BYTES", 5)
+    monkeypatch.setattr("mmdata.convert.settle.spill.BUFFERED_BYTES", 5)
     with Spill(tmp_path) as spill:
         for bucket, data in ((3, b"ab"), (0, b"cde"), (3, b"fgh"), (3, b"i")):
             spill.add(bucket, data)

@@ -17,7 +17,7 @@ from PIL import Image, ImageCms, ImageOps
 
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.resize import Resize
+from mmdata.convert.row.resize import Resize
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.images import ImageInfo

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmdata.convert import ConvertConfig, Report, Retry, convert, convert_part
-from mmdata.convert.engines import local, threads
-from mmdata.convert.retry import RETRIED
+from mmdata.convert.settle.retry import RETRIED
+from mmdata.convert.units.engines import local, threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import shipped
 from mmdata.index import Index, build_index

@@ -24,9 +24,9 @@ import mmdata.storage.attempts as attempts_module
 import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.conversion import Conversion
-from mmdata.convert.engines import processes, threads
-from mmdata.convert.s3_output import S3Output
-from mmdata.convert.unit import Job
+from mmdata.convert.settle.s3_output import S3Output
+from mmdata.convert.units.engines import processes, threads
+from mmdata.convert.units.unit import Job
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import shipped
 from mmdata.index import Index

@@ -10,7 +10,7 @@ import pytest
 
 import datasets
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index import Index
 from tests.convert.test_tables import captions

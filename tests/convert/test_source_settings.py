@@ -13,7 +13,7 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.cells import as_list
+from mmdata.convert.sources.cells import as_list
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from tests.convert.test_sources import NAMES, Photos, folder_of, frame
@@ -382,7 +382,7 @@ def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos
 def test_source_that_does_not_fit_its_settings_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, settings: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("mmdata.convert.json_tables.MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr("mmdata.convert.sources.json_tables.MAX_DOCUMENT_BYTES", 100)
     (tmp_path / name).write_bytes(data)
     with pytest.raises((ConfigError, DataError), match=message):
         convert(tmp_path / name, tmp_path / "out", ConvertConfig(**settings))

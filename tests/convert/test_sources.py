@@ -22,7 +22,7 @@ from PIL import Image
 
 import datasets
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.index import Index
 from tests.convert.test_tables import captions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdata.convert.staging import Receipt, Staging
+from mmdata.convert.units.staging import Receipt, Staging
 
 RECEIPT = Receipt(unit=0, start=0, rows=5, quarantined=1)
 remove = shutil.rmtree

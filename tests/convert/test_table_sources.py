@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
-from mmdata.convert.table_source import TableSource
+from mmdata.convert.sources.table_source import TableSource
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from tests.convert.conftest import left_out

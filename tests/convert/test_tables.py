@@ -14,7 +14,7 @@ import pytest
 
 from mmdata.commands.look import look
 from mmdata.convert import preview
-from mmdata.convert.arrow import ArrowFile
+from mmdata.convert.sources.arrow import ArrowFile
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, ShardStore
 from mmdata.tars import captions_of

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
-from mmdata.convert.output import Output
+from mmdata.convert.settle.output import Output
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.hashing import in_share
 from mmdata.index import Index, Manifest, verify

@@ -16,10 +16,10 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.convert import convert_part
-from mmdata.convert.engines import local, threads
-from mmdata.convert.examine import Examiner
 from mmdata.convert.preview import preview
-from mmdata.convert.sources import open_source
+from mmdata.convert.row.examine import Examiner
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.units.engines import local, threads
 from mmdata.errors import DataError
 from tests.convert.conftest import content, left_out, tolerant
 from tests.logs import messages
@@ -247,7 +247,7 @@ def test_archive_that_cannot_be_trusted_is_an_error(
     entries = members.path.read_bytes()
     members.path.write_bytes(entries.replace(b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0"))
     refused(r"corpus.zip': is encrypted; unpack it with its password, and convert the folder")
-    monkeypatch.setattr("mmdata.convert.zipped.MAX_MEMBERS", 5)
+    monkeypatch.setattr("mmdata.convert.sources.zipped.MAX_MEMBERS", 5)
     members.add("d.txt", b"photo")
     refused(r"corpus.zip': 7 members, and 5 are read at most; unpack it, and convert the folder")
 
@@ -336,7 +336,7 @@ def test_archives_that_nobody_named_are_not_looked_into(
     source = build(tmp_path / "corpus", photo)
     Members(tmp_path / "corpus/good.zip", photo)
     opened: list[str] = []
-    monkeypatch.setattr("mmdata.convert.files.open_zip", opened.append)
+    monkeypatch.setattr("mmdata.convert.sources.files.open_zip", opened.append)
     open_source(source, ConvertConfig())
     assert not opened
 

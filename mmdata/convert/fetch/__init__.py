@@ -7,6 +7,6 @@
 `addresses` refuses private addresses where the socket is made. `tally` counts for the log.
 """
 
-from mmdata.convert.fetch.stage import FetchStage, has_url, is_unfetched, refuse_urls
+from mmdata.convert.fetch.stage import FetchStage, is_unfetched, refuse_urls
 
-__all__ = ["FetchStage", "has_url", "is_unfetched", "refuse_urls"]
+__all__ = ["FetchStage", "is_unfetched", "refuse_urls"]

@@ -17,10 +17,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch.settings import FetchSettings, user_agent
 from mmdata.convert.fetch.tally import Tally
-from mmdata.convert.recipe import ConvertConfig
-from mmdata.convert.rows import InputRow
+from mmdata.convert.sources.rows import InputRow, has_url
 from mmdata.errors import BadSample, ConfigError, Reason
 
 if TYPE_CHECKING:  # conversions without URLs do without aiohttp
@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # conversions without URLs do without aiohttp
 logger = logging.getLogger("mmdata.fetch")
 
 T = TypeVar("T")
-
-_URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 
 _OF_THE_WEB = re.compile(r"\s*https?://", re.IGNORECASE)
 
@@ -41,11 +39,6 @@ _OF_THE_TABLE = frozenset(
     {Reason.MISSING_CAPTION, Reason.EMPTY_CAPTION, Reason.BAD_CAPTION, Reason.CAPTION_TOO_LONG, Reason.BROKEN_ROW}
 )
 """Reasons that lie in a row itself, whatever its URL answers."""
-
-
-def has_url(row: InputRow) -> bool:
-    """Whether the row's image is behind a URL, of whatever scheme."""
-    return isinstance(row.image, str) and row.fault is None and row.merged_into is None and bool(_URL.match(row.image))
 
 
 def is_unfetched(path: str, reason: Reason) -> bool:

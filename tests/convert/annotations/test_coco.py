@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.annotations import open_annotated
-from mmdata.convert.engines import threads
-from mmdata.convert.layouts import find_parts
-from mmdata.convert.sources import open_source
+from mmdata.convert.sources.find import open_annotated
+from mmdata.convert.sources.layouts import find_parts
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
 from tests.convert.annotations.corpora import (

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdata.convert.annotations import json_stream
-from mmdata.convert.annotations.json_stream import stream_entries
+from mmdata.convert.sources import json_stream
+from mmdata.convert.sources.json_stream import stream_entries
 from mmdata.errors import DataError
 
 VALUES = st.recursive(

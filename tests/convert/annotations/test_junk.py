@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.convert import ConvertConfig
-from mmdata.convert.annotations import open_annotated
-from mmdata.convert.annotations.voc_xml import boxes_of, facts_of, parse_xml
-from mmdata.convert.examine import Examiner
-from mmdata.convert.fields import RowFields
-from mmdata.convert.rows import Source
+from mmdata.convert.row.examine import Examiner
+from mmdata.convert.row.fields import RowFields
+from mmdata.convert.sources.find import open_annotated
+from mmdata.convert.sources.rows import Source
+from mmdata.convert.sources.voc_xml import boxes_of, facts_of, parse_xml
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.tars.texts import Loss
 from tests.convert.annotations.corpora import make_coco, make_visual_genome, voc_object, voc_xml

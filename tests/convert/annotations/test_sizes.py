@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from tests.convert.annotations.corpora import CATEGORIES, coco_box, coco_document, coco_image, samples
 
 BOX = [16, 8, 48, 24]

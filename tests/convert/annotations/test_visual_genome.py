@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.engines import threads
-from mmdata.convert.sources import open_source
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from tests.convert.annotations.corpora import make_visual_genome, region, samples, texts
 from tests.convert.conftest import left_out

@@ -12,10 +12,10 @@ from torchvision.datasets import VOCDetection
 from torchvision.ops import box_convert
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.annotations.voc_xml import boxes_of, parse_xml
-from mmdata.convert.engines import threads
-from mmdata.convert.layouts import find_parts
-from mmdata.convert.sources import open_source
+from mmdata.convert.sources.layouts import find_parts
+from mmdata.convert.sources.open import open_source
+from mmdata.convert.sources.voc_xml import boxes_of, parse_xml
+from mmdata.convert.units.engines import threads
 from mmdata.errors import BadSample, ConfigError, DataError
 from tests.convert.annotations.corpora import make_voc, samples, texts, voc_object, voc_xml
 from tests.convert.conftest import left_out

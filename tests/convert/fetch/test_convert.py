@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.files import shipped
 from mmdata.index import Manifest

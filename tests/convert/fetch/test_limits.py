@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from mmdata.convert import ConvertConfig, Report, convert, preview
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from tests.convert.conftest import jsonl
 from tests.convert.fetch.sites import Answer, Site

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, Retry, convert
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.progress import Track
 from tests.convert.conftest import jsonl, left_out

@@ -12,7 +12,7 @@ from mmdata.convert.fetch.faults import NoRoom
 from mmdata.convert.fetch.fetcher import Fetcher
 from mmdata.convert.fetch.room import Room, Space
 from mmdata.convert.fetch.stage import FetchStage
-from mmdata.convert.rows import InputRow
+from mmdata.convert.sources.rows import InputRow
 from tests.convert.fetch.conftest import quick
 from tests.convert.fetch.sites import Answer, Site, dribble
 

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmdata.convert.fetch import FetchStage, has_url, refuse_urls
+from mmdata.convert.fetch import FetchStage
 from mmdata.convert.fetch.fetcher import Fetcher
 from mmdata.convert.fetch.settings import user_agent
+from mmdata.convert.fetch.stage import refuse_urls
 from mmdata.convert.fetch.tally import HOSTS_KEPT, Tally
-from mmdata.convert.rows import InputRow
+from mmdata.convert.sources.rows import InputRow, has_url
 from mmdata.errors import ConfigError, Reason
 from tests.convert.fetch.conftest import fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, faulty
@@ -134,7 +135,7 @@ BREAKS = """
 import asyncio, sys, threading, warnings
 from mmdata.convert.fetch import FetchStage, fetcher
 from mmdata.convert.fetch.settings import FetchSettings
-from mmdata.convert.rows import InputRow
+from mmdata.convert.sources.rows import InputRow
 
 def broken(*_, **__):
     raise RuntimeError("no more of them")
@@ -191,7 +192,7 @@ import re, sys
 from pathlib import Path
 from mmdata.convert.fetch import FetchStage
 from mmdata.convert.fetch.settings import FetchSettings
-from mmdata.convert.rows import InputRow
+from mmdata.convert.sources.rows import InputRow
 
 urls = (InputRow(n, "", f"http://127.0.0.{1 + n % 20}:{sys.argv[1]}/a.jpg?{n}") for n in range(3000))
 settings = FetchSettings(user_agent="x", allow_private_addresses=True, bytes_ahead=8 * 2**20, rows_ahead=100)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import Report, convert, load_recipe
-from mmdata.convert.engines import threads
+from mmdata.convert.units.engines import threads
 from tests.convert.conftest import left_out
 from tests.convert.fetch.sites import Answer, Site
 

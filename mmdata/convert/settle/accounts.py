@@ -1,0 +1,200 @@
+"""Counts what becomes of each row. Accounts balance, or nothing is published.
+
+Every input row is written, merged into the sample of another row, a duplicate, filtered or quarantined. Each row that
+is neither written nor merged has a line in quarantine.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.fetch import is_unfetched
+from mmdata.convert.sources.missing import where_looked
+from mmdata.convert.sources.rows import Source
+from mmdata.errors import DataError, Reason
+from mmdata.tars.texts import Losses
+
+EXAMPLES = 3
+"""Reasons that the error of a failed conversion explains."""
+EARLY = 1000
+"""Quarantined rows below which a conversion does not end early."""
+_NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
+
+
+class Accounts:
+    """Counts the rows that belong to one folder of shards, and keeps their ledger.
+
+    Args:
+        ledger: open file that gets a JSON object a line: row, place, path, reason, detail.
+
+    Attributes:
+        written: rows in a shard.
+        merged: rows whose captions are in the sample of another row of the same image.
+        differing: duplicates with captions or a label that the written row of their image has not.
+        reasons: number of rows left out for each reason.
+        unfetched: of these, rows whose image could not be had from its URL.
+        missing: the first path at which no image was found; "" for none.
+        losses: of written rows with an unusable text file.
+    """
+
+    def __init__(self, ledger: BinaryIO) -> None:
+        self.written = 0
+        self.merged = 0
+        self.differing = 0
+        self.reasons: Counter[Reason] = Counter()
+        self.unfetched: Counter[Reason] = Counter()
+        self.first: dict[Reason, str] = {}
+        self.missing = ""
+        self.losses = Losses()
+        self._ledger = ledger
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return self.written + self.merged + self.reasons.total()
+
+    @property
+    def duplicate(self) -> int:
+        """Rows with the image of an earlier row."""
+        return self.reasons[Reason.DUPLICATE_IMAGE]
+
+    @property
+    def filtered(self) -> int:
+        """Rows left out on purpose."""
+        return self.reasons[Reason.FILTERED]
+
+    @property
+    def quarantined(self) -> int:
+        """Rows that cannot be used."""
+        return self.reasons.total() - self.duplicate - self.filtered
+
+    @property
+    def bad(self) -> int:
+        """Rows that cannot be used, for another reason than that their URL gave no image."""
+        return self.quarantined - self.unfetched.total()
+
+    @property
+    def ledger(self) -> str:
+        """Path of the ledger."""
+        return self._ledger.name
+
+    def leave_out(self, *, row: int, place: str, path: str, reason: Reason, detail: str) -> None:
+        """Count a row that is neither written nor merged, and record it."""
+        self.reasons[reason] += 1
+        self.unfetched[reason] += is_unfetched(path, reason) and reason not in _NOT_QUARANTINED
+        self.first.setdefault(reason, f"{place}: {detail}")
+        if reason is Reason.MISSING_IMAGE:
+            self.missing = self.missing or path
+        line = {"row": row, "place": place, "path": path, "reason": str(reason), "detail": detail}
+        # A name that is not UTF-8 holds surrogates; backslashreplace writes them as escapes, which are valid in JSON.
+        text = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        self._ledger.write(text + b"\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts for the manifest; "lost", "differing" and "unfetched" only if there are such rows."""
+        lost = {"lost": self.losses.as_dict()} if self.losses.counts else {}
+        differing = {"differing": self.differing} if self.differing else {}
+        unfetched = {"unfetched": self.unfetched.total()} if self.unfetched.total() else {}
+        return {
+            "rows": self.rows,
+            "written": self.written,
+            "merged": self.merged,
+            "duplicate": self.duplicate,
+            "filtered": self.filtered,
+            "quarantined": self.quarantined,
+            "reasons": {str(reason): self.reasons[reason] for reason in sorted(self.reasons)},
+            **lost,
+            **differing,
+            **unfetched,
+        }
+
+
+def is_hopeless(left_out: int, share: float, rows_at_most: int) -> bool:
+    """Whether a conversion in progress must fail: EARLY rows and more are left out, whatever the others will be."""
+    return left_out >= EARLY and left_out > share * rows_at_most
+
+
+class CannotPublish(DataError):
+    """The rows of a conversion are not good enough to publish, whoever converts them again."""
+
+
+class Balance:
+    """Compares the rows that came in with the accounts of all folders of a conversion.
+
+    Args:
+        accounts: of each folder.
+        rows: input rows.
+        source: of the rows; None where an error need not say where images were looked for.
+    """
+
+    def __init__(self, accounts: Sequence[Accounts], rows: int, source: Source | None = None) -> None:
+        self._rows = rows
+        self._accounts = accounts
+        self._source = source
+
+    def check(self, config: ConvertConfig, *, rows_at_most: int | None = None) -> None:
+        """Raise CannotPublish if too many rows are quarantined.
+
+        Args:
+            config: the largest shares of the input rows.
+            rows_at_most: during a conversion, an upper bound of the input rows.
+        """
+        total = self._rows if rows_at_most is None else max(self._rows, rows_at_most)
+        of_total = f"of {'' if rows_at_most is None else 'at most '}{total} rows"
+        bad, unfetched = self._add(lambda one: one.reasons - one.unfetched), self._add(lambda one: one.unfetched)
+        if (count := sum(one.bad for one in self._accounts)) > config.max_bad_share * total:
+            raise CannotPublish(
+                f"{count} {of_total} are unusable, over max_bad_share={config.max_bad_share}; nothing is published. "
+                f"{self._explain(bad)}. Each has a line in {self._ledgers()}. "
+                "Repair the corpus, or allow more with --max-bad-share"
+            )
+        if (count := unfetched.total()) > config.max_unfetched_share * total:
+            raise CannotPublish(
+                f"{count} {of_total} have a URL that gave no image, over "
+                f"max_unfetched_share={config.max_unfetched_share}; nothing is published. {self._explain(unfetched)}. "
+                f"Each has a line in {self._ledgers()}. Start again when the servers answer, or allow more with "
+                "max_unfetched_share in the recipe"
+            )
+
+    def settle(self) -> None:
+        """Raise CannotPublish unless every row is accounted for and at least one was written."""
+        accounted = sum(one.rows for one in self._accounts)
+        if accounted != self._rows:
+            raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
+        if not any(one.written for one in self._accounts):
+            all_reasons = self._add(lambda one: one.reasons)
+            raise CannotPublish(
+                f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
+            )
+
+    def _add(self, reasons_of: Callable[[Accounts], Counter[Reason]]) -> Counter[Reason]:
+        return sum((reasons_of(one) for one in self._accounts), Counter[Reason]())
+
+    def _ledgers(self) -> str:
+        return " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
+
+    def _explain(self, reasons: Counter[Reason]) -> str:
+        first: dict[Reason, str] = {}
+        for one in self._accounts:
+            first = {**one.first, **first}
+        top = [reason for reason, _ in reasons.most_common(EXAMPLES)]
+        listed = "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)
+        if self._source is None or any(one.written for one in self._accounts):
+            return listed
+        return listed + where_looked(self._source, next((one.missing for one in self._accounts if one.missing), ""))
+
+
+def add_up(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Accounts of several folders, as one: counts are added, other values are those of the first."""
+    total = dict(accounts[0])
+    for one in accounts[1:]:
+        for name, value in one.items():
+            if isinstance(value, int):
+                total[name] = total.get(name, 0) + value
+            elif name in ("reasons", "lost"):
+                total[name] = dict(sorted((Counter(total.get(name, {})) + Counter(value)).items()))
+    return total

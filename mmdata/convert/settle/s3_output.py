@@ -1,0 +1,307 @@
+"""An output folder on S3. There are no locks there: each step may be done twice, and the manifest, put last, decides.
+
+One run at a time owns the folder: the one whose `run.json` is in the hidden folder, put under the condition that there
+was none. Shards that are whole tars of units stay there with the units until every row is accounted for; others are
+made on this disk, and wait there too. Then all are copied into place on the server's side, and the manifest last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.settle.accounts import CannotPublish
+from mmdata.convert.settle.differences import Run
+from mmdata.convert.settle.output import TOKENIZER_NAME, Output, digest_of, foreign_files, identified
+from mmdata.convert.settle.shards import Compose
+from mmdata.convert.units.compose import Composed, Fragment, compose, take_whole
+from mmdata.convert.units.s3_staging import THREADS, S3Staging, remove_units, units_are_gone
+from mmdata.convert.units.staging import RUN_NAME, UNITS_NAME, Staging
+from mmdata.errors import ConfigError, DataError
+from mmdata.hashing import file_sha256
+from mmdata.index.manifest import Manifest
+from mmdata.processes import map_concurrently
+from mmdata.recognize import PRIVATE_NAME
+from mmdata.storage.attempts import Absent
+from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME
+from mmdata.storage.s3 import MOST_BYTES, S3Folder
+from mmdata.storage.urls import S3_CONNECTIONS
+
+MANIFEST = INNER + MANIFEST_NAME
+MADE = "made/"
+"""Folder, in the hidden one, of shards that were made of parts of tars."""
+OLD = "old.json"
+NEW = "new.json"
+"""Manifests, in the hidden folder, whose files a killed run may have left without a manifest in place."""
+BEGINS = 8
+"""Times that a run tries to own a folder which others give up or take."""
+
+
+class S3Output(Output):
+    """A folder of a bucket that one run owns. What is not a shard is made in a folder of this disk first.
+
+    Args:
+        folder: on this disk, made here.
+        bucket: where the conversion is published.
+    """
+
+    def __init__(self, folder: Path, bucket: S3Folder) -> None:
+        super().__init__(folder)
+        folder.mkdir(parents=True)
+        self._bucket = bucket
+        self._hidden = bucket.under(PRIVATE_NAME)
+        self._shards: dict[str, Callable[[], None]] = {}  # put the shards into place, by name
+        self._sizes: dict[str, int | None] = {}
+        self._staging: S3Staging | None = None
+
+    @property
+    def place(self) -> str:
+        """See `Output.place`."""
+        return self._bucket.url
+
+    def composer(self, staging: Staging) -> Compose:
+        """See `Output.composer`. Shards stay in the hidden folder until they are published."""
+        assert isinstance(staging, S3Staging)
+        self._staging = staging
+        return partial(self._compose, staging)
+
+    def read_manifest(self) -> Manifest:
+        """See `Output.read_manifest`."""
+        return Manifest.read(self._bucket.url)
+
+    def published(self) -> Manifest | None:
+        """See `Output.published`."""
+        return None if self._bucket.get(MANIFEST) is None else self.read_manifest()
+
+    def listing(self) -> set[str]:
+        """See `Output.listing`. Whole other corpora below the folder are not listed."""
+        files = {**self._bucket.listing(sub_folders=False), **self._bucket.listing(INNER)}
+        self._sizes = {name: file.bytes for name, file in files.items()} | dict.fromkeys(self._bucket.sub_folders())
+        return {_top(name) for name in self._sizes} - {"", INNER_NAME, INNER, INNER + JOINS_NAME}
+
+    def size(self, name: str) -> int:
+        """See `Output.size`; at the time of the last `listing`."""
+        size = self._sizes[name]
+        assert size is not None
+        return size
+
+    def copy_of(self, name: str) -> Path:
+        """See `Output.copy_of`."""
+        path = self.private / PurePosixPath(name).name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = self._bucket.get(name)
+        assert found is not None, f"'{name}' was listed"
+        path.write_bytes(found.data)
+        return path
+
+    def names(self, manifest: Manifest) -> set[str]:
+        """See `Output.names`. There are no links on S3."""
+        return super().names(manifest) - {TOKENIZER_NAME}
+
+    def refuse_foreign(self) -> None:
+        """See `Output.refuse_foreign`."""
+        listing = self.listing()  # first: a run that publishes now has put a manifest that names each file before it
+        left = (self._left(OLD), self._left(NEW))  # of a run that was killed while it published
+        ours = {PRIVATE_NAME}.union(*(self.names(one) for one in (self.published(), *left) if one is not None))
+        if foreign := sorted(listing - ours):
+            raise foreign_files(self.place, foreign)
+
+    def staging(self, run: Run, *, overwrite: bool, shared: bool = False) -> S3Staging:
+        """See `Output.staging`. The folder belongs to this run from then on, or it is an error.
+
+        Raises:
+            ConfigError: the store knows no conditions.
+        """
+        run, digest = identified(run)
+        staging = S3Staging(self.private / f"{UNITS_NAME}-{digest}", self._hidden, digest)
+        data = json.dumps(run, sort_keys=True).encode()
+        for _ in range(BEGINS):
+            if self._hidden.put_new(RUN_NAME, data):
+                self._hidden.check_conditions(RUN_NAME, data)
+            elif (found := self._hidden.get(RUN_NAME)) is None:
+                continue  # that run ended just now
+            elif found.data != data and not self._take_over(
+                json.loads(found.data), found.tag, run, overwrite and not shared
+            ):
+                continue
+            staging.begin(run, overwrites=overwrite)
+            return staging
+        raise DataError(f"output '{self.place}': other conversions begin here and end; run this again when they have")
+
+    def withdraw_old(self) -> None:
+        """See `Output.withdraw_old`. Its manifest is kept in the hidden folder, as it names files to remove."""
+        new, found = self._made(), self._bucket.get(MANIFEST)
+        if found is not None and found.data != new:
+            self._check_owner()
+            self._hidden.put(OLD, found.data, _sha256(found.data))
+            self._bucket.remove([MANIFEST])
+        if (old := self._left(OLD)) is not None:
+            names = self.names(old)
+            wanted = {*self._shards, *self._files(), MANIFEST}
+            self.listing()
+            self._bucket.remove(name for name in self._sizes if _top(name) in names and name not in wanted)
+
+    def publish(self) -> None:
+        """See `Output.publish`. Several processes that publish the same may do so at once.
+
+        Raises:
+            DataError: another conversion was published meanwhile, or the units were removed.
+        """
+        data = self._made()
+        if not self._is_owner() and self._is_published(data):
+            return  # by another process, which has removed the units
+        self._check_owner()
+        self._hidden.put(NEW, data, _sha256(data))
+        try:
+            for _ in map_concurrently(_call, self._shards.values(), threads=S3_CONNECTIONS, end=lambda: None):
+                pass
+        except Absent as error:
+            if self._is_published(data):
+                return  # and who did it has removed the units
+            raise units_are_gone(self.place) from error
+
+        def send(name: str) -> None:
+            path = self.private / name
+            self._bucket.put(name, path, file_sha256(path))
+
+        for _ in map_concurrently(send, self._files(), threads=THREADS, end=lambda: None):
+            pass
+        if not self._bucket.put_new(MANIFEST, data) and not self._is_published(data):
+            raise DataError(
+                f"output '{self.place}': another conversion was published here meanwhile; let one run end, then "
+                "convert again with --overwrite"
+            )
+
+    def remove_private(self) -> None:
+        """See `Output.remove_private`. What belongs to another run stays."""
+        shutil.rmtree(self.private, ignore_errors=True)
+        if (found := self._hidden.get(RUN_NAME)) is not None and (published := self.published()) is not None:
+            run = json.loads(found.data)
+            run.pop("mmdata")
+            if run != (published.accounts or {}).get("run"):
+                return
+        remove_units(self._hidden, "")
+
+    def _compose(self, staging: S3Staging, fragments: Sequence[Fragment], tar: Path) -> Composed:
+        """Make a shard, of which nothing is on this disk afterwards."""
+        bucket, name = staging.bucket, staging.name_of(fragments[0].tar)
+        if len(fragments) == 1 and fragments[0].is_whole and name is not None:
+            made = take_whole(fragments[0], tar.name)
+        else:
+            with ExitStack() as stack:
+                for fragment in fragments:
+                    stack.enter_context(staging.at_hand(fragment.tar))
+                made = compose(fragments, tar)
+            name = f"{staging.units}/{MADE}{self.folder.name}/{tar.name}"
+            bucket.put(name, tar, made.entry.sha256)
+            for path in (tar, *(one.tar for one in fragments)):
+                path.unlink(missing_ok=True)  # those that were written with other class numbers are here yet
+        self._shards[tar.name] = partial(self._bucket.copy, bucket, name, tar.name)
+        return made
+
+    def _take_over(self, other: Run, tag: str, run: Run, overwrite: bool) -> bool:
+        """Put this run in the place of another that has no units, or is to be replaced; False if it has changed.
+
+        Raises:
+            DataError: it has units.
+        """
+        theirs = S3Staging(self.private, self._hidden, digest_of(other))
+        if not overwrite and theirs.has_any():
+            raise self.unfinished(other, run)
+        if not self._hidden.put_new(RUN_NAME, json.dumps(run, sort_keys=True).encode(), instead_of=tag):
+            return False
+        remove_units(self._hidden, f"{theirs.units}/")
+        return True
+
+    def _is_owner(self) -> bool:
+        """Whether the folder still belongs to this run."""
+        assert self._staging is not None
+        run = self._staging.run()
+        return run is not None and digest_of(run) == self._staging.digest
+
+    def _check_owner(self) -> None:
+        """Raise DataError if the folder belongs to another run by now: its shards would be written over."""
+        if not self._is_owner():
+            raise units_are_gone(self.place)
+
+    def _made(self) -> bytes:
+        """The manifest that is to be published."""
+        return (self.private / MANIFEST).read_bytes()
+
+    def _files(self) -> list[str]:
+        """What is published besides shards and manifest, all of it on this disk."""
+        paths = (path for path in sorted((self.private / INNER).rglob("*")) if path.is_file())
+        names = (path.relative_to(self.private).as_posix() for path in paths)
+        return [name for name in names if name != MANIFEST and not PurePosixPath(name).name.startswith(".")]
+
+    def _is_published(self, data: bytes) -> bool:
+        found = self._bucket.get(MANIFEST)
+        return found is not None and found.data == data
+
+    def _left(self, name: str) -> Manifest | None:
+        """A manifest in the hidden folder, without its index files."""
+        if (found := self._hidden.get(name)) is None:
+            return None
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            (Path(folder) / INNER).mkdir()
+            (Path(folder) / MANIFEST).write_bytes(found.data)
+            return Manifest.read(folder)
+
+
+@contextmanager
+def open_s3_outputs(url: str, config: ConvertConfig, parts: Sequence[str]) -> Generator[list[Output]]:
+    """A folder on S3, or its sub-folders `parts`. What is made on this disk lies in a folder of TMPDIR meanwhile.
+
+    Args:
+        url: s3://BUCKET/PREFIX.
+        config: the largest shard.
+        parts: names of sub-folders.
+
+    Raises:
+        DataError: a folder holds foreign files.
+        ConfigError: another URL; no such bucket, no permission; or shards that are too large for it.
+    """
+    bucket = S3Folder.of_url(url)
+    if config.shard_bytes > MOST_BYTES:
+        raise ConfigError(
+            f"shard_bytes {config.shard_bytes}: an output on S3 has shards of at most {MOST_BYTES:,} bytes"
+        )
+    if parts:
+        names = {_top(name) for name in (*bucket.listing(sub_folders=False), *bucket.sub_folders())}
+        if foreign := sorted(names - {"", *parts}):
+            raise foreign_files(bucket.url, foreign)
+    folder = Path(tempfile.mkdtemp(prefix="mmdata-convert-"))
+    keep = False
+    try:
+        outputs = [S3Output(folder / (part or "out"), bucket.under(part)) for part in parts or ("",)]
+        for output in outputs:
+            output.refuse_foreign()
+        yield list[Output](outputs)
+    except CannotPublish:
+        keep = True  # the message names lists of rows in it
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _top(name: str) -> str:
+    """A name as in `Output.listing`: of the file or folder at the top, or in `__mmdata__`, that has this one in it."""
+    if name.startswith(INNER):
+        return INNER + name.removeprefix(INNER).split("/")[0]
+    return name.split("/")[0]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()

@@ -1,0 +1,188 @@
+"""One folder of a conversion in the making: its shards, manifest, accounts and lists of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.settle.accounts import Accounts
+from mmdata.convert.settle.decide import Decided
+from mmdata.convert.settle.row_list import InputRows
+from mmdata.convert.units.compose import Composed, Fragment, compose, relabel
+from mmdata.convert.units.staging import Staging
+from mmdata.convert.units.unit import fragment_name, read_tars
+from mmdata.files import end_file, naming, sync_folder
+from mmdata.index.writer import ManifestWriter, shard_name
+from mmdata.processes import usable_cores
+from mmdata.storage.folder import INNER, QUARANTINE_NAME
+from mmdata.tars.tar import END
+
+logger = logging.getLogger("mmdata")
+
+RELABELLED_NAME = ".relabelled"
+
+Compose = Callable[[Sequence[Fragment], Path], Composed]
+"""Makes a shard of fragments."""
+
+
+class OutputFolder:
+    """A folder of shards in the making. A context manager; its manifest is written by `close`, last.
+
+    Args:
+        number: 0 for all samples or those for training, 1 for those for validation.
+        folder: exists, with its `__mmdata__`, and holds no shard.
+        config: the largest shard.
+        staging: of the units.
+        pool: makes shards.
+        compose: makes one; see `compose`.
+
+    Attributes:
+        accounts: of the rows that belong to the folder.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        config: ConvertConfig,
+        staging: Staging,
+        pool: ThreadPoolExecutor,
+        *,
+        compose: Compose = compose,
+    ) -> None:
+        self._number = number
+        self._folder = folder
+        self._limits = config.shard_rows, config.shard_bytes
+        self._staging = staging
+        self._pool = pool
+        self._compose = compose
+        self._ledger = folder / INNER / QUARANTINE_NAME
+        self._stack = ExitStack()
+        self._shard: list[Fragment] = []  # of the shard that is being filled
+        self._rows, self._bytes = 0, len(END)  # of that shard
+        self._num_shards = 0  # begun
+        self._composing: deque[Future[Composed]] = deque()
+        self._most_composing = 4 * usable_cores()
+        self._relabelled = count()
+
+    def __enter__(self) -> OutputFolder:
+        self._stack.enter_context(naming(self._ledger))  # closing may fail too: it writes the buffer
+        self._file: BinaryIO = self._stack.enter_context(self._ledger.open("wb"))
+        self.accounts = Accounts(self._file)
+        self._input_rows = self._stack.enter_context(InputRows(self._folder / INNER))
+        self._manifest = ManifestWriter(self._folder)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for future in self._composing:
+            future.cancel()
+        self._manifest.discard()
+        self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
+
+    def add(self, decided: Decided) -> None:
+        """Add the rows of a unit that belong to this folder: count them, and put its samples into shards."""
+        shards = np.full(len(decided.records), -1, np.int32)
+        written = decided.written
+        of_part = np.flatnonzero(decided.records.part == self._number)
+        kept = np.intersect1d(decided.records.kept, of_part)  # places of the samples in the tars, in their order
+        start = 0
+        for number, tar in enumerate(read_tars(self._staging.unit(decided.receipt.unit))[self._number]):
+            places = kept[start : start + tar.samples]
+            start += tar.samples
+            path = self._staging.unit(decided.receipt.unit) / fragment_name(self._number, number)
+            fragment = Fragment(path, tar.sha256, tar.bytes, tar.samples, np.flatnonzero(written[places]))
+            if decided.labels is not None and len(fragment.rows):
+                with self._staging.at_hand(path):
+                    fragment = relabel(fragment, decided.labels[places], self._new_relabelled())
+            if len(fragment.rows):
+                shards[places[written[places]]] = self._place(fragment)
+        count_rows(self.accounts, decided, self._number)
+        self._input_rows.add(decided, self._number, shards)
+
+    def close_ledger(self) -> None:
+        """Put the list of the rows left out on disk."""
+        end_file(self._file)
+
+    def close(self, more: dict[str, object], tokenizer: str | None) -> None:
+        """Finish the shards and, last, the manifest.
+
+        Args:
+            more: is kept in the manifest besides the accounts.
+            tokenizer: fingerprint of the tokenizer that counted the captions.
+        """
+        self._begin_shard()
+        self._collect(at_most=0)
+        self._input_rows.finish()
+        sync_folder(self._folder / INNER)
+        sync_folder(self._folder)
+        self._manifest.close(tokenizer=tokenizer, accounts={**self.accounts.as_dict(), **more})
+
+    def _new_relabelled(self) -> Path:
+        folder = self._folder / RELABELLED_NAME
+        (folder / INNER).mkdir(parents=True, exist_ok=True)
+        return folder / shard_name(next(self._relabelled))
+
+    def _place(self, fragment: Fragment) -> int:
+        """Put a fragment into the shard that is being filled, or a new one if it does not fit; the shard's number."""
+        shard_rows, shard_bytes = self._limits
+        size = fragment.bytes
+        fits = self._rows + len(fragment.rows) <= shard_rows and self._bytes + size <= shard_bytes
+        if self._shard and not fits:
+            self._begin_shard()
+        self._shard.append(fragment)
+        self._rows, self._bytes = self._rows + len(fragment.rows), self._bytes + size
+        return self._num_shards
+
+    def _begin_shard(self) -> None:
+        """Make the shard that is being filled, and begin another one."""
+        if not self._shard:
+            return
+        tar = self._folder / shard_name(self._num_shards)
+        self._composing.append(self._pool.submit(self._compose, self._shard, tar))
+        self._shard, self._rows, self._bytes = [], 0, len(END)
+        self._num_shards += 1
+        self._collect(at_most=self._most_composing)
+
+    def _collect(self, *, at_most: int) -> None:
+        """Add shards to the manifest until no more than some are being made."""
+        while len(self._composing) > at_most:
+            self._manifest.add(*self._composing.popleft().result())
+
+
+def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
+    """Count the rows of a unit that belong to a folder, by its number."""
+    records = decided.records
+    ours = decided.parts == number
+    written = decided.written & ours
+    accounts.written += int(written.sum())
+    accounts.merged += sum(bool(ours[place]) and place not in decided.faults for place in records.merged.tolist())
+    accounts.differing += sum(bool(ours[place]) for place in decided.differing)
+    for place, (reason, detail) in sorted(decided.faults.items()):
+        if ours[place]:
+            accounts.leave_out(
+                row=int(decided.numbers[place]),
+                place=records.text("place", place),
+                path=records.text("path", place),
+                reason=reason,
+                detail=detail,
+            )
+    for place, losses in sorted(decided.losses.items()):
+        if written[place]:
+            for loss in accounts.losses.add(records.text("place", place), losses):
+                detail = accounts.losses.first[loss]
+                logger.warning("%s (%s); the sample is written without it, and so are further ones", detail, loss)
+
+
+def lowest_hash(decided: Decided) -> int:
+    """The least `hash64` of the images that a unit writes; the largest one there is if it writes none."""
+    digests = np.frombuffer(decided.records.digests(np.flatnonzero(decided.written)), "<i8")
+    return int(digests[::2].min()) if len(digests) else 2**63 - 1

@@ -1,0 +1,216 @@
+"""Which column of a table is what: image, captions, label, and the columns to keep."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from mmdata.config.convert import ALL, RESERVED, ConvertConfig
+from mmdata.convert.sources.arrow import as_text
+from mmdata.convert.sources.cells import as_list
+from mmdata.convert.sources.tables import SourceTable, shown
+from mmdata.errors import BadSample, ConfigError, excerpt
+from mmdata.tars.texts import parse_label
+
+logger = logging.getLogger("mmdata")
+
+IMAGE_COLUMNS = (
+    *("filepath", "file_path", "image", "image_path", "path", "file_name", "filename"),
+    *("image_name", "image_file", "img", "img_path", "file", "jpg", "image_bytes"),
+    *("url", "image_url", "img_url", "image_link", "image_urls"),
+)
+CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
+LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
+LABELS_SEEN = 1000
+"""Rows that show whether a column of a usual name holds labels."""
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Columns by meaning.
+
+    Attributes:
+        image: of paths, URLs or images.
+        captions: one or more, or none in a table of labels.
+        label: one or none.
+        split: one or none.
+        hash: one or none.
+        boxes: one or none.
+        keep: columns by the names under which a sample's JSON holds them.
+        keeps_all: whether it holds all others as well, besides image, captions and label.
+        left_out: columns that it does not hold then.
+    """
+
+    image: str
+    captions: tuple[str, ...]
+    label: tuple[str, ...]
+    split: tuple[str, ...]
+    hash: tuple[str, ...]
+    boxes: tuple[str, ...]
+    keep: dict[str, str]
+    keeps_all: bool = False
+    left_out: frozenset[str] = frozenset()
+
+    def wanted(self, there: Sequence[str]) -> list[str]:
+        """The columns to read of those that are there."""
+        named = (self.image, *self.captions, *self.label, *self.split, *self.hash, *self.boxes, *self.keep.values())
+        others = [name for name in there if name not in self.left_out] if self.keeps_all else []
+        return list(dict.fromkeys((*named, *others)))
+
+    def kept(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """The cells of a row that a sample's JSON holds, by the names under which it holds them."""
+        kept = {stored: cells.get(name) for stored, name in self.keep.items()}
+        if self.keeps_all:
+            for name in self._others(cells):
+                kept[_stored_name(name, kept)] = cells[name]
+        return kept
+
+    def renamed(self, there: Sequence[str]) -> dict[str, str]:
+        """Of the columns that are kept because all are: those stored under another name, and that name."""
+        names = {name: _stored_name(name, self.keep) for name in self._others(there)} if self.keeps_all else {}
+        return {name: stored for name, stored in names.items() if name != stored}
+
+    def _others(self, there: Iterable[str]) -> list[str]:
+        apart = {self.image, *self.captions, *self.label, *self.left_out, *self.keep.values()}
+        return [name for name in there if name not in apart]
+
+
+def _stored_name(name: str, taken: Container[str]) -> str:
+    """The name itself, or the first of "caption_", "caption__", … that is neither reserved nor taken."""
+    while name in RESERVED or name in taken:
+        name += "_"
+    return name
+
+
+def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
+    """The columns that the settings name, or the first of the usual names that the table has.
+
+    A table with labels may have no captions.
+
+    Raises:
+        ConfigError: the table has no such column; the message lists its columns.
+    """
+    image = config.image_column or _image_column(table)
+    image = _column(table, image, IMAGE_COLUMNS, "image")
+    label: tuple[str, ...] = ()
+    if config.label_column:
+        label = (_column(table, config.label_column, (), "label"),)
+    elif config.label_column is None:
+        label = tuple(name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name))
+    if config.caption_columns:
+        captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
+    else:
+        captions = tuple(_usual(table, CAPTION_COLUMNS)[:1])
+    if not captions and not label and config.label_column is None:
+        label = _only_classes(table)
+    if not captions and not label:
+        captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
+    split = (_column(table, "split", (), "split"),) if config.split else ()
+    hash_column = (_column(table, config.hash_column, (), "hash"),) if config.hash_column else ()
+    boxes = (_column(table, config.blur_boxes, (), "boxes"),) if config.blur_boxes else ()
+    named = [name for name in config.keep if name != ALL]
+    keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in named}
+    if image in keep:  # stored as "path", whatever the table calls it
+        keep = {"path" if name == image else name: column for name, column in keep.items()}
+    if ALL not in config.keep:
+        return TableColumns(image, captions, label, split, hash_column, boxes, keep)
+    left_out = frozenset(table.binary) - {image, *captions, *label, *keep.values()}
+    columns = TableColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
+    _say_what_is_not_kept(table, columns)
+    return columns
+
+
+def _say_what_is_not_kept(table: SourceTable, columns: TableColumns) -> None:
+    """Log which columns `keep: "*"` leaves out or renames."""
+    if left_out := sorted(columns.left_out):
+        logger.warning(
+            "table '%s': keep '*' leaves out %s, whose cells are bytes, which JSON does not hold; one with text in it "
+            "is kept if it is named too",
+            table.path,
+            shown(left_out),
+        )
+    for name, stored in columns.renamed(table.columns).items():
+        logger.warning(
+            "table '%s': keep '*' stores the column '%s' as '%s': a sample's JSON uses the name itself",
+            table.path,
+            name,
+            stored,
+        )
+
+
+def _holds_labels(table: SourceTable, name: str) -> bool:
+    """Whether a column of a usual name is one of labels, by its first rows: most are, and none is a fraction."""
+    if table.class_names(name):
+        return True
+    rows = islice(table.rows([name]), LABELS_SEEN)
+    cells = [as_text(row.cells.get(name)) for row in rows if row.cells is not None]
+    cells = [cell for cell in cells if cell is not None and str(cell).strip()]
+    strange = [cell for cell in cells if not _is_label(cell)]
+    fractions = [cell for cell in strange if _is_fraction(cell)]
+    if not fractions and 2 * len(strange) <= len(cells):
+        return True
+    what = "some of" if len(strange) < len(cells) else "all of"
+    logger.warning(
+        "table '%s': column '%s' is not taken for labels: %s its values, such as %s, are neither class numbers nor "
+        "names; --label-column names another column, or this one all the same",
+        table.path,
+        name,
+        what,
+        excerpt((fractions or strange)[0]),
+    )
+    return False
+
+
+def _is_label(cell: Any) -> bool:
+    try:
+        parse_label(int(cell) if isinstance(cell, bool) else cell)
+    except BadSample:
+        return False
+    return not _is_fraction(cell) and not (isinstance(cell, str) and as_list(cell) is not None)
+
+
+def _is_fraction(cell: Any) -> bool:
+    """Whether a cell is a number with digits behind the point, such as 0.3 or "0.3"."""
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(cell)
+        return math.isfinite(number) and not number.is_integer()
+    return False
+
+
+def _only_classes(table: SourceTable) -> tuple[str, ...]:
+    """The column whose class numbers have names, if there is one such column."""
+    found = tuple(name for name in table.columns if table.class_names(name))
+    return found if len(found) == 1 else ()
+
+
+def _image_column(table: SourceTable) -> str | None:
+    """The column of images: of a usual name, one with images before one with paths; else the only one with images."""
+    usual = _usual(table, IMAGE_COLUMNS)
+    holding = [name for name in usual if name in table.images]
+    only = list(table.images) if len(table.images) == 1 else []
+    return next(iter((*holding, *usual, *only)), None)
+
+
+def _column(table: SourceTable, name: str | None, usual: Sequence[str], purpose: str) -> str:
+    known = shown(table.columns)
+    if name is not None:
+        if name not in table.columns:
+            raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {known}")
+        return name
+    found = _usual(table, usual)
+    if not found:
+        raise ConfigError(
+            f"table '{table.path}': no {purpose} column of a usual name ({', '.join(usual)}); there are: {known}; "
+            f"{table.how_to_name(purpose)}"
+        )
+    return found[0]
+
+
+def _usual(table: SourceTable, usual: Sequence[str]) -> list[str]:
+    by_name = {name.casefold(): name for name in reversed(table.columns)}
+    return [by_name[name] for name in usual if name in by_name]

@@ -1,0 +1,212 @@
+"""What a table is. Each row that can be delimited is yielded once, with its cells or with a fault.
+
+Text is read as UTF-8 unless the settings name another encoding; bytes that do not fit stay in the cell as surrogates,
+so that one bad cell costs one row.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO, TypeVar
+
+from mmdata.config.convert import ConvertConfig, TableFormat
+from mmdata.convert.sources import compressed
+from mmdata.convert.sources.compressed import naming_damage, open_bytes
+from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.recognize import wide_encoding
+
+T = TypeVar("T")
+
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+SUFFIXES = (
+    *(*TEXT_SUFFIXES, ".parquet", ".pq", ".arrow", ".feather"),
+    *(text + packed for text in TEXT_SUFFIXES for packed in compressed.SUFFIXES),
+)
+MAX_LINE = 64 * 2**20
+"""Longest line of a text table; a file with a longer one is something else."""
+MAX_NAMES = 20
+"""Columns that a message names."""
+MAX_DIFFERENCES = 5
+"""Differences between two tables that a message names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How to read tables.
+
+    Attributes:
+        format: of all tables; None takes it from the name and the first bytes.
+        delimiter: of the fields of a CSV; None counts fields of the first lines.
+        encoding: of text.
+        quotes: whether fields of a CSV may be quoted.
+        columns: names of the columns of a CSV without a header line.
+    """
+
+    format: TableFormat | None = None
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    quotes: bool = True
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: ConvertConfig) -> TableOptions:
+        """How the settings of a conversion say that tables are read."""
+        return cls(
+            format=config.format,
+            delimiter=config.delimiter,
+            encoding=config.encoding or "utf-8",
+            quotes=config.quotes,
+            columns=tuple(config.columns or ()),
+        )
+
+
+class TableRow(NamedTuple):
+    """One row of a table.
+
+    Attributes:
+        place: its start, as "captions.csv, line 12".
+        cells: values by column; None if the row could not be parsed.
+        fault: why the row could not be parsed.
+    """
+
+    place: str
+    cells: dict[str, Any] | None
+    fault: str = ""
+
+
+class SourceTable(ABC):
+    """A table that can be read from its start any number of times.
+
+    Attributes:
+        path: of the file.
+        columns: their names.
+        types: type of each column; several tables must agree. Empty if the format has no types.
+        num_rows: None if that is not known without reading the rows.
+        images: columns whose cells may be whole images instead of paths.
+        binary: columns whose cells hold bytes, which JSON cannot.
+    """
+
+    path: Path
+    columns: list[str]
+    types: dict[str, str]
+    num_rows: int | None = None
+    images: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
+
+    @abstractmethod
+    def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
+        """All rows, in order, with at least these columns; a cell of a binary column holds bytes."""
+
+    def rows_from(self, columns: Sequence[str], start: int) -> Iterator[TableRow]:
+        """The rows from number `start` on; see `rows`."""
+        return islice(self.rows(columns), start, None)
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Names of the class numbers in a column, if the file has them; else empty."""
+        return ()
+
+    def how_to_name(self, purpose: str) -> str:
+        """For messages: what names the column of a purpose, such as "image", where it has no usual name."""
+        return f"name it with --{purpose}-column, or, if the table has no header line, all with --columns image,caption"
+
+
+def refuse_twice(path: Path, columns: Sequence[str]) -> None:
+    """Raise DataError for a duplicate column name, which would be ambiguous."""
+    if doubled := [name for name, count in Counter(columns).items() if count > 1]:
+        raise DataError(
+            f"table '{path}': column names that are there twice: {shown(doubled)}; rename one of each "
+            "(in the header of a CSV, or the schema of a Parquet file)"
+        )
+
+
+def shown(names: Sequence[str]) -> str:
+    """Names of up to MAX_NAMES columns, for a message."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    shortened = (name if name.isprintable() and len(name) <= 80 else excerpt(name) for name in names[:MAX_NAMES])
+    return ", ".join(shortened) + more
+
+
+def choose_part(folder: Path | str, parts: Mapping[str, T], split: str | None) -> T:
+    """One part of a corpus: `split`, or the only part.
+
+    Raises:
+        DataError: there are several parts, and `split` is None or none of them.
+    """
+    if split is None and len(parts) == 1:
+        return next(iter(parts.values()))
+    if split is None:
+        raise DataError(
+            f"source '{folder}': has {len(parts)} parts, which are converted one by one: {shown(list(parts))}; "
+            f"choose one with --split {'train' if 'train' in parts else next(iter(parts))}"
+        )
+    if split not in parts:
+        raise ConfigError(f"split '{split}': no such part in '{folder}'; there are: {shown(list(parts))}")
+    return parts[split]
+
+
+def differences(first: SourceTable, other: SourceTable) -> str:
+    """How the columns of two tables differ: "'caption' is string in the first and int64 in the second"; or ""."""
+    found: list[str] = []
+    for name in dict.fromkeys([*first.types, *other.types]):
+        one, two = first.types.get(name), other.types.get(name)
+        if one is None or two is None:
+            found.append(f"{excerpt(name)} is only in the {'second' if one is None else 'first'}")
+        elif one != two:
+            found.append(f"{excerpt(name)} is {one[:200]} in the first and {two[:200]} in the second")
+    more = f"; and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
+    return "; ".join(found[:MAX_DIFFERENCES]) + more
+
+
+class TextLines:
+    """Lines of a text file with their line ends; `ended` is True once the last line was read."""
+
+    def __init__(self, path: Path, encoding: str = "utf-8") -> None:
+        self._path = path
+        self._encoding = encoding
+        self.ended = False
+        if is_utf8(encoding):
+            _refuse_wide(path)
+
+    def __iter__(self) -> Iterator[str]:
+        number = 0
+        try:
+            with naming_damage(self._path), open_text(self._path, self._encoding) as file:
+                while line := file.readline(MAX_LINE):
+                    number += 1
+                    if len(line) == MAX_LINE:
+                        raise DataError(f"table '{self._path}', line {number}: longer than 64 MiB; is it a text table?")
+                    # Python 3.10's csv module raises for NUL; cleaning removes control characters anyway.
+                    yield line.replace("\0", "\x01")
+        except UnicodeError as error:
+            raise DataError(
+                f"table '{self._path}', after line {number}: not {self._encoding}: {error}; name its --encoding"
+            ) from error
+        self.ended = True
+
+
+def open_text(path: Path, encoding: str) -> TextIO:
+    """A text file for reading, decompressed; bytes that do not fit the encoding become surrogates where it can."""
+    name = "utf-8-sig" if is_utf8(encoding) else encoding
+    return io.TextIOWrapper(open_bytes(path), encoding=name, errors="surrogateescape", newline="")
+
+
+def is_utf8(encoding: str) -> bool:
+    """Whether a name is one of UTF-8."""
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+
+
+def _refuse_wide(path: Path) -> None:
+    with naming_damage(path), open_bytes(path) as file:
+        encoding = wide_encoding(file.read(4))
+    if encoding:
+        raise DataError(
+            f"table '{path}': looks like {encoding}; say so with --encoding {encoding.lower()}, or make it UTF-8: "
+            f"iconv -f {encoding} -t UTF-8 '{path.name}'"
+        )

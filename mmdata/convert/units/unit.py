@@ -1,0 +1,280 @@
+"""The unit of work of a conversion: a range of input rows in, tars with an index and a record of every row out.
+
+Its content depends on the rows and the settings alone, so that any process on any machine may make it. What depends on
+other units, it leaves: which images are duplicates of earlier ones, the numbers of classes, and how full a shard is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.fetch import is_unfetched
+from mmdata.convert.row.examine import Examined, Examiner, hash_of
+from mmdata.convert.sources.rows import ImageSource, InputRow, Merge
+from mmdata.convert.units.compose import finish_fragment
+from mmdata.convert.units.records import RecordWriter, Status
+from mmdata.convert.units.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
+from mmdata.errors import BadSample, Reason
+from mmdata.files import write_whole
+from mmdata.hashing import in_share
+from mmdata.index.encode import Labels
+from mmdata.tars.tar import END
+from mmdata.tars.write import Sample, TarWriter, members_of, size_in_tar
+from mmdata.text.tokenizer import Tokenizer
+
+WIDEST = 999_999_999
+"""The class number that takes most bytes."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A range of input rows, with what must be known of the rows before it.
+
+    Attributes:
+        number: place among the units, from 0.
+        start, stop: numbers of its first row, and of the row behind its last one.
+        rows: the rows themselves; None if they are read from the source where the unit is made.
+        merges: of its rows, by number.
+        names: class names that the rows so far have shown: a guess, which saves writing the unit again.
+    """
+
+    number: int
+    start: int
+    stop: int
+    rows: list[InputRow] | None = None
+    merges: dict[int, Merge] = field(default_factory=dict[int, Merge])
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all units of a conversion have in common. It can be sent to any process.
+
+    Attributes:
+        source: of units that come without their rows; None if all come with them.
+        classes: names that the corpus declares, by class number.
+        has_captions: whether any row of the corpus may have a caption.
+        config: settings.
+        examiner: of the rows.
+        tokenizer: counts captions; None counts none.
+        staging: where the units are made.
+    """
+
+    source: ImageSource | None
+    classes: tuple[str, ...]
+    has_captions: bool
+    config: ConvertConfig
+    examiner: Examiner
+    tokenizer: Tokenizer | None
+    staging: Staging
+
+    def made_of(self, unit: Unit) -> str:
+        """A hash of what decides a unit besides its own files, and may change while the description of the source does
+        not: captions of the rows that are merged into its own, those of other files, and what all captions decide."""
+        tokenizer = self.tokenizer.fingerprint if self.tokenizer else None
+        merges = [[number, *merge] for number, merge in sorted(unit.merges.items())]
+        given = [self.has_captions, tokenizer, merges]
+        return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
+
+    def rows(self, unit: Unit) -> Iterator[InputRow]:
+        """The rows of a unit, merged."""
+        for row in self._rows(unit):
+            merge = unit.merges.get(row.number)
+            yield row if merge is None else merge(row)
+
+    def _rows(self, unit: Unit) -> Iterable[InputRow]:
+        if unit.rows is not None:
+            return unit.rows
+        assert self.source is not None
+        return islice(self.source.rows_from(unit.start), len(unit))
+
+
+class UnitWriter:
+    """Makes a unit of its examined rows.
+
+    Args:
+        job: the conversion.
+        unit: the unit.
+
+    Attributes:
+        unit: the unit.
+    """
+
+    def __init__(self, job: Job, unit: Unit) -> None:
+        self.unit = unit
+        self._job = job
+        self._attempt = job.staging.new_attempt(unit.number)
+        self._records = RecordWriter()
+        self._labels = _GuessedLabels(job.classes, unit.names)
+        self._parts = [_Fragments(self._attempt, part, job) for part in range(2 if job.config.val_share else 1)]
+        self._quarantined = self._unfetched = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all rows were added."""
+        return len(self._records) == len(self.unit)
+
+    def add(self, examined: Examined, seconds: float) -> None:
+        """Add the next row.
+
+        Args:
+            examined: the row.
+            seconds: that its examination took.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        expected = self.unit.start + len(self._records)
+        assert examined.row == expected, f"engine gave row {examined.row} in place of {expected}"
+        part = part_of(examined.digest, self._job.config.val_share)
+        if examined.merged_into is not None:
+            self._records.add(examined, Status.MERGED, fault=examined.fault, seconds=seconds)
+            return
+        fault, losses = examined.fault, examined.losses
+        if fault is None:
+            try:
+                self._write(examined, part)
+            except BadSample as bad:
+                fault = (bad.reason, bad.detail)
+        if fault is not None and fault[0] is not Reason.FILTERED:
+            self._quarantined += 1
+            self._unfetched += is_unfetched(examined.path, fault[0])
+        status = Status.KEPT if fault is None else Status.LEFT_OUT
+        self._records.add(examined, status, part=part, fault=fault, losses=losses, seconds=seconds)
+
+    def finish(self) -> Receipt:
+        """Commit the unit."""
+        assert self.is_full
+        for part in self._parts:
+            part.finish()
+        write_whole(self._attempt / RECORDS_NAME, self._records.to_arrow())
+        write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
+        tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
+        write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
+        unit, made_of = self.unit, self._job.made_of(self.unit)
+        receipt = Receipt(unit.number, unit.start, len(unit), self._quarantined, self._unfetched, made_of)
+        self._job.staging.commit(self._attempt, receipt)
+        return receipt
+
+    def discard(self) -> None:
+        """Remove what was made."""
+        for part in self._parts:
+            part.discard()
+        shutil.rmtree(self._attempt, ignore_errors=True)
+
+    def _write(self, examined: Examined, part: int) -> None:
+        assert examined.sample is not None
+        label = self._labels.number(examined.label)
+        if label is None and not examined.sample.captions and examined.label is not None:
+            # Refused: when the units are put together, it gets its number or takes the sample with it.
+            label = 0
+        sample = examined.sample if label is None else replace(examined.sample, label=label)
+        self._parts[part].write(sample, may_change=isinstance(examined.label, str))
+
+
+class _Fragments:
+    """The tars of one part of a unit."""
+
+    def __init__(self, folder: Path, part: int, job: Job) -> None:
+        self._folder = folder
+        self._part = part
+        self._max_bytes = job.config.shard_bytes
+        self._count_tokens = job.tokenizer.count if job.tokenizer else None
+        self._open: TarWriter | None = None
+        self._bytes = 0  # that the open tar may have
+        self.tars: list[Tar] = []  # the finished ones
+
+    def write(self, sample: Sample, *, may_change: bool) -> None:
+        """Add a sample.
+
+        Args:
+            sample: is written.
+            may_change: whether its class number is a guess. It is given the room of any number, so that neither limit
+                is passed when it is corrected.
+        """
+        members = members_of(sample)
+        size = size_in_tar(members_of(replace(sample, label=WIDEST)) if may_change else members)
+        if self._open and self._bytes + size + len(END) > self._max_bytes:
+            self.finish()
+        if self._open is None:
+            self._open = TarWriter(self._folder / fragment_name(self._part, len(self.tars)))
+            self._bytes = 0
+        self._open.add(sample, members)
+        self._bytes += size
+
+    def finish(self) -> None:
+        """End the tar that is open."""
+        if self._open is not None:
+            sha256 = finish_fragment(self._open, self._count_tokens)
+            self.tars.append(Tar(sha256, self._open.bytes, len(self._open.rows)))
+            self._open = None
+
+    def discard(self) -> None:
+        """Close the tar that is open."""
+        if self._open is not None:
+            self._open.discard()
+
+
+class _GuessedLabels:
+    """Numbers the labels of a unit as far as the rows before it are known."""
+
+    def __init__(self, classes: Iterable[str], names: Iterable[str]) -> None:
+        declared = list(classes)
+        self._labels = Labels([*declared, *(name for name in names if name not in set(declared))])
+        self._used: dict[str, int] = {}
+        self._first: int | str | None = None
+        self._has_refused = False
+
+    def number(self, label: int | str | None) -> int | None:
+        """The guessed class number; None without a label, or for one that is refused."""
+        if label is None:
+            return None
+        if self._first is None:
+            self._first = label
+        try:
+            number = self._labels.number(label)
+        except BadSample:
+            self._has_refused = True
+            return None
+        if isinstance(self._first, str) and number is not None:
+            self._used.setdefault(str(label), number)
+        return number
+
+    def to_json(self) -> bytes:
+        """The numbers that were given, for `UnitLabels`."""
+        used = {"first": self._first, "numbers": self._used, "has_refused": self._has_refused}
+        return json.dumps(used).encode()
+
+
+@dataclass(frozen=True)
+class Tar:
+    """What is known of a tar of a unit: its SHA-256, its size and number of samples."""
+
+    sha256: str
+    bytes: int
+    samples: int
+
+
+def read_tars(unit: Path) -> list[list[Tar]]:
+    """The tars of each part of a unit, from the unit's folder."""
+    return [[Tar(**tar) for tar in part] for part in json.loads((unit / FRAGMENTS_NAME).read_bytes())]
+
+
+def fragment_name(part: int, number: int) -> str:
+    """File name of a tar of a unit."""
+    return f"{part}-{number:06d}.tar"
+
+
+def part_of(digest: bytes, val_share: float | None) -> int:
+    """0 for training, 1 for validation. Equal images are in one part; an image that was not read is in part 0."""
+    return int(bool(val_share and digest and in_share(hash_of(digest), val_share)))
