@@ -137,10 +137,10 @@ def imported_folders(package: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_layers_no_two_folders_of_the_data_half_import_each_other():
+def test_layers_no_two_folders_of_a_room_import_each_other():
     # Rooms cannot, by MAY_IMPORT; this is about the folders inside them.
     imported = imported_folders(PACKAGE)
-    halves = {f"mmdata.{part}" for part in (*DATA_HALF, "duplicates", "push") if part != "convert"}
+    halves = {f"mmdata.{part}" for part in (*DATA_HALF, "duplicates", "push")}
     inside = [one for one in imported if any(one == half or one.startswith(f"{half}.") for half in halves)]
     assert "mmdata.loader.workers" in {other for one in inside for other in imported[one]}
     assert [(one, other) for one in inside for other in imported[one] if one in imported.get(other, ())] == []

@@ -29,8 +29,6 @@ from mmdata.index.writer import shard_name
 from mmdata.recognize import PRIVATE_NAME
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
 
-SOURCE_NAME = ".source-"
-"""How the names of folders with fetched tables begin, in the hidden folder."""
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`.
 

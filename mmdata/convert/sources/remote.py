@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.settle.output import SOURCE_NAME
 from mmdata.convert.sources.layouts import PARTS_OF_DICT, STATE, part_of
 from mmdata.convert.sources.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
@@ -26,6 +25,9 @@ from mmdata.files import naming
 from mmdata.storage.attempts import repeated
 from mmdata.storage.remote import RemoteFile
 from mmdata.storage.urls import PROTOCOLS, FileSystem, display_name, is_followed, is_http
+
+SOURCE_NAME = ".source-"
+"""How the names of folders with fetched tables begin, in the hidden folder."""
 
 logger = logging.getLogger("mmdata.fetch")
 
