@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from mmdata.files import shipped
 from mmdata.inspect.builds import Build, build_of, check_torchvision, mismatch
 from mmdata.inspect.doctor import examine
 from mmdata.inspect.machine import Check
@@ -79,7 +78,7 @@ def test_doctor_says_only_what_needs_doing(command: Any, monkeypatch: pytest.Mon
 def test_doctor_survives_torchvision_that_cannot_be_imported(broken_torchvision: Path):
     # torchvision itself says this, at import, when it cannot load its library
     done = subprocess.run(
-        [sys.executable, str(shipped("tools", "doctor.py"))],
+        [sys.executable, "-m", "mmdata", "doctor"],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "400", "PYTHONPATH": before(broken_torchvision)},
@@ -94,7 +93,7 @@ def test_doctor_survives_torchvision_that_cannot_be_imported(broken_torchvision:
 def test_doctor_names_the_jpeg_decoder_that_cannot_be_loaded(tmp_path: Path):
     (tmp_path / "simplejpeg.py").write_text("raise ImportError('libturbojpeg.so: cannot open')")
     done = subprocess.run(
-        [sys.executable, str(shipped("tools", "doctor.py"))],
+        [sys.executable, "-m", "mmdata", "doctor"],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "400", "PYTHONPATH": before(tmp_path)},
@@ -146,7 +145,6 @@ def test_check_torchvision_names_a_foreign_pair(broken_torchvision: Path):
     version = broken_torchvision / "torchvision" / "version.py"
     version.write_text("__version__ = '0.29.2+cu92'\ngit_version = 'x'\n")
     script = """
-from mmdata.cli import shipped
 from mmdata.inspect.builds import check_torchvision
 try:
     check_torchvision()
@@ -167,7 +165,6 @@ except ImportError as error:
 def test_build_of_reads_versions_without_importing():
     script = """
 import sys
-from mmdata.cli import shipped
 from mmdata.inspect.builds import build_of
 print(build_of('torchvision'), 'torchvision' in sys.modules)
 """
