@@ -142,6 +142,18 @@ def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
     assert all(torch.equal(state["model"][name], value) for name, value in undisturbed["model"].items())
 
 
+def test_clip_from_scratch_looks_trains_mines_and_evaluates(
+    data: dict[str, Any], example: Any, capsys: pytest.CaptureFixture[str]
+):
+    sizes = ["--epochs", "2", "--batch-size", "8", "--image-size", "32", "--negatives", "2", "--mine-after", "1"]
+    example("clip_from_scratch", data["shards"], data["shards"], *sizes)
+    told = capsys.readouterr().out
+    assert re.search(r"^22 images, 40 to 40 pixels high\n22 captions, of \d+ tokens at most\nrow 0: key 0000, ", told)
+    scores = r"R@1 image to text \d+\.\d%, text to image \d+\.\d%, by chance \d+\.\d%"
+    for epoch in (1, 2):
+        assert re.search(rf"^epoch {epoch} · loss \d\.\d{{3}} · rows left out 0 · {scores}$", told, re.MULTILINE)
+
+
 @pytest.fixture
 def flowers(tmp_path: Path) -> list[str]:
     """Folders of shards with labels and no captions, one to train on and one to evaluate on: red and blue images."""
