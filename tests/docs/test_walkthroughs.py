@@ -114,6 +114,7 @@ def run_blocks(page: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.sweep(keep=2)
 def test_walkthrough_runs_as_written(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run_page(path.read_text(encoding="utf-8"), tmp_path)

@@ -122,6 +122,7 @@ UPDATES = ["--steps", "7", "--batch-size", "8", "--accumulate", "2", "--dtype", 
 @pytest.mark.parametrize(
     ("number", "batch"), [(signal.SIGINT, 4), (signal.SIGTERM, 10), (signal.SIGKILL, 4), (signal.SIGKILL, 10)]
 )
+@pytest.mark.sweep(keep=1)
 def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
     number: int, batch: int, undisturbed: dict[str, Any], data: dict[str, Any], model: str, tmp_path: Path, example: Any
 ):
@@ -232,6 +233,7 @@ def test_huggingface_trains_and_resumes(data: dict[str, Any], model: str, exampl
     ],
 )
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(keep=1)
 def test_an_example_that_is_killed_goes_on_to_the_same_weights(
     name: str, needs: str, weights: str, data: dict[str, Any], model: str, tmp_path: Path, example: Any
 ):

@@ -206,6 +206,7 @@ with FetchStage(settings) as stage:
 """
 
 
+@pytest.mark.sweep
 def test_memory_does_not_grow_with_the_rows(site: Site) -> None:
     """In a process of its own, by the most that it ever had; `ru_maxrss` would be the parent's, if that had more."""
     site.answers["/a.jpg"] = Answer(200, b"x" * 200_000)
