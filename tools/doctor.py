@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmdata.cli import Parser, run
-from mmdata.inspect.doctor import examine
-from mmdata.inspect.machine import Check
+from mmdata.inspect.doctor import Check, examine
 
 STYLES = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
 NEEDS_DOING = ("fail", "warn")

@@ -40,7 +40,7 @@ def main() -> None:
         type=Path,
         action="append",
         default=[],
-        help="folder that `mmdata train` wrote: adds curves, scores, what its model finds; may be given several times",
+        help="folder that `mmdata train` wrote: adds scores, and what its model finds; may be given several times",
     )
     parser.add_argument(
         "--query-rows",
@@ -81,7 +81,7 @@ def main() -> None:
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
     config = with_inputs_of_model(config) if config else None
-    data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
+    data = config.data if config else None
     planned = None
     if overrides and config is None:
         if len(shards) > 1:
@@ -93,8 +93,7 @@ def main() -> None:
         given.out,
         shards=shards,
         data=data,
-        run=given.run,
-        settings=settings,
+        runs=given.run,
         found=found,
         plan=planned.plan if planned else None,
     )
