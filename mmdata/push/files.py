@@ -150,15 +150,10 @@ def _part(root: Path, name: str) -> PushedFolder:
             "`mmdata verify` says where"
         )
     inner = folder / INNER
-    paths = [
-        inner / QUARANTINE_NAME,
-        *sorted((inner / TOKENIZER_NAME).rglob("*")),
-        *map(inner.joinpath, manifest.files),
-    ]
+    optional = [inner / QUARANTINE_NAME, *sorted((inner / TOKENIZER_NAME).rglob("*"))]
     others = [
         PushedFile(before + path.relative_to(folder).as_posix(), path.stat().st_size, file_sha256(path), path)
-        for path in paths
-        if path.is_file()
+        for path in (*filter(Path.is_file, optional), *map(inner.joinpath, manifest.files))
     ]
     top = PushedFile.of(f"{before}{INNER}{MANIFEST_NAME}", read_regular(inner / MANIFEST_NAME, "manifest"))
     return PushedFolder(name, manifest, shards, others, top)
