@@ -7,12 +7,15 @@ mmdata doctor -v
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmdata.inspect.machine import Check
+if TYPE_CHECKING:
+    from mmdata.inspect.doctor import Check
+
 
 STYLES = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
 NEEDS_DOING = ("fail", "warn")
