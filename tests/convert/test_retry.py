@@ -287,22 +287,6 @@ def test_duplicates_are_written_where_they_are_kept(half: Path, photos: list[byt
     assert counts(report) == {"rows": 4, "written": 1, "quarantined": 3}
 
 
-def test_names_of_classes_have_the_numbers_of_the_earlier_folder(
-    half: Path, photos: list[bytes], tmp_path: Path
-) -> None:
-    labels = ["cat", "emu", "dog", "dog", "cat", 0, "dog", "ant"]
-    jsonl(half, [{"image": f"{n}.jpg", "caption": f"photo {n}", "label": label} for n, label in enumerate(labels)])
-    assert make(half, tmp_path / "a").accounts["classes"] == ["cat", "dog"]
-    mend(half, photos)
-    report = make(half, tmp_path / "b", retry=tmp_path / "a", shard_rows=2)
-    assert report.accounts["classes"] == ["cat", "dog", "emu", "0", "ant"]
-    assert Index.open(tmp_path / "b").column("label").tolist() == [2, 1, 3, 4]
-    union = Index.open([tmp_path / "a", tmp_path / "b"])
-    assert union.class_names == ["cat", "dog", "emu", "0", "ant"]
-    by_key = dict(zip(union.keys(range(8)), union.column("label").tolist(), strict=True))
-    assert [union.class_names[by_key[f"{n:09}"]] for n in range(8)] == [str(label) for label in labels]
-
-
 def test_names_among_numbers_are_broken_rows_as_in_an_undisturbed_conversion(
     half: Path, photos: list[bytes], tmp_path: Path
 ) -> None:

@@ -74,6 +74,10 @@ class RetriedRows:
         assert self._images is not None
         return self._of(self._images.rows_from(int(self.numbers[start])), start)
 
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """Those of the corpus: its classes have one number in all folders. See `Source.rows_with_labels`."""
+        return self.corpus.rows_with_labels()
+
     def check_unchanged(self) -> None:
         """Raise DataError if a file has changed since it was opened."""
         if self._images is not None:
