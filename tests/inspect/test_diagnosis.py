@@ -177,11 +177,11 @@ def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
         "; a fast local disk helps: a URL in data.shards (file:///mnt/slow) and data.loading.cache_dir keep the "
         "shards on one"
     )
-    came = storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, 0.0, stats))
+    came = storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, stats))
     assert came == f"the shards gave 1.0 MB/s of images{remedy}"
-    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.0, 0.1, stats))
+    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.1, stats))
     assert asked == f"the shards gave 1.0 MB/s of images, and the loop would take 4.0 MB/s{remedy}"
-    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0)) == ""
+    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_cores_in_words_tells_a_busy_machine_from_the_lock(load: float, words: s
     waiting = Stats()
     waiting.wall_s |= {"decode": 10.0, "transform": 10.0}
     waiting.cpu_s |= {"decode": 5.0, "transform": 5.0}
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, waiting)) == words
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, waiting)) == words
     working = Stats()
     working.wall_s["decode"] = working.cpu_s["decode"] = 1.0
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, working)) == ""
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, working)) == ""
