@@ -149,7 +149,8 @@ def test_a_state_from_before_the_groups_goes_back_to_none(config: Path, whole: P
 
 
 HELD = """
-import runpy, sys, time
+import sys, time
+from mmdata.cli import main
 from mmdata.train.run.trainer import Trainer
 
 update, step = Trainer._update, int(sys.argv[1])
@@ -161,7 +162,7 @@ def held(self, batch):
 
 Trainer._update = held
 del sys.argv[:2]
-runpy.run_path(sys.argv[0], run_name="__main__")
+sys.exit(main(["train", *sys.argv[1:]]))
 """
 """A run that waits for its signal before it goes on from a step: a test may be late."""
 

@@ -13,7 +13,6 @@ import pytest
 
 from mmdata.convert import changes, convert
 from mmdata.convert.units.engines import threads
-from mmdata.files import shipped
 from mmdata.index import Index
 from tests.convert.conftest import content
 from tests.convert.test_changed import ROWS, SETTINGS, edit_images, with_captions, with_table
@@ -78,7 +77,7 @@ def test_nothing_to_do_says_that_missing_images_are_there(tmp_path: Path, pictur
     flags = ["--max-bad-share", "0.5"]
 
     def run(*arguments: Any) -> list[str]:
-        command = [sys.executable, shipped("tools", "convert.py"), table, *arguments, *flags, "--workers", "1"]
+        command = [sys.executable, "-m", "mmdata", "convert", table, *arguments, *flags, "--workers", "1"]
         done = run_program([str(word) for word in command], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.splitlines()

@@ -14,7 +14,6 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
-from mmdata.files import shipped
 from mmdata.index import Index
 from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, Program
@@ -27,7 +26,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 

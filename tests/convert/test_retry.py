@@ -22,7 +22,6 @@ from mmdata.convert import ConvertConfig, Report, Retry, convert, convert_part
 from mmdata.convert.settle.retry import RETRIED
 from mmdata.convert.units.engines import local, threads
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import shipped
 from mmdata.index import Index, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content, jsonl, left_out, tolerant
@@ -527,7 +526,7 @@ def test_program_retries_and_says_how_to_train_on_both(half: Path, photos: list[
     mend(half, photos)
 
     def run(*flags: str) -> Any:
-        command = [sys.executable, str(shipped("tools", "convert.py")), str(half), "b", *flags]
+        command = [sys.executable, "-m", "mmdata", "convert", str(half), "b", *flags]
         return run_program(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     done = run("--reason", "missing_image")

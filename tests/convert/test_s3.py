@@ -28,7 +28,6 @@ from mmdata.convert.settle.s3_output import S3Output
 from mmdata.convert.units.engines import processes, threads
 from mmdata.convert.units.unit import Job
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import shipped
 from mmdata.index import Index
 from mmdata.index.verify import verify
 from mmdata.storage.s3 import S3Folder
@@ -96,7 +95,7 @@ def to_s3(table: Path, config: ConvertConfig = SETTINGS, **options: Any) -> Repo
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

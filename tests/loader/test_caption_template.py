@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import runpy
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -101,11 +99,7 @@ def test_captions_of_tables_are_counted_in_the_template(corpus: Corpus, tmp_path
 
 
 def run_index(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["index", *map(str, words)])
-    with pytest.raises(SystemExit) as leaving:
-        cli.run(runpy.run_path(str(Path(__file__).parents[2] / "tools" / "index.py"))["main"])
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    return cli.main(["index", *map(str, words)])
 
 
 def test_an_index_may_hold_the_lengths_in_the_template(

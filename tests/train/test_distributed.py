@@ -157,8 +157,8 @@ def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
     ("end", "code", "said"),
     [
         ("raise OSError('disk full')", 1, "aborts"),
-        ("cli.run(lambda: int('one'))", 2, "aborts"),
-        ("cli.run(lambda: 0)", 0, ""),
+        ("raise SystemExit(cli.exit_code(lambda: int('one')))", 2, "aborts"),
+        ("raise SystemExit(cli.exit_code(lambda: 0))", 0, ""),
         ("raise SystemExit(3)", 3, ""),
         ("hang = True; raise OSError('disk full')", 1, "aborts"),
     ],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,13 +30,8 @@ ROWS, COLORS = 25, ("red", "green", "blue")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a program of tools/ in this process, as its command would."""
-    main = runpy.run_path(str(ROOT / "tools" / f"{name}.py"))["main"]
-    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
-    with pytest.raises(SystemExit) as leaving:
-        cli.run(main)
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    """Run a command in this process."""
+    return cli.main([name, *map(str, words)])
 
 
 @pytest.fixture(scope="module")
@@ -234,9 +228,8 @@ def test_programs_of_one_process_refuse_torchrun(
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(sys, "argv", ["mmdata", name, "--help"])
     with pytest.raises(SystemExit) as leaving:
-        cli.main()
+        cli.main([name, "--help"])
     assert leaving.value.code == 2
     said = capsys.readouterr()
     assert f"error: mmdata {name} is one process, and torchrun started 2 of it (WORLD_SIZE): start it" in said.err

@@ -24,7 +24,6 @@ from aiohttp import web
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
-from mmdata.files import shipped
 from mmdata.index import Manifest
 from tests.convert.conftest import content, jsonl, left_out
 from tests.convert.fetch.sites import Answer, Site, redirect
@@ -229,7 +228,7 @@ def test_validation_share_and_resizing_work_as_with_files(album: Site, tmp_path:
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
