@@ -112,6 +112,8 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         meant = did_you_mean(name, COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
         raise ConfigError(f"no command '{name}'{meant}")
+    if name not in UNDER_TORCHRUN:
+        _check_alone(name)
     if name not in COUNTS_CAPTIONS:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from mmdata.cli.parser import Parser
@@ -123,8 +125,6 @@ def _dispatch(words: list[str]) -> int:
     command.add(parser)
     options = parser.parse(words[1:])
     options.command_line = words
-    if name not in UNDER_TORCHRUN:
-        _check_alone(name)
     return command.run(options)
 
 

@@ -125,7 +125,7 @@ def test_several_runs_get_the_same_queries(trained_run: Path, tmp_path: Path):
 
 def test_queries_that_cannot_be_made_say_why(trained_run: Path, tmp_path: Path):
     (section,) = found_by([tmp_path], max_rows=1000)
-    assert section.missing.startswith(f"No queries: '{tmp_path}': neither a checkpoint nor the folder of a run")
+    assert section.missing.startswith(f"No queries: '{tmp_path}': a folder, and a run is expected")
 
 
 def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
