@@ -19,6 +19,7 @@ from mmdata.images.decode import oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
@@ -37,10 +38,9 @@ class Replay:
 
     Attributes:
         step: its batch's epoch, step and bucket, with this row alone.
-        shard, key: where it lies.
+        samples: reads this row alone.
         image: as read from the shard.
         size: (height, width) of the image as displayed, in pixels, by the index.
-        image_offset, caption_offset: of its members in the shard, in bytes.
         decoded: None where the image does not decode, or is not the one indexed.
         caption: as a `text_transform` changes it; "" where it cannot be used.
         caption_source: where it lies, where rows draw from several sources; else "".
@@ -49,12 +49,9 @@ class Replay:
     """
 
     step: Step
-    shard: str
-    key: str
+    samples: RowReader
     image: EncodedImage
     size: tuple[int, int]
-    image_offset: int
-    caption_offset: int
     decoded: Decoded | None
     caption: str
     caption_source: str
@@ -69,10 +66,11 @@ class Replay:
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
         step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
-        yield "row", f"{step.rows[0]}, key '{self.key}', shard '{self.shard}'", None
+        yield "row", f"{step.rows[0]}, key '{self.samples.keys[0]}', shard '{self.samples.shard(0)}'", None
         yield "batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}", None
-        bytes_read = f"image {len(self.image.data):,} bytes at {self.image_offset}; caption at {self.caption_offset}"
-        yield "read", bytes_read, wall_s["read"]
+        image_offset, caption_offset = (self.samples.offset(0, kind) for kind in ("image", "caption"))
+        read = f"image {len(self.image.data):,} bytes at {image_offset}; caption at {caption_offset}"
+        yield "read", read, wall_s["read"]
         image = f"{self.image.format} {_by(self.size)}, EXIF orientation {self.image.orientation}"
         if self.decoded is None:
             yield "decode", image, wall_s["decode"]
@@ -178,20 +176,9 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
     source = ""
     if builder.spec.captions is not None and caption:
         source = f"of {samples.caption_sources()[0]}, number {int(samples.chosen.position[0])}"
-    return Replay(
-        step,
-        samples.shard(0),
-        samples.keys[0],
-        image,
-        oriented_size(int(size["height"][0]), int(size["width"][0]), image.orientation),
-        samples.offset(0, "image"),
-        samples.offset(0, "caption"),
-        decoded,
-        caption,
-        source,
-        fields,
-        made,
-    )
+    height, width = (int(size[name][0]) for name in ("height", "width"))
+    displayed = oriented_size(height, width, image.orientation)
+    return Replay(step, samples, image, displayed, decoded, caption, source, fields, made)
 
 
 def row_of_key(index: Index, key: str) -> int:

@@ -120,8 +120,7 @@ def test_diagnosis_never_offers_to_shrink_what_is_small(make: Callable[..., dict
     data = data_config({**make(64), "decode": "exact"})  # 64 is what 32 would be shrunk to
     loader = Loader.from_config(data)
     found = profile(loader, 2)
-    sample = found_remedies._FirstRows(loader, found)
-    assert found_remedies._shrink(sample, data) is None
+    assert found_remedies._shrink(loader, data, found) is None
     assert not any(remedy.words.startswith("shrink") for remedy in remedies(loader, data, found))
 
 
@@ -160,9 +159,7 @@ def test_diagnosis_names_a_slow_tokenizer_though_its_lock_slows_all_else(
     loader = Loader(build_plan(data, index, slow), builder, num_workers=2)
     found = profile(loader, 6)
     assert found.bottleneck == "tokenize"
-    best = remedies(loader, data, found)[0]
-    assert best.words == f"the fast tokenizer of '{data.tokenizer}' in place of PythonTokenizer"
-    assert best.gain > 2
+    assert remedies(loader, data, found) == []
 
 
 def test_diagnosis_names_a_slow_device(make: Callable[..., dict[str, Any]]):
@@ -176,10 +173,15 @@ def test_diagnosis_names_a_slow_device(make: Callable[..., dict[str, Any]]):
 
 def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
     stats = Stats(rows=80, read_bytes=80 * 50_000)  # 0.05 MB a row
-    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, 0.0, stats)) == "the shards gave 1.0 MB/s of images"
-    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.0, 0.1, stats))
-    assert asked == "the shards gave 1.0 MB/s of images, and the loop would take 4.0 MB/s"
-    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0)) == ""
+    remedy = (
+        "; a fast local disk helps: a URL in data.shards (file:///mnt/slow) and data.loading.cache_dir keep the "
+        "shards on one"
+    )
+    came = storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, stats))
+    assert came == f"the shards gave 1.0 MB/s of images{remedy}"
+    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.1, stats))
+    assert asked == f"the shards gave 1.0 MB/s of images, and the loop would take 4.0 MB/s{remedy}"
+    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_cores_in_words_tells_a_busy_machine_from_the_lock(load: float, words: s
     waiting = Stats()
     waiting.wall_s |= {"decode": 10.0, "transform": 10.0}
     waiting.cpu_s |= {"decode": 5.0, "transform": 5.0}
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, waiting)) == words
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, waiting)) == words
     working = Stats()
     working.wall_s["decode"] = working.cpu_s["decode"] = 1.0
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, working)) == ""
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, working)) == ""

@@ -46,7 +46,11 @@ def test_replay_gives_the_rows_of_the_batches_bit_for_bit(corpus: Corpus, settin
                 if row < 0:
                     continue
                 found = replay(loader.builder, find_step(loader.plan, row, epoch))
-                assert (found.step.epoch, found.step.number, found.key) == (epoch, step, batch["keys"][place])
+                assert (found.step.epoch, found.step.number, found.samples.keys[0]) == (
+                    epoch,
+                    step,
+                    batch["keys"][place],
+                )
                 for name, value in batch.items():
                     if isinstance(value, torch.Tensor):
                         assert torch.equal(found.made.batch[name][0], value[place]), name  # type: ignore[literal-required]
@@ -62,8 +66,8 @@ def test_replay_says_what_happened_at_each_stage(corpus: Corpus):
     assert found.size == (info.width, info.height)
     assert found.decoded is not None
     assert found.decoded.size == (found.step.bucket.height, found.step.bucket.width)
-    tar = (corpus.folder / "shards" / found.shard).read_bytes()
-    assert tar[found.image_offset :].startswith(corpus.samples[9].image)
+    tar = (corpus.folder / "shards" / found.samples.shard(0)).read_bytes()
+    assert tar[found.samples.offset(0, "image") :].startswith(corpus.samples[9].image)
     assert found.made.masked == []
 
 
