@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,14 +28,8 @@ TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def run_tool(name: str, *words: object) -> int:
-    """Run a program of tools/ in this process, as its command would."""
-    main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [name, *map(str, words)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.run(main)
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    """Run a command in this process."""
+    return cli.main([name, *map(str, words)])
 
 
 @pytest.fixture(scope="module")
@@ -244,8 +236,7 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
         (("--run", "run", "--size", 43), "--size 43: must be 2 to 42, the rows of data.shards"),
         (
             ("--run", "raw", "--size", 4),
-            "'raw': neither a checkpoint nor the folder of a run (it holds captions.jsonl, images); "
-            "`mmdata train CONFIG` makes a run",
+            "'raw': a folder, and a run is expected; `mmdata train CONFIG` makes one",
         ),
         (("--features", "none.npy", "--size", 4), "'none.npy': no such file or directory; check the path"),
         (

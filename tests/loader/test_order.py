@@ -34,6 +34,7 @@ def rows_of(loader: Loader) -> list[int]:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_each_epoch_has_the_rows_in_order(corpus: Corpus, order: dict[str, Any], worker_type: str):
     with corpus.loader(**order, worker_type=worker_type, add_captions=True) as loader:
         assert len(loader) == -(-len(ORDER) // 8)
@@ -87,6 +88,7 @@ class ShortOrLong:
 
 
 @pytest.mark.parametrize("given", [{"order": ORDER}, {"policy": ShortOrLong()}, {"order": [7, 7, 12] * 8}])
+@pytest.mark.sweep(keep=1)
 def test_from_config_takes_order_and_policy_to_threads_and_worker_processes(
     corpus: Corpus, same: Callable[..., bool], given: dict[str, Any]
 ):
@@ -134,10 +136,7 @@ def test_an_order_in_memory_takes_the_place_of_what_its_plan_says(corpus: Corpus
 
 
 def test_an_order_in_the_settings_is_a_file(corpus: Corpus):
-    message = (
-        r"'order': Input should be a valid string; got .*; save it with numpy\.save and give the path, or Loader\.from_"
-    )
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"'order': Input should be a valid string; got array"):
         Loader.from_config({**corpus.settings, "order": ORDER, "shuffle": False})
 
 

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from PIL import Image
 
 import mmdata
 from mmdata import Loader
+from mmdata.cli import main
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
@@ -66,6 +65,7 @@ def paths_in_order(run: TrainedRun, photos: Path) -> list[Path]:
     ],
     ids=["square", "exact", "shapes", "auto", "native"],
 )
+@pytest.mark.sweep(keep=1)
 def test_load_run_gives_the_evaluations_pixels_and_features(make_run: MakeRun, photos: Path, model, data):
     run = mmdata.load_run(make_run(model, **data), device="cpu")
     paths = paths_in_order(run, photos)
@@ -239,10 +239,10 @@ def test_load_run_reads_as_a_line(make_run: MakeRun):
 def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = make_run()
-    config = tmp_path / "photos.yaml"
-    config.write_text("data: {shards: s}\n")
-    made = tmp_path / "made.yaml"
-    made.write_text(f"train: {{output: {folder}}}\n")
+    data = "data: {shards: s, tokenizer: clip, global_batch_size: 8}\n"
+    (tmp_path / "photos.yaml").write_text(data)
+    (tmp_path / "made.yaml").write_text(f"{data}train: {{output: {folder}}}\n")
+    (tmp_path / "bad.yaml").write_text("data: {shards: s}\n")
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "checkpoints").symlink_to(folder / "checkpoints")
     (tmp_path / "begun").mkdir()
@@ -250,19 +250,20 @@ def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.txt").touch()
     (tmp_path / "empty").mkdir()
-    (tmp_path / "clip").mkdir()
-    (tmp_path / "clip" / "config.json").touch()
     for given, said in (
         ("photos.yaml", r"a config, and a run is expected; its run is 'runs/photos': `mmdata train photos.yaml` makes"),
         ("made.yaml", rf"a config, and a run is expected; its run is '{folder}': give '{folder}'"),
+        (
+            "bad.yaml",
+            r"a config, and a run is expected; it has a mistake: bad.yaml: 'data.global",
+        ),
         ("none", r"no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"),
         ("runs", r"a folder of runs; give one of them: one$"),
         ("begun", r"a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every"),
         (str(photos / "shards"), r"a folder of shards, and a run is expected; `mmdata train CONFIG` makes one"),
-        (str(folder / "checkpoints"), rf"the checkpoints of a run; give the run itself, '{folder}'"),
-        ("clip", r"a model saved by transformers, and a run is expected; .*model.init_from"),
-        ("other", r"neither a checkpoint nor the folder of a run \(it holds a.txt\)"),
-        ("empty", r"neither a checkpoint nor the folder of a run \(it is empty\)"),
+        (str(folder / "checkpoints"), rf"a part of the run '{folder}': give '{folder}'"),
+        ("other", r"a folder, and a run is expected; `mmdata train CONFIG` makes one"),
+        ("empty", r"a folder, and a run is expected; `mmdata train CONFIG` makes one"),
     ):
         with pytest.raises(DataError, match=f"^'{given}': {said}"):
             mmdata.load_run(given)
@@ -294,9 +295,7 @@ def test_evaluate_takes_a_set_with_one_image_a_pair(
         "--out",
         tmp_path / "scores.json",
     ]
-    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, words), "--device", "cpu"])
-    main = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "evaluate.py"))["main"]
-    assert main() == 0
+    assert main(["evaluate", *map(str, words), "--device", "cpu"]) == 0
     loaded = mmdata.load_run(run, "cpu")
     images = loaded.embed_images([photos / "raw" / f"0{i}.jpg" for i in (0, 2, 3)])
     true, false = loaded.embed_texts(list(texts.values()))
