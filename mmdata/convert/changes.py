@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 from mmdata.convert.settle.output import Output
 from mmdata.convert.settle.retried import RetriedRows
 from mmdata.convert.settle.row_list import TIMINGS_NAME
-from mmdata.convert.sources.files import in_zip
+from mmdata.convert.sources.files import UNREAD, in_zip, modified_ns
 from mmdata.convert.sources.rows import Source, files_of, images_of
-from mmdata.convert.sources.seen import UNREAD, modified_ns
 from mmdata.errors import Reason, counted
 from mmdata.progress import Track
 from mmdata.storage.folder import INNER

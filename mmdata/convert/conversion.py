@@ -25,10 +25,9 @@ from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, Output, publish_all
 from mmdata.convert.settle.retried import RetriedMerges, RetriedRows
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
-from mmdata.convert.sources.files import digest_of_zip
+from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
 from mmdata.convert.sources.remote import SOURCE_NAME
 from mmdata.convert.sources.rows import ImageSource, InputRow, Source, grouping, image_key, images_of, row_key
-from mmdata.convert.sources.seen import ChangedFile, changed_file
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import Records
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging

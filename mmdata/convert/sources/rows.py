@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from mmdata.config.convert import ConvertConfig, Grouping
-from mmdata.convert.sources.seen import Seen
+from mmdata.convert.sources.files import Seen
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.tars.members import USUAL, Members
