@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mmdata.config.convert import RESERVED
-from mmdata.convert.sources.cells import as_list
+from mmdata.convert.sources.columns import as_list
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.folder import sidecar_texts
 from mmdata.convert.sources.rows import InputRow, fill_templates
