@@ -18,9 +18,9 @@ import numpy as np
 
 from mmdata.config.convert import ALL, ConvertConfig, Grouping
 from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.folder import IMAGE_SUFFIXES
 from mmdata.convert.sources.rows import InputRow, PackedFiles
-from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.index import Manifest
