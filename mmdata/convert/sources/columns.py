@@ -47,10 +47,7 @@ class TableColumns:
     Attributes:
         image: of paths, URLs or images.
         captions: one or more, or none in a table of labels.
-        label: one or none.
-        split: one or none.
-        hash: one or none.
-        boxes: one or none.
+        label, split, hash, boxes: None without such a column.
         keep: columns by the names under which a sample's JSON holds them.
         keeps_all: whether it holds all others as well, besides image, captions and label.
         left_out: columns that it does not hold then.
@@ -58,19 +55,19 @@ class TableColumns:
 
     image: str
     captions: tuple[str, ...]
-    label: tuple[str, ...]
-    split: tuple[str, ...]
-    hash: tuple[str, ...]
-    boxes: tuple[str, ...]
+    label: str | None
+    split: str | None
+    hash: str | None
+    boxes: str | None
     keep: dict[str, str]
     keeps_all: bool = False
     left_out: frozenset[str] = frozenset()
 
     def wanted(self, there: Sequence[str]) -> list[str]:
         """The columns to read of those that are there."""
-        named = (self.image, *self.captions, *self.label, *self.split, *self.hash, *self.boxes, *self.keep.values())
+        named = (self.image, *self.captions, self.label, self.split, self.hash, self.boxes, *self.keep.values())
         others = [name for name in there if name not in self.left_out] if self.keeps_all else []
-        return list(dict.fromkeys((*named, *others)))
+        return list(dict.fromkeys(name for name in (*named, *others) if name is not None))
 
     def kept(self, cells: Mapping[str, Any]) -> dict[str, Any]:
         """The cells of a row that a sample's JSON holds, by the names under which it holds them."""
@@ -86,7 +83,7 @@ class TableColumns:
         return {name: stored for name, stored in names.items() if name != stored}
 
     def _others(self, there: Iterable[str]) -> list[str]:
-        apart = {self.image, *self.captions, *self.label, *self.left_out, *self.keep.values()}
+        apart = {self.image, *self.captions, self.label, *self.left_out, *self.keep.values()}
         return [name for name in there if name not in apart]
 
 
@@ -107,29 +104,30 @@ def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
     """
     image = config.image_column or _image_column(table)
     image = _column(table, image, IMAGE_COLUMNS, "image")
-    label: tuple[str, ...] = ()
+    label = None
     if config.label_column:
-        label = (_column(table, config.label_column, (), "label"),)
+        label = _column(table, config.label_column, (), "label")
     elif config.label_column is None:
-        label = tuple(name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name))
+        label = next((name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name)), None)
     if config.caption_columns:
         captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
     else:
         captions = tuple(_usual(table, CAPTION_COLUMNS)[:1])
     if not captions and not label and config.label_column is None:
-        label = _only_classes(table)
+        with_names = [name for name in table.columns if table.class_names(name)]
+        label = with_names[0] if len(with_names) == 1 else None
     if not captions and not label:
         captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
-    split = (_column(table, "split", (), "split"),) if config.split else ()
-    hash_column = (_column(table, config.hash_column, (), "hash"),) if config.hash_column else ()
-    boxes = (_column(table, config.blur_boxes, (), "boxes"),) if config.blur_boxes else ()
+    split = _column(table, "split", (), "split") if config.split else None
+    hash_column = _column(table, config.hash_column, (), "hash") if config.hash_column else None
+    boxes = _column(table, config.blur_boxes, (), "boxes") if config.blur_boxes else None
     named = [name for name in config.keep if name != ALL]
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in named}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
     if ALL not in config.keep:
         return TableColumns(image, captions, label, split, hash_column, boxes, keep)
-    left_out = frozenset(table.binary) - {image, *captions, *label, *keep.values()}
+    left_out = frozenset(table.binary) - {image, *captions, label, *keep.values()}
     columns = TableColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
     _say_what_is_not_kept(table, columns)
     return columns
@@ -190,12 +188,6 @@ def _is_fraction(cell: Any) -> bool:
         number = float(cell)
         return math.isfinite(number) and not number.is_integer()
     return False
-
-
-def _only_classes(table: SourceTable) -> tuple[str, ...]:
-    """The column whose class numbers have names, if there is one such column."""
-    found = tuple(name for name in table.columns if table.class_names(name))
-    return found if len(found) == 1 else ()
 
 
 def _image_column(table: SourceTable) -> str | None:

@@ -68,7 +68,9 @@ class DelimitedTable(SourceTable):
 
     def _header(self) -> list[str]:
         try:
-            names = next((values for values in self._reader(TextLines(self.path, self._encoding)) if values), None)
+            names = next(
+                (values for values in _reader(TextLines(self.path, self._encoding), self._dialect) if values), None
+            )
         except csv.Error as error:
             raise DataError(f"table '{self.path}': its header line does not parse: {error}") from error
         if names is None:
@@ -78,16 +80,13 @@ class DelimitedTable(SourceTable):
     def _first_records(self) -> list[list[str]]:
         records: list[list[str]] = []
         with suppress(csv.Error):  # the rows name it
-            for values in islice(self._reader(TextLines(self.path, self._encoding)), LINES_COUNTED):
+            for values in islice(_reader(TextLines(self.path, self._encoding), self._dialect), LINES_COUNTED):
                 records += [values] if values else []
         return records
 
-    def _reader(self, lines: TextLines) -> Any:
-        return _reader(lines, self._dialect)
-
     def _records(self) -> Iterator[TableRow]:
         lines = TextLines(self.path, self._encoding)
-        reader = self._reader(lines)
+        reader = _reader(lines, self._dialect)
         while True:
             first = reader.line_num + 1
             place = f"{self.path.name}, line {first}"

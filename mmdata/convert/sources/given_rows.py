@@ -25,6 +25,7 @@ from mmdata.convert.sources.json_tables import ROWS_SEEN
 from mmdata.convert.sources.rows import (
     InputRow,
     SourceKind,
+    fits_header,
     has_url,
     image_key,
     numbered_key,
@@ -37,7 +38,7 @@ from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.files import naming
 from mmdata.hashing import hash64
 from mmdata.images.pillow import file_of
-from mmdata.tars.tar import header, split_name
+from mmdata.tars.tar import split_name
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 """Dicts of an image, captions and more, or a function that gives them."""
@@ -52,7 +53,6 @@ LEFT_OUT = "left_out"
 """Name of the cell that says why a row is left out: "REASON: text" with a reason of the list, or any other text."""
 CAPTIONS = ["caption", "captions"]
 """Cells that are both taken, as some rows may have the one and some the other."""
-LONGEST_EXTENSION = ".json"
 
 
 class GivenTable(SourceTable):
@@ -377,11 +377,7 @@ def _checked(given: Any) -> str:
     if not isinstance(given, (str, int)) or isinstance(given, bool):
         raise BadSample(Reason.BROKEN_ROW, f"the key is {type(given).__name__}, not a string")
     key = str(given)
-    try:
-        header(key + LONGEST_EXTENSION, 0)
-        fits = key.isprintable() and split_name(f"{key}.jpg") == (key, "jpg")
-    except ValueError:
-        fits = False
+    fits = key.isprintable() and fits_header(key) and split_name(f"{key}.jpg") == (key, "jpg")
     if not fits or {"", ".", ".."} & set(key.split("/")):
         detail = f"key {excerpt(key)}: a key has no dot and no empty folder in it, and fits into the header of a tar"
         raise BadSample(Reason.BROKEN_ROW, detail)

@@ -1,7 +1,7 @@
 """JSON Lines, and JSON documents that hold a table: arrays of objects, names with their captions.
 
 A document is read as a whole and held in memory, about ten times its size on disk; JSON Lines are read line by line.
-Annotations of boxes are streamed: `stream_entries` takes the memory of the largest entry. Python's own decoder parses
+COCO's annotations are streamed: `stream_entries` takes the memory of the largest entry. Python's own decoder parses
 each entry; the outermost array, or the arrays of the outermost object, are walked here.
 """
 
@@ -69,8 +69,8 @@ class JsonLinesTable(SourceTable):
 class JsonTable(SourceTable):
     """One JSON document with a table in it.
 
-    It is an array of objects, Karpathy's `images` with `sentences`, an object with
-    one such array, an object of columns, or an object of image names and their captions.
+    It is an array of objects, Karpathy's `images` with `sentences`, an object with one such array, an object of
+    columns, or an object of image names and their captions.
     """
 
     kind = SourceKind.JSON

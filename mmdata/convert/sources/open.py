@@ -76,46 +76,58 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         return PackedSource(path, config, chosen)
     if chosen is not None:
         raise ConfigError(f"select: '{path}' holds no tars; rows of shards with an index can be selected")
-    if (annotated := open_annotated(path, config)) is not None:
-        return annotated
-    if is_folder(path) and config.table is None:
-        if tables := find_tables_of_folder(path, config.split):
-            folder = tables[0].parent if tables[0].name in METADATA else path
-            return TableSource.open(folder, tables, config.model_copy(update={"split": None}))
-        try:
-            source = FolderSource(path, config)
-        except NeedsTable as error:
-            return _only_table(path, error, config)
-        except (ConfigError, DataError):
-            if (table := _table_with_parts(path, config)) is None:
-                raise
-            return table
-        refuse_strangers(path, config, SourceKind.FOLDER)
-        return source
-    if is_folder(path):
-        return TableSource.open(path, find_tables(path, config.table or ""), config)
-    return TableSource.open(path.parent, [path], config)
+    if not is_folder(path):
+        return _open_tables(path.parent, [path], config)
+    if config.table is not None:
+        return _open_tables(path, find_tables(path, config.table), config)
+    return _open_folder(path, config)
 
 
-def _only_table(path: Path, error: NeedsTable, config: ConvertConfig) -> TableSource:
+def _open_folder(path: Path, config: ConvertConfig) -> Source:
+    of_part = config.model_copy(update={"split": None})
+    parts = coco_parts(path) if config.format is None else {}
+    if parts and (coco := open_coco(choose_part(path, parts, config.split), of_part)):
+        return coco
+    if tables := find_tables_of_folder(path, config.split):
+        folder = tables[0].parent if tables[0].name in METADATA else path
+        return TableSource.open(folder, tables, of_part)
+    try:
+        source = FolderSource(path, config)
+    except NeedsTable as error:
+        return _only_table(path, error, config)
+    except (ConfigError, DataError):
+        if (table := _table_with_parts(path, config)) is None:
+            raise
+        return table
+    refuse_strangers(path, config, SourceKind.FOLDER)
+    return source
+
+
+def _open_tables(folder: Path, paths: Sequence[Path], config: ConvertConfig) -> Source:
+    """Open tables, or files of COCO's form; whoever names a format has a table."""
+    coco = open_coco(paths, config) if config.format is None else None
+    return coco or TableSource.open(folder, paths, config)
+
+
+def _only_table(path: Path, error: NeedsTable, config: ConvertConfig) -> Source:
     """The table in a folder whose images have no captions; raises `error` if the folder has several tables."""
     if len(error.tables) > 1:
         raise error
     (table,) = error.tables
     try:
-        return TableSource.open(table.parent, [table], config.model_copy(update={"split": None}))
+        return _open_tables(table.parent, [table], config.model_copy(update={"split": None}))
     except (ConfigError, DataError) as unusable:
         raise type(unusable)(f"source '{path}' was read by its only table: {unusable}") from unusable
 
 
-def _table_with_parts(path: Path, config: ConvertConfig) -> TableSource | None:
+def _table_with_parts(path: Path, config: ConvertConfig) -> Source | None:
     """The only table in a folder whose images have no captions, if `split` names none of the folder's own parts."""
     if config.split is None:
         return None
     try:
         FolderSource(path, config.model_copy(update={"split": None}))
     except NeedsTable as error:
-        return TableSource.open(error.tables[0].parent, error.tables, config) if len(error.tables) == 1 else None
+        return _open_tables(error.tables[0].parent, error.tables, config) if len(error.tables) == 1 else None
     except (ConfigError, DataError):
         return None
     return None
@@ -199,30 +211,13 @@ def part_of(path: PurePath) -> str:
     return "/".join([*folders, path.stem])
 
 
-def open_annotated(path: Path, config: ConvertConfig) -> Source | None:
-    """Open a corpus of COCO's form; None for any other source.
-
-    Args:
-        path: a file of annotations, or a folder of COCO.
-        config: `table` names files of one part in a folder, `split` a part.
+def open_coco(paths: Sequence[Path], config: ConvertConfig) -> CocoSource | None:
+    """Open files of COCO's form as one; None if none of them is, and they are tables.
 
     Raises:
-        DataError: damaged files, or several parts and no `split`.
-        ConfigError: no such part, settings that are not for such a source, or no captions.
+        DataError: a damaged file.
+        ConfigError: only some are of COCO's form, or a setting that is not for it.
     """
-    if config.format is not None:  # whoever names a table's format has a table
-        return None
-    if not is_folder(path):
-        return _open_files([path], config)
-    if config.table is not None:
-        return _open_files(find_tables(path, config.table), config)
-    if parts := coco_parts(path):
-        return _open_files(choose_part(path, parts, config.split), config.model_copy(update={"split": None}))
-    return None
-
-
-def _open_files(paths: Sequence[Path], config: ConvertConfig) -> Source | None:
-    """Open files of COCO's form as one; None if none of them is, and they are tables."""
     forms = [_form_of(path) for path in paths]
     if not any(forms):
         return None

@@ -14,6 +14,7 @@ from mmdata.convert.sources.files import check_file, in_zip, is_file, open_file,
 from mmdata.convert.sources.json_tables import JsonLinesTable, JsonTable, parse_json
 from mmdata.convert.sources.tables import (
     COMPRESSED_SUFFIXES,
+    FORMATS,
     SourceTable,
     compression_of,
     encoding_of,
@@ -25,17 +26,6 @@ from mmdata.errors import ConfigError, DataError, excerpt
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")
-FORMATS: dict[str, TableFormat] = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
 PARQUET_MAGIC = b"PAR1"
 HEAD_BYTES = 2**16
 """First bytes of a file that tell its format."""

@@ -19,10 +19,11 @@ from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import Group, image_member, label_of, texts_of
-from mmdata.tars.tar import Member
+from mmdata.tars.tar import Member, header
 from mmdata.tars.texts import Loss, SampleTexts
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
+LONGEST_EXTENSION = ".json"
 KEY_BYTES = 16
 """Bytes of a key of an image."""
 
@@ -128,6 +129,15 @@ class InputRow:
 def numbered_key(number: int) -> str:
     """The key of a row that has none of its own."""
     return f"{number:09d}"
+
+
+def fits_header(key: str) -> bool:
+    """Whether the names of a sample's members fit into plain tar headers."""
+    try:
+        header(key + LONGEST_EXTENSION, 0)
+    except ValueError:
+        return False
+    return True
 
 
 class Source(Protocol):

@@ -81,7 +81,7 @@ class TableSource:
         self.holds_images = self.rows_are_exact and any(self.columns.image in table.images for table in tables)
         self.can_seek = all(isinstance(table, ArrowTable) for table in tables)
         self.has_captions = bool(self.columns.captions)
-        self.classes = next((first.class_names(name) for name in self.columns.label), ())
+        self.classes = first.class_names(self.columns.label) if self.columns.label else ()
         self.root, self._found_in = self._find_root(folder, config.images)
 
     @classmethod
@@ -137,7 +137,7 @@ class TableSource:
             for place, cells, fault in table.rows_from(wanted, skipped):
                 if cells is None:
                     yield InputRow(number, place, fault=(Reason.BROKEN_ROW, fault)), {}
-                elif columns.split and (part := cells.get(columns.split[0])) != self._split:
+                elif columns.split and (part := cells.get(columns.split)) != self._split:
                     yield InputRow(number, place, fault=(Reason.FILTERED, f"its split is {excerpt(part)}")), {}
                 else:
                     yield self._row(number, place, cells), cells
@@ -150,9 +150,9 @@ class TableSource:
             place,
             image=cells.get(columns.image),
             captions=tuple(as_text(cells.get(name)) for name in columns.captions),
-            label=next((as_text(cells.get(name)) for name in columns.label), None),
-            hash=next((cells.get(name) for name in columns.hash), None),
-            boxes=next((cells.get(name) for name in columns.boxes), None),
+            label=as_text(_cell(cells, columns.label)),
+            hash=_cell(cells, columns.hash),
+            boxes=_cell(cells, columns.boxes),
             extra={stored: as_stored(value) for stored, value in columns.kept(cells).items()},
         )
 
@@ -189,11 +189,15 @@ class TableSource:
             "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
             "image": self.columns.image,
             "captions": list(self.columns.captions),
-            "label": next(iter(self.columns.label), None),
+            "label": self.columns.label,
             **({"images": self._found_in} if self._found_in else {}),
             **digest_of_zip(self.root),
             **({"columns": self._tables[0].columns} if self._tables[0].guessed else {}),
         }
+
+
+def _cell(cells: dict[str, Any], name: str | None) -> Any:
+    return None if name is None else cells.get(name)
 
 
 def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, str]:

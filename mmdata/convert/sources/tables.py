@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, TextIO, TypeVar, cast
 
 import pyarrow as pa
 
-from mmdata.config.convert import ConvertConfig
+from mmdata.config.convert import ConvertConfig, TableFormat
 from mmdata.convert.sources.files import in_zip, open_file
 from mmdata.convert.sources.rows import SourceKind
 from mmdata.errors import ConfigError, DataError, excerpt
@@ -30,11 +30,19 @@ COMPRESSED_SUFFIXES = (".gz", ".zst")
 """Ends of the names of compressed tables, as captions.csv.gz."""
 _COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
+FORMATS: dict[str, TableFormat] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-SUFFIXES = (
-    *(*TEXT_SUFFIXES, ".parquet", ".pq", ".arrow", ".feather"),
-    *(text + packed for text in TEXT_SUFFIXES for packed in COMPRESSED_SUFFIXES),
-)
+SUFFIXES = (*FORMATS, *(text + packed for text in TEXT_SUFFIXES for packed in COMPRESSED_SUFFIXES))
 MAX_LINE = 64 * 2**20
 """Longest line of a text table; a file with a longer one is something else."""
 MAX_NAMES = 20

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.sources.open import find_parts, open_annotated, open_source
+from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
@@ -260,5 +261,10 @@ def test_captions_of_coco_are_no_table(coco: Path) -> None:
         open_source(coco / "annotations/captions_val2017.json", ConvertConfig(format="json"))
 
 
-def test_whoever_names_a_format_has_a_table(coco: Path) -> None:
-    assert open_annotated(coco / "annotations/instances_val2017.json", ConvertConfig(format="json")) is None
+def test_folder_whose_only_table_is_of_captions_is_read_by_it(tmp_path: Path, coco: Path) -> None:
+    (tmp_path / "corpus/annotations").mkdir(parents=True)
+    shutil.copytree(coco / "val2017", tmp_path / "corpus/val2017")
+    shutil.copy(coco / "annotations/captions_val2017.json", tmp_path / "corpus/annotations")
+    source = open_source(tmp_path / "corpus", ConvertConfig())
+    assert source.describe()["form"] == "COCO"
+    assert source.rows_at_most == 3
