@@ -1,18 +1,23 @@
-"""Which column of a table is what: image, captions, label, and the columns to keep."""
+"""Which column of a table is what: image, captions, label, and the columns to keep.
+
+`as_list` reads a list of captions that a cell holds as text, as pandas, numpy and JSON write one into a CSV.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from mmdata.config.convert import ALL, RESERVED, ConvertConfig
 from mmdata.convert.sources.arrow import as_text
-from mmdata.convert.sources.cells import as_list
 from mmdata.convert.sources.tables import SourceTable, shown
 from mmdata.errors import BadSample, ConfigError, excerpt
 from mmdata.tars.texts import parse_label
@@ -28,6 +33,11 @@ CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentence
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
 LABELS_SEEN = 1000
 """Rows that show whether a column of a usual name holds labels."""
+
+_LITERAL = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_ITEM = rf"(?:{_LITERAL}|None|nan)"
+_LIST = re.compile(rf"\[\s*(?:{_ITEM}(?:[\s,]+{_ITEM})*\s*(?:,\s*)?)?\]", re.DOTALL)
+_ITEMS = re.compile(_ITEM, re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -214,3 +224,29 @@ def _column(table: SourceTable, name: str | None, usual: Sequence[str], purpose:
 def _usual(table: SourceTable, usual: Sequence[str]) -> list[str]:
     by_name = {name.casefold(): name for name in reversed(table.columns)}
     return [by_name[name] for name in usual if name in by_name]
+
+
+def as_list(text: str) -> list[str | None] | None:
+    r"""The strings and Nones of a list that is written as text, or None if it is something else. Nothing is executed.
+
+    Example:
+        `["a", "b"]` (JSON), `['a', "b's"]` (Python and pandas) and `['a' 'b']` (numpy) give two strings each;
+        `['a', None]` gives one and None; `[a photo]` gives None.
+    """
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, list):
+        items = cast("list[Any]", found)
+        return items if all(item is None or isinstance(item, str) for item in items) else None
+    # Not ast.literal_eval of the whole: it joins numpy's neighbouring strings without a word.
+    if not _LIST.fullmatch(text):
+        return None
+    try:
+        return [None if item in ("None", "nan") else str(ast.literal_eval(item)) for item in _ITEMS.findall(text)]
+    except (ValueError, SyntaxError):
+        return None

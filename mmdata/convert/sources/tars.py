@@ -18,9 +18,9 @@ import numpy as np
 
 from mmdata.config.convert import ALL, ConvertConfig, Grouping
 from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.folder import IMAGE_SUFFIXES
 from mmdata.convert.sources.rows import InputRow, PackedFiles
-from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.index import Manifest
@@ -94,6 +94,10 @@ class PackedSource:
                 for group in SampleReader(read_members(file, name=tar.name), name=tar.name):
                     yield self._row(number, tar, group, indexed)
                     number += 1
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """See `Source.rows_with_labels`."""
+        return self.rows()
 
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmdata.convert import ConvertConfig
 from mmdata.convert.row.examine import Examiner
 from mmdata.convert.row.fields import RowFields
-from mmdata.convert.sources.find import open_annotated
+from mmdata.convert.sources.open import open_annotated
 from mmdata.convert.sources.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.tars.texts import Loss

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.sources.layouts import PARTS_OF_DICT, STATE, part_of
+from mmdata.convert.sources.open import PARTS_OF_DICT, STATE, part_of
 from mmdata.convert.sources.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
 from mmdata.storage.attempts import repeated
