@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,33 +39,21 @@ READERS = 4
 """Factor of the number of workers that is tried if they wait for a disk, which needs no core."""
 
 
-@dataclass(frozen=True)
-class Remedy:
+class Remedy(NamedTuple):
     """A change that makes the loader faster.
 
     Attributes:
         words: the change.
-        gain: times as fast, as measured.
-        measured: what was measured.
-        share: share of the workers' time that the measured part takes.
+        gain: times as fast, of the whole loader.
+        measured: how that is known.
     """
 
     words: str
     gain: float
     measured: str
-    share: float = 1.0
-
-    @property
-    def whole(self) -> float:
-        """Times as fast for the whole loader, by Amdahl's law.
-
-        A share of 0.8 that is 4 times as fast gives 1 / (0.2 + 0.8 / 4) = 2.5 times.
-        """
-        return 1 / (1 - self.share + self.share / self.gain)
 
     def __str__(self) -> str:
-        estimate = f"; about {self.whole:.1f}x the whole loader, estimated" if self.share < 1 else ""
-        return f"{self.words} ({self.gain:.1f}x {self.measured}{estimate})"
+        return f"{self.words} ({self.gain:.1f}x, {self.measured})"
 
 
 def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
@@ -88,8 +76,8 @@ def remedies(loader: Loader, data: DataConfig, found: Profile) -> list[Remedy]:
     if workers := _other_workers(data, found):
         words = f"data.loading.num_workers={workers}"
         tried.append(_try(data, data.with_loading(num_workers=workers), words, found))
-    helped = [remedy for remedy in tried if remedy.whole >= WORTH_IT]
-    return sorted(helped, key=lambda remedy: -remedy.whole)
+    helped = [remedy for remedy in tried if remedy.gain >= WORTH_IT]
+    return sorted(helped, key=lambda remedy: -remedy.gain)
 
 
 def storage_in_words(found: Profile) -> str:
@@ -142,7 +130,10 @@ def _shrink(loader: Loader, data: DataConfig, found: Profile) -> Remedy | None:
     share = (own_s["decode"] + own_s["transform"]) / (sum(own_s.values()) or 1.0)
     why = f"{side / needed:.2g} x the {needed} pixels of a batch: room for crops"
     words = f"shrink to {side} with `{_shrink_command(data, side)}`, {why}"
-    return Remedy(words, before_s / after_s, f"decoding and cropping {len(first)} of your images", share)
+    times = before_s / after_s
+    measured = f"estimated: {times:.1f}x in decoding and cropping {len(first)} of your images"
+    # Amdahl's law: a share of 0.8 that is 4 times as fast gives 1 / (0.2 + 0.8 / 4) = 2.5 times.
+    return Remedy(words, 1 / (1 - share + share / times), measured)
 
 
 def _shrink_command(data: DataConfig, side: int) -> str:
@@ -203,4 +194,4 @@ def _try(data: DataConfig, changed: DataConfig, words: str, found: Profile) -> R
     loaders = [Loader.from_config(settings, rank=0, world_size=1) for settings in (data, changed)]
     rates = [[profile(loader, steps).samples_per_s for loader in loaders] for _ in range(2)]
     before, after = (max(each) for each in zip(*rates, strict=True))
-    return Remedy(words, after / before, f"the whole loader; this machine has {num_cores()} cores")
+    return Remedy(words, after / before, f"measured; this machine has {num_cores()} cores")

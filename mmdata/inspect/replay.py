@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,14 +108,13 @@ def _by(size: Sequence[int]) -> str:
     return " × ".join(map(str, size))
 
 
-def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
+def find_step(plan: Plan, row: int, epoch: int) -> Step:
     """The row's place in an epoch, as a step of one row.
 
     Args:
         plan: of the epoch; as much of it is made as lies before the row.
         row: in the index.
         epoch: from 0.
-        step: where the search begins.
 
     Raises:
         ConfigError: there is no such row or epoch; says which there are.
@@ -131,7 +129,7 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         what = f"row {row} is not loaded: {selection.name}"
         raise ConfigError(f"{what}; `mmdata replay SHARDS` makes any row of a folder of shards")
     weights = plan.weights if isinstance(plan, WeightedPlan) else None
-    if weights is not None and not step and (first := weights.next_epoch(row, epoch)) != epoch:
+    if weights is not None and (first := weights.next_epoch(row, epoch)) != epoch:
         if first is None:
             of_epochs = "any epoch" if not weights.values[row] > 0 else f"any epoch from {epoch} on"
             raise ConfigError(
@@ -141,12 +139,12 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
             f"row {row} is in no batch of epoch {epoch}: its weight is {weights.values[row]:g} ({weights.name}), and "
             f"it comes next in epoch {first}: try --epoch {first}"
         )
-    for one in plan.steps(epoch, start=step):
+    for one in plan.steps(epoch):
         places = np.flatnonzero(one.rows == row)[:1]
         if len(places):
             return Step(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
     raise DataError(
-        f"row {row} is in no batch of epoch {epoch} from step {step} on; a mixture leaves some rows for later epochs: "
+        f"row {row} is in no batch of epoch {epoch}; a mixture leaves some rows for later epochs: "
         f"try --epoch {epoch + 1}"
     )
 
@@ -191,28 +189,3 @@ def row_of_key(index: Index, key: str) -> int:
         return index.sample(key).row
     except KeyError as error:
         raise DataError(error.args[0]) from None
-
-
-def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]:
-    """(row, epoch, step) of a line of a run's ledger, counted from 1.
-
-    Raises:
-        DataError: there is no such file or line, or it is not of a row of this index.
-    """
-    if not path.exists():
-        raise DataError(f"'{path}': no such file; a run has one for each rank that masked a row")
-    lines = path.read_bytes().decode(errors="backslashreplace").splitlines()
-    if not lines:
-        raise DataError(f"'{path}': empty, so no row was masked")
-    if not 1 <= line <= len(lines):
-        raise DataError(f"'{path}': has lines 1 to {len(lines)}, and line {line} was asked for")
-    try:
-        entry = json.loads(lines[line - 1])
-        row, epoch, step, key = int(entry["row"]), int(entry["epoch"]), int(entry["step"]), entry["key"]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"'{path}', line {line}: not a line of a run's ledger; {error!r}; give another line") from error
-    if not 0 <= row < len(index) or index.keys(np.array([row])) != [key]:
-        raise DataError(
-            f"'{path}', line {line}: row {row} with key '{key}' is not in these shards; give the config of that run"
-        )
-    return row, epoch, step
