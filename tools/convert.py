@@ -30,7 +30,7 @@ from mmdata.commands.paths import check_source
 from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
 from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe, preview
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.units.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
 from mmdata.index import Manifest
@@ -102,21 +102,21 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
-    chosen: ChosenRows | None = None
+    rows: Choice | None = options.rows
     if options.select:
         check_source(options.source)
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
         from mmdata.commands.chosen import chosen_rows
 
-        chosen = chosen_rows(options.source, options.select, options.join)
+        rows = chosen_rows(options.source, options.select, options.join)
     if options.plan:
-        show_plan(options, config, chosen)
+        show_plan(options, config, rows)
         return 0
     engine = choose_engine(options.engine, options.workers)
     signal.signal(signal.SIGINT, interrupt)
     began = time.monotonic()
     with progress_in_rows() as track:
-        common: dict[str, Any] = {"chosen": chosen, "engine": engine, "track": track}
+        common: dict[str, Any] = {"rows": rows, "not_in": options.not_in, "engine": engine, "track": track}
         if options.part:
             made = convert_part(options.source, options.out, config, part=options.part, **common)
         else:
@@ -127,8 +127,8 @@ def main() -> int:
     else:
         show(made, options.source, options.out, config)
         if not made.was_complete:
-            rows = 0 if options.finish else made.accounts["rows"] - track.skipped
-            print(pace(made, rows, time.monotonic() - began))
+            converted = 0 if options.finish else made.accounts["rows"] - track.skipped
+            print(pace(made, converted, time.monotonic() - began))
         show_next(made, options.out)
     return 0
 
@@ -152,6 +152,18 @@ def parse_arguments() -> argparse.Namespace:
         "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
     )
     parser.add_argument("--join", metavar="TABLE", action="append", default=[], help="table that --select names")
+    parser.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="text file with the number of a row on each line, from 0: convert these rows of SOURCE",
+    )
+    parser.add_argument(
+        "--not-in",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="folder of another conversion: leave out the images that it has; may be given more than once",
+    )
     parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
     parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
     parser.add_argument(
@@ -183,6 +195,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--part makes a part, and neither replaces nor publishes anything: leave the other flag out")
     if options.plan and (options.part or options.overwrite or options.finish):
         parser.error("--plan looks at the whole corpus and writes nothing: leave --part, --finish and --overwrite out")
+    if options.rows and options.select:
+        parser.error("--rows and --select both say which rows are taken: give one of them")
     if options.join and not options.select:
         parser.error("--join is for a condition: give --select as well")
     return options
@@ -309,7 +323,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     elif config.caption_templates:
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
     if unfetched := accounts.get("unfetched"):
-        print(f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image")
+        print(f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; --rows converts them again")
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
@@ -346,11 +360,11 @@ def pace(report: Report, made: int, seconds: float) -> str:
     return f"{counted(made, 'row')} in {duration(seconds)}, {made / seconds:,.0f} a second{before}; {written}"
 
 
-def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -> None:
+def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice | None) -> None:
     """Print what a conversion would give; nothing is written."""
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
-        found = preview(options.source, config, out=out, workers=options.workers, chosen=chosen, track=track)
+        found = preview(options.source, config, out=out, workers=options.workers, rows=rows, track=track)
     Console().print(preview_table(found))
     for line in preview_lines(found, str(options.out)):
         print(printable(line))

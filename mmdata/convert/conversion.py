@@ -22,8 +22,10 @@ from mmdata.convert.settle.decide import Decider
 from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
+from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.output import TOKENIZER_NAME, Output, publish_all
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
+from mmdata.convert.sources.chosen import numbering
 from mmdata.convert.sources.files import digest_of_zip
 from mmdata.convert.sources.remote import SOURCE_NAME
 from mmdata.convert.sources.rows import ImageSource, InputRow, Source, grouping, image_key, images_of, row_key
@@ -54,6 +56,7 @@ class Conversion:
         config: settings.
         outputs: the folder for all samples, or two: for training and for validation.
         staging: of the units; those that are there are not made again.
+        written: images of other folders, which are left out; None for none.
         engine: makes units.
         track: shows progress.
     """
@@ -64,6 +67,7 @@ class Conversion:
         config: ConvertConfig,
         outputs: Sequence[Output],
         staging: Staging,
+        written: WrittenImages | None,
         *,
         engine: Engine,
         track: Track,
@@ -72,6 +76,7 @@ class Conversion:
         self._config = config
         self._outputs = outputs
         self._staging = staging
+        self._written = written
         self._engine = engine
         self._track = track
         self._examiner = Examiner.from_config(source, config)
@@ -114,7 +119,7 @@ class Conversion:
             self._track.leave_out(receipt.quarantined, receipt.rows)
             return False
 
-        with Merges(self._staging.folder) as merges:
+        with Merges(self._staging.folder, numbering(self._source)) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
             made = self._rows_made(job, units, receipts, is_whole=part is None)
@@ -148,7 +153,7 @@ class Conversion:
             made_of.append(job.made_of(unit))
             return False
 
-        with Merges(self._staging.folder) as merges:
+        with Merges(self._staging.folder, numbering(self._source)) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, note)
             for _ in units:
@@ -347,13 +352,14 @@ class Conversion:
         ]
 
     def _decider(self, receipts: Sequence[Receipt]) -> Decider:
-        keep = self._config.keep_duplicates
         return Decider(
             self._staging,
             receipts,
             self._source.classes,
+            numbering(self._source),
+            self._written,
             unit_rows=self._config.shard_rows,
-            keep_duplicates=keep,
+            keep_duplicates=self._config.keep_duplicates,
         )
 
     def _refuse_empty(self, parts: Sequence[OutputFolder], lowest: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from mmdata.convert.conversion import Conversion, MissingUnits
 from mmdata.convert.opening import open_conversion
 from mmdata.convert.settle.accounts import CannotPublish, add_up
 from mmdata.convert.settle.output import are_complete
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.units.engines import Engine, local
 from mmdata.errors import ConfigError
@@ -47,7 +48,8 @@ def convert(
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
-    chosen: ChosenRows | None = None,
+    rows: Choice | None = None,
+    not_in: Sequence[str | os.PathLike[str]] = (),
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
@@ -64,8 +66,9 @@ def convert(
             `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
             folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
-        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes
-            all.
+        rows: the rows of the source to take, and no others: their numbers from 0, a text file with a number on each
+            line, or what `mmdata.commands.chosen` selects of tars with an index. None takes all.
+        not_in: folders of other conversions, whose images are left out as duplicates.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
         finish: only put together what `convert_part` has made.
@@ -78,13 +81,12 @@ def convert(
     """
     config = config or ConvertConfig()
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs, run = open_conversion(
-            stack, source, out, config, chosen, overwrite=overwrite
-        )
+        opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, overwrite=overwrite)
+        corpus, config, tokenizer, outputs, run, written = opened
         was_complete = are_complete(outputs, run, overwrite=overwrite)
         if not was_complete:
             staging = outputs[0].staging(run, overwrite=overwrite)
-            conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
+            conversion = Conversion(corpus, config, outputs, staging, written, engine=engine or local(), track=track)
             try:
                 staging.retry(config.largest_shares)
                 tokenizer = conversion.begin(tokenizer)
@@ -130,7 +132,8 @@ def convert_part(
     config: ConvertConfig | None = None,
     *,
     part: tuple[int, int],
-    chosen: ChosenRows | None = None,
+    rows: Choice | None = None,
+    not_in: Sequence[str | os.PathLike[str]] = (),
     engine: Engine | None = None,
     track: Track = SILENT,
 ) -> PartReport:
@@ -140,7 +143,7 @@ def convert_part(
     repeated makes only what is missing.
 
     Args:
-        source, out, config, chosen, engine, track: as for `convert`, the same for all parts.
+        source, out, config, rows, not_in, engine, track: as for `convert`, the same for all parts.
         part: (k, n): the k-th of n parts, from 1.
 
     Raises:
@@ -155,12 +158,13 @@ def convert_part(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs, run = open_conversion(stack, source, out, config, chosen, shared=True)
+        opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, shared=True)
+        corpus, config, tokenizer, outputs, run, written = opened
         if are_complete(outputs, run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = outputs[0].staging(run, overwrite=False, shared=True)
         staging.note_parts(part[1])
-        conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
+        conversion = Conversion(corpus, config, outputs, staging, written, engine=engine or local(), track=track)
         receipts = conversion.make_units(tokenizer, part=part)
-    rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
-    return PartReport(len(receipts), rows, quarantined)
+    made, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
+    return PartReport(len(receipts), made, quarantined)

@@ -19,7 +19,7 @@ from mmdata.convert.row.examine import Examiner
 from mmdata.convert.sampled_row import RowLook, SampledRow
 from mmdata.convert.sampling import Estimate, SampleOf
 from mmdata.convert.settle.merges import Merges
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.sources.rows import images_of
 from mmdata.convert.survey import Survey
@@ -126,7 +126,7 @@ def preview(
     *,
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
-    chosen: ChosenRows | None = None,
+    rows: Choice | None = None,
     track: Track = SILENT,
 ) -> Preview:
     """Predict what `convert` would give, from about 1 % of the rows: at least 500, at most 5,000.
@@ -139,7 +139,7 @@ def preview(
         config: settings; None takes the defaults.
         out: the output folder, of which only the disk is looked at.
         workers: processes that would convert; None stands for one a core.
-        chosen: as for `convert`.
+        rows: as for `convert`.
         track: shows progress.
 
     Raises:
@@ -149,14 +149,14 @@ def preview(
     workers = min(workers or cores, cores)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmdata-preview-")))
-        corpus, config, tokenizer = open_alone(stack, source, config or ConvertConfig(), chosen, folder, out=out)
+        corpus, config, tokenizer = open_alone(stack, source, config or ConvertConfig(), rows, folder, out=out)
         examiner = Examiner.from_config(corpus, config)
         survey = Survey(corpus, config, examiner, track)
         merges = stack.enter_context(Merges(folder))
         began = time.monotonic()
-        rows = survey.count(merges)
+        total = survey.count(merges)
         passes_s = time.monotonic() - began
-        sample = SampleOf.choose(rows, in_runs=images_of(corpus) is not None)
+        sample = SampleOf.choose(total, in_runs=images_of(corpus) is not None)
         look = RowLook(examiner, config.val_share, tokenizer.count if tokenizer else None)
         with FetchStage.from_config(config) as fetch:
             wanted = fetch(survey.rows(sample, survey.merges_of(sample, merges)))

@@ -7,14 +7,16 @@ a unit at a time, and duplicates are found by sorting on disk.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.repeats import Repeats
+from mmdata.convert.sources.rows import KEY_BYTES
 from mmdata.convert.units.records import Records, Status
 from mmdata.convert.units.staging import LABELS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
@@ -23,6 +25,9 @@ from mmdata.tars.texts import Loss
 
 UNITS_REMEMBERED = 16
 """Decided units in memory: the rows of one image mostly lie near each other."""
+
+ELSEWHERE = -1
+"""In place of the row of an image that another folder has."""
 
 Fault = tuple[Reason, str]
 
@@ -35,6 +40,7 @@ class Decided:
         receipt: of the unit.
         records: of its rows.
         parts: int8 (rows,), the folder of each row.
+        number_of: gives the number of a row in the whole source, for people.
         faults: why rows are left out, by place from 0.
         differing: places of duplicates with captions or a label that the written row of their image has not.
         labels: int64 (rows,), class numbers, -1 for none; None if the fragments have the right ones.
@@ -44,6 +50,7 @@ class Decided:
     receipt: Receipt
     records: Records
     parts: NDArray[np.int8]
+    number_of: Callable[[int], int]
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
     differing: set[int] = field(default_factory=set[int])
     labels: NDArray[np.int64] | None = None
@@ -64,6 +71,8 @@ class Decider:
         staging: of the units.
         receipts: of all units, in order.
         classes: names that the corpus declares, by class number.
+        number_of: gives the number of a row in the whole source, for people.
+        written: images of other folders, which are left out; None for none.
         unit_rows: rows of each unit but the last.
         keep_duplicates: whether an image that comes again is written again.
 
@@ -76,14 +85,18 @@ class Decider:
         staging: Staging,
         receipts: Sequence[Receipt],
         classes: Sequence[str],
+        number_of: Callable[[int], int],
+        written: WrittenImages | None,
         *,
         unit_rows: int,
         keep_duplicates: bool,
     ) -> None:
         self._staging = staging
         self._receipts = receipts
+        self._number_of = number_of
+        self._written = written
         self._unit_rows = unit_rows
-        rows = sum(receipt.rows for receipt in receipts)
+        rows = sum(receipt.rows for receipt in receipts) + (written.rows if written else 0)
         self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
         self.labels = Labels(classes)
         self._unsettled: set[int] = set()
@@ -110,7 +123,10 @@ class Decider:
         self.close()
 
     def _prepare(self) -> None:
-        """Read the labels and the digests of all units."""
+        """Read the labels and the digests of all units, and the digests of other folders."""
+        if self._repeats is not None and self._written is not None:
+            for digests in self._written.digests():
+                self._repeats.add(digests, np.full(len(digests) // KEY_BYTES, ELSEWHERE))
         for receipt in self._receipts:
             self._read_labels(receipt)
             if self._repeats is not None:
@@ -159,7 +175,7 @@ class Decider:
         """Decide over the rows of a unit that have an image of their own."""
         receipt = self._receipts[unit]
         records = self._records(receipt)
-        decided = Decided(receipt, records, records.part, losses=records.losses())
+        decided = Decided(receipt, records, records.part, self._number_of, losses=records.losses())
         decided.faults = {place: fault for place in records.left_out() if (fault := records.fault(place))}
         if unit in self._unsettled:
             decided.labels, refused, lost = self._numbered(receipt, records)
@@ -176,7 +192,13 @@ class Decider:
         start = decided.receipt.start
         found = self._repeats.between(start, start + decided.receipt.rows)
         for row, first, same in zip(found.rows.tolist(), found.firsts.tolist(), found.same.tolist(), strict=True):
-            detail = f"the image of row {first} again, byte for byte"
+            if first == ELSEWHERE:
+                decided.faults[row - start] = (
+                    Reason.DUPLICATE_IMAGE,
+                    "a folder of not_in has the image, byte for byte",
+                )
+                continue
+            detail = f"the image of row {self._number_of(first)} again, byte for byte"
             if not same:
                 decided.differing.add(row - start)
                 detail += ", with other captions or another label"

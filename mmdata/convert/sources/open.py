@@ -6,7 +6,6 @@ from pathlib import Path
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.belonging import SourceKind, refuse_strangers
-from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.sources.files import check_file, corpus_folder, exists, is_file, is_folder
 from mmdata.convert.sources.find import open_annotated
 from mmdata.convert.sources.folder import FolderSource, NeedsTable
@@ -19,13 +18,12 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import refuse_unfinished
 
 
-def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> Source:
+def open_source(path: Path, config: ConvertConfig) -> Source:
     """Open a corpus: a table, a folder or a .zip of images, a folder of Parquet files, a tar, or a folder of tars.
 
     Args:
         path: the folder, or the file.
         config: the settings about tables, columns and parts are used.
-        chosen: of tars, the rows to take.
 
     Raises:
         DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
@@ -43,9 +41,7 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         refuse_strangers(path, config, SourceKind.TARS)
         if config.split is not None:
             raise ConfigError(f"split '{config.split}': '{path}' holds tars, all of one part; give those of the part")
-        return PackedSource(path, config, chosen)
-    if chosen is not None:
-        raise ConfigError(f"select: '{path}' holds no tars; rows of shards with an index can be selected")
+        return PackedSource(path, config)
     if (annotated := open_annotated(path, config)) is not None:
         return annotated
     if is_folder(path) and config.table is None:
