@@ -172,6 +172,7 @@ def held_at(step: int, config: Path, output: Path) -> Program:
 
 
 @pytest.mark.parametrize("after", [5, 9, 20])
+@pytest.mark.sweep(keep=1)
 def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     config: Path, whole: Path, tmp_path: Path, after: int
 ):
@@ -190,6 +191,7 @@ def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     assert found["batches"] == before["batches"]
 
 
+@pytest.mark.sweep
 def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, whole: Path, tmp_path: Path):
     one, two = tmp_path / "one", tmp_path / "two"
     for output, ranks in ((one, 0), (two, 2)):

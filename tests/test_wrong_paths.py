@@ -79,6 +79,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+@pytest.mark.sweep(keep=1)
 def test_wrong_path_is_told_before_torch_is_imported(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "shards" / "__mmdata__").mkdir(parents=True)

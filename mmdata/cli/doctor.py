@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmdata.inspect.machine import Check
+from mmdata.inspect.doctor import Check
 
 STYLES = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
 NEEDS_DOING = ("fail", "warn")

@@ -48,14 +48,14 @@ def run(options: argparse.Namespace) -> int:
     check_folder(options.folder)
     from mmdata.push import PushConfig, open_store, plan_push, push
 
-    store = open_store(options.url, private=options.private, threads=options.threads)
+    store = open_store(options.url, private=options.private)
     config = PushConfig(license=options.license, card=options.card, overwrite=options.overwrite)
     plan = plan_push(options.folder, store, config)
     if options.dry_run:
         say_plan(plan, store.url)
         return 0
     with progress_in_bytes("push") as progress:
-        push(plan, store, progress)
+        push(plan, store, progress, threads=options.threads)
     present = f"; {len(plan.present):,} were there already" if plan.present else ""
     if plan.is_done:
         print(printable(f"{store.url} holds this folder already: nothing was sent"))

@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="folder that `mmdata train` wrote: adds curves, scores, what its model finds; may be given several times",
+        help="folder that `mmdata train` wrote: adds scores, and what its model finds; may be given several times",
     )
     parser.add_argument(
         "--query-rows",
@@ -82,7 +82,7 @@ def run(given: argparse.Namespace) -> int:
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
     config = with_inputs_of_model(config) if config else None
-    data, settings = (config.data, config.model_dump(mode="json")) if config else (None, None)
+    data = config.data if config else None
     planned = None
     if overrides and config is None:
         if len(shards) > 1:
@@ -94,8 +94,7 @@ def run(given: argparse.Namespace) -> int:
         given.out,
         shards=shards,
         data=data,
-        run=given.run,
-        settings=settings,
+        runs=given.run,
         found=found,
         plan=planned.plan if planned else None,
     )

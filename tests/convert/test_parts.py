@@ -87,6 +87,7 @@ def test_part_of_a_parquet_table_makes_its_own_rows_alone(
 
 
 @pytest.mark.parametrize("engine", [threads(1), processes(2)], ids=["threads", "processes"])
+@pytest.mark.sweep(keep=1)
 def test_parquet_tables_that_are_read_from_any_row_give_the_tars_of_json_lines(
     raw_corpus: Path, tmp_path: Path, engine: Engine
 ) -> None:

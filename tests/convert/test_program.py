@@ -52,6 +52,7 @@ def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
         (signal.SIGKILL, -9, ""),
     ],
 )
+@pytest.mark.sweep(keep=1)
 def test_signal_ends_the_run_and_publishes_nothing(
     long_table: Path, tmp_path: Path, number: int, status: int, message: str
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_stream_has_the_template_too(corpus: Corpus, same: Same, written: Path
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_captions_of_tables_are_counted_in_the_template(corpus: Corpus, tmp_path: Path, worker_type: str):
     tokenizer = Tokenizer.load(corpus.folder / "tokenizer", max_length=32)
     sources = {"join": write_table(corpus, tmp_path / "recaps.parquet"), "captions": {"join:recap": 1.0}}
@@ -220,6 +221,7 @@ def test_a_row_that_is_dropped_is_dropped_at_any_higher_probability(
 
 @pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"worker_type": "process"}])
 @pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.sweep(keep=1)
 def test_dropped_captions_are_the_same_from_workers_ranks_and_a_state(
     corpus: Corpus, same: Same, join: Callable[[list[Batch]], Batch], workers: dict[str, Any], world_size: int
 ):

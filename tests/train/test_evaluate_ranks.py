@@ -106,6 +106,7 @@ def test_evaluate_alone_counts_each_row_image_and_caption_once(alone: dict[str, 
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.sweep(keep=1)
 def test_evaluate_under_torchrun_measures_what_one_process_does(
     folder: Path, alone: dict[str, Any], ranks: int, tmp_path: Path
 ):

@@ -65,6 +65,7 @@ def paths_in_order(run: TrainedRun, photos: Path) -> list[Path]:
     ],
     ids=["square", "exact", "shapes", "auto", "native"],
 )
+@pytest.mark.sweep(keep=1)
 def test_load_run_gives_the_evaluations_pixels_and_features(make_run: MakeRun, photos: Path, model, data):
     run = mmdata.load_run(make_run(model, **data), device="cpu")
     paths = paths_in_order(run, photos)

@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ from mmdata.convert.units.staging import LABELS_NAME, RECORDS_NAME, Receipt, Sta
 from mmdata.errors import BadSample, Reason
 from mmdata.index.encode import Labels
 from mmdata.tars.texts import Loss
-
-if TYPE_CHECKING:  # it reads lists of rows, which are written of what is decided here
-    from mmdata.convert.settle.retried import RetriedRows
 
 UNITS_REMEMBERED = 16
 """Decided units in memory: the rows of one image mostly lie near each other."""
@@ -39,7 +35,6 @@ class Decided:
         receipt: of the unit.
         records: of its rows.
         parts: int8 (rows,), the folder of each row.
-        numbers: int64 (rows,), of the rows in the corpus.
         faults: why rows are left out, by place from 0.
         differing: places of duplicates with captions or a label that the written row of their image has not.
         labels: int64 (rows,), class numbers, -1 for none; None if the fragments have the right ones.
@@ -49,7 +44,6 @@ class Decided:
     receipt: Receipt
     records: Records
     parts: NDArray[np.int8]
-    numbers: NDArray[np.int64]
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
     differing: set[int] = field(default_factory=set[int])
     labels: NDArray[np.int64] | None = None
@@ -72,7 +66,6 @@ class Decider:
         classes: names that the corpus declares, by class number.
         unit_rows: rows of each unit but the last.
         keep_duplicates: whether an image that comes again is written again.
-        retried: the rows, where they are some that an earlier conversion left out; its images are not written again.
 
     Attributes:
         labels: of the whole corpus.
@@ -86,17 +79,13 @@ class Decider:
         *,
         unit_rows: int,
         keep_duplicates: bool,
-        retried: RetriedRows | None = None,
     ) -> None:
         self._staging = staging
         self._receipts = receipts
         self._unit_rows = unit_rows
-        self._retried = retried
-        self._before = retried.before if retried else 0  # numbers in `_repeats` that are of earlier folders
-        rows = self._before + sum(receipt.rows for receipt in receipts)
+        rows = sum(receipt.rows for receipt in receipts)
         self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
         self.labels = Labels(classes)
-        self.labels.are_names = retried.labels_are_names if retried else None
         self._unsettled: set[int] = set()
         self._remembered = lru_cache(UNITS_REMEMBERED)(self._decide_own)
 
@@ -121,10 +110,7 @@ class Decider:
         self.close()
 
     def _prepare(self) -> None:
-        """Read the labels and the digests of all units, and the digests of earlier folders."""
-        if self._repeats is not None and self._retried is not None:
-            for digests, rows in self._retried.images():
-                self._repeats.add(digests, rows)
+        """Read the labels and the digests of all units."""
         for receipt in self._receipts:
             self._read_labels(receipt)
             if self._repeats is not None:
@@ -132,7 +118,7 @@ class Decider:
                 kept = records.kept
                 if receipt.unit in self._unsettled:
                     kept = np.setdiff1d(kept, list(self._numbered(receipt, records)[1]))
-                self._repeats.add(records.digests(kept), self._before + receipt.start + kept, records.said[kept])
+                self._repeats.add(records.digests(kept), receipt.start + kept, records.said[kept])
         if self._repeats is not None:
             self._repeats.sort()
 
@@ -173,9 +159,7 @@ class Decider:
         """Decide over the rows of a unit that have an image of their own."""
         receipt = self._receipts[unit]
         records = self._records(receipt)
-        numbers = np.arange(receipt.start, receipt.start + receipt.rows)
-        numbers = numbers if self._retried is None else self._retried.numbers[numbers]
-        decided = Decided(receipt, records, records.part, numbers, losses=records.losses())
+        decided = Decided(receipt, records, records.part, losses=records.losses())
         decided.faults = {place: fault for place in records.left_out() if (fault := records.fault(place))}
         if unit in self._unsettled:
             decided.labels, refused, lost = self._numbered(receipt, records)
@@ -189,14 +173,11 @@ class Decider:
 
     def _leave_out_duplicates(self, decided: Decided) -> None:
         assert self._repeats is not None
-        start = self._before + decided.receipt.start
+        start = decided.receipt.start
         found = self._repeats.between(start, start + decided.receipt.rows)
         for row, first, same in zip(found.rows.tolist(), found.firsts.tolist(), found.same.tolist(), strict=True):
-            number = self._retried.number(first) if self._retried else first
-            detail = f"the image of row {number} again, byte for byte"
-            if first < self._before:
-                detail += ", which an earlier folder has"
-            elif not same:
+            detail = f"the image of row {first} again, byte for byte"
+            if not same:
                 decided.differing.add(row - start)
                 detail += ", with other captions or another label"
             decided.faults[row - start] = (Reason.DUPLICATE_IMAGE, detail)
