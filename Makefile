@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test gpu lint env clean help
+.PHONY: demo test test-all gpu lint env clean help
 
 help:
 	@echo "make demo   environment, corpus, shards, training, evaluation, report: runs/demo/report.html"
-	@echo "make test   environment, lint, types, all tests"
+	@echo "make test   environment, lint, types, the tests of every day"
+	@echo "make test-all   the same with all cases: kills at any moment, each damaged byte, each loss on each number of ranks"
 	@echo "make gpu    all that needs a GPU, measured in 9 minutes: runs/gpu/results.md; installs nothing where PYTHON has torch"
 	@echo "make lint   ruff and pyright only"
 	@echo "make clean  remove the environment ($(VENV)) and runs/demo"
@@ -19,7 +20,10 @@ demo: $(VENV)/.installed
 # tests/conftest.py: the longest first. Where the shell forbids bytecode, each of the programs that tests start would
 # compile mmdata anew. Random examples are the same each time; MMDATA_EXPLORE=1 make test draws others.
 test: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+test-all:
+	$(MAKE) test TESTS=--sweeps
 
 # PYTHON as it is, if it can import what each step needs (gpu.py says what else is missing); else the environment.
 gpu:

@@ -286,7 +286,7 @@ def remove(path: Path) -> None:
 
 
 def shipped(*parts: str) -> Path:
-    """A file or folder of tools/, configs/ or datasets/, from the installed package or else from the checkout.
+    """A file or folder of configs/ or datasets/, from the installed package or else from the checkout.
 
     Example:
         shipped("configs", "scenes.yaml")

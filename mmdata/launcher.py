@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from mmdata.errors import ConfigError
@@ -97,16 +95,18 @@ def resolve_ranks(rank: int | None, world_size: int | None, *, warn: bool = True
     return found
 
 
-def launch_command() -> str | None:
+def launch_command(words: Sequence[str]) -> str | None:
     """The line with which a person starts this program again; None if several machines run it.
 
     A program knows the addresses of the other machines no more than the options that torchrun was given for them.
 
+    Args:
+        words: name and arguments of the command of mmdata.
+
     Example:
         "torchrun --nproc-per-node 8 -m mmdata train configs/photos.yaml"
     """
-    name = Path(sys.argv[0]).stem if sys.argv[0].endswith(".py") else sys.argv[0].removeprefix("mmdata ")
-    line = shlex.join([name, *sys.argv[1:]])
+    line = shlex.join(words)
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return f"mmdata {line}"
     if os.environ.get("GROUP_WORLD_SIZE") != "1":

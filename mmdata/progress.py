@@ -161,6 +161,20 @@ SILENT = Track()
 
 
 @contextmanager
+def progress_in_bytes(title: str) -> Generator[Progress, None, None]:
+    """A progress bar on a terminal's stderr. The value is called with (bytes done, bytes in all)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
 def progress_in_rows() -> Generator[Track]:
     """Shows progress on stderr until the end of the context: bars on a terminal, else a line every LINE_S."""
     from rich.console import Console

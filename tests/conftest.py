@@ -35,10 +35,36 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files first that start processes: they take longest, and the last file runs on one core alone."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test-all` gives --sweeps."""
+    parser.addoption("--sweeps", action="store_true", help="also run the cases that are marked as sweeps")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the sweeps, and put the files first that start processes: the last file runs on one core alone."""
     starts = {"Program", "run_program", "nothing_left"}
     items.sort(key=lambda item: not starts & vars(getattr(item, "module", item)).keys())
+    if config.getoption("--sweeps") or any("::" in name for name in config.args):
+        return
+    left_out = _sweeps(items)
+    config.hook.pytest_deselected(items=left_out)
+    names = {item.nodeid for item in left_out}
+    items[:] = [item for item in items if item.nodeid not in names]
+
+
+def _sweeps(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases of sweeps, but for as many of each test, evenly spaced, as its mark says."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: list[pytest.Item] = []
+    for same in cases.values():
+        mark = same[0].get_closest_marker("sweep")
+        keep = mark.kwargs.get("keep", 0) if mark is not None else 0
+        kept = {number * len(same) // keep for number in range(keep)}
+        left_out += [item for number, item in enumerate(same) if number not in kept]
+    return left_out
 
 
 @pytest.fixture(scope="session", autouse=True)

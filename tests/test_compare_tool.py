@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,19 +22,12 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 
-TOOL = Path(__file__).parents[1] / "tools" / "compare.py"
 COLOURS = ("red", "blue", "green")
 
 
 def run_tool(*words: object) -> int:
-    """Run the program in this process, as its command would."""
-    main = runpy.run_path(str(TOOL))["main"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["compare", *map(str, words)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.run(main)
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    """Run the command in this process."""
+    return cli.main(["compare", *map(str, words)])
 
 
 @pytest.fixture(scope="module")
@@ -329,11 +320,6 @@ def test_results_of_other_settings_are_said_to_be_that(
 
 
 def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def stopped() -> None:
-        raise SystemExit(143)
-
-    module = runpy.run_path(str(TOOL))
-    monkeypatch.setattr(compare, "mmdata", stopped)
-    monkeypatch.setattr(sys, "argv", ["compare", str(folder / "config.yaml"), f"compare.output={tmp_path}"])
-    assert module["main"]() == 143
+    monkeypatch.setattr(compare, "mmdata", lambda words: 143)
+    assert run_tool(folder / "config.yaml", f"compare.output={tmp_path}") == 143
     assert not (tmp_path / "results.jsonl").exists()

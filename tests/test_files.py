@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.files import Staged, append_json_line, lock, read_json_lines, remove, whole_folder, write_whole
+from mmdata.files import Staged, append_json_line, lock, read_json_lines, remove, shipped, whole_folder, write_whole
 from tests.programs import Program
 
 
@@ -141,3 +141,8 @@ def test_what_is_published_replaces_what_was_there_and_no_file_of_others(tmp_pat
     one.withdraw()
     assert one.is_whole
     assert os.listdir(tmp_path / "y") == [".new"]
+
+
+def test_shipped_finds_the_files_of_the_checkout():
+    root = Path(__file__).parents[1]
+    assert shipped("configs", "scenes.yaml").samefile(root / "configs" / "scenes.yaml")

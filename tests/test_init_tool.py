@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +26,6 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.text.tokenizer import Tokenizer
 from tests.storage.servers import serve
 
-TOOLS = Path(__file__).parents[1] / "tools"
 CPU = Machine(cores=2)
 
 
@@ -39,13 +36,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: CPU))
 
     def run_tool(name: str, *words: object, code: int = 0) -> str:
-        main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
-        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as leaving:
-            cli.run(main)
+        ended = cli.main([name, *map(str, words)])
         shown = capsys.readouterr()
-        assert leaving.value.code == code, shown.err
+        assert ended == code, shown.err
         return shown.err if code else shown.out
 
     return run_tool

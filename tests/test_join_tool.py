@@ -125,6 +125,7 @@ def test_the_tables_of_a_config_are_joined_with_their_captions_and_fields(folder
         (["SHARDS", "--kye", "uid"], r"no option '--kye'; did you mean '--key'\?"),
     ],
 )
+@pytest.mark.sweep(keep=2)
 def test_what_cannot_be_joined_is_said(folder: Path, words: list[str], message: str):
     write_table(folder)
     (folder / "plain.yaml").write_text(f"data: {{shards: {folder / 'shards'}, global_batch_size: 4}}")

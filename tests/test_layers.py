@@ -23,7 +23,7 @@ GROUND = [
     *("batch", "errors", "files", "hashing", "launcher", "picture", "processes"),
     *("progress", "recognize", "safe_read", "seeding"),
 ]
-TOP = [*GROUND, "cli", "config"]
+TOP = [*GROUND, "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]
 DATA_HALF = [
     *(*INDEX, "tables", "plan", "loader", "samplers", "convert"),
@@ -32,7 +32,6 @@ DATA_HALF = [
 
 MAY_IMPORT: dict[str, list[str]] = {
     **dict.fromkeys(GROUND, GROUND),
-    "cli": [*GROUND, "config"],
     "config": GROUND,
     "images": TOP,
     "tars": [*TOP, "images"],
@@ -49,8 +48,9 @@ MAY_IMPORT: dict[str, list[str]] = {
     "train": ["batch", "config", "errors", "files", "launcher", "recognize"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
-    "commands": [*DATA_HALF, "train", "trained", "inspect"],
+    "commands": [*DATA_HALF, "train", "trained", "inspect", "cli"],
     "integrations": [*DATA_HALF, "train", "trained", "inspect"],
+    "cli": [*DATA_HALF, "train", "trained", "inspect", "integrations", "commands"],
     "__main__": ["cli"],
 }
 """Parts of mmdata and the other parts that each may import."""

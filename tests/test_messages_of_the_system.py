@@ -22,8 +22,7 @@ LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 from mmdata import cli
-sys.argv = ["mmdata", *sys.argv[2:]]
-cli.main()
+sys.exit(cli.main(sys.argv[2:]))
 """
 TOO_LARGE = (
     "file too large; the file system, or `ulimit -f`, allows no larger file: raise the limit or choose another disk"

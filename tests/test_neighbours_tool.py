@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,14 +28,8 @@ TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def run_tool(name: str, *words: object) -> int:
-    """Run a program of tools/ in this process, as its command would."""
-    main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [name, *map(str, words)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.run(main)
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    """Run a command in this process."""
+    return cli.main([name, *map(str, words)])
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ def pytest_environment(**changes: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("words", WAYS)
 @pytest.mark.parametrize("new_session", [False, True])
+@pytest.mark.sweep(keep=3)
 def test_program_sees_what_it_would_in_a_new_interpreter(words: list[str], new_session: bool, tmp_path: Path):
     (tmp_path / "seen.py").write_text(SEEN)
     settings: dict[str, Any] = {"cwd": tmp_path, "start_new_session": new_session, "capture_output": True}
@@ -61,6 +62,7 @@ def test_program_sees_what_it_would_in_a_new_interpreter(words: list[str], new_s
         "class Last:\n  def __del__(self): print('freed')\nlast = Last()",
     ],
 )
+@pytest.mark.sweep(keep=4)
 def test_program_ends_as_a_new_interpreter_does(end: str):
     code = f"import atexit, os, signal, sys, threading, time\natexit.register(print, 'exit')\nprint('begun')\n{end}"
     command = [sys.executable, "-c", code]

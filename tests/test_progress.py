@@ -15,7 +15,6 @@ import pytest
 from mmdata import progress
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.units.engines import threads
-from mmdata.files import shipped
 from mmdata.progress import SILENT, Pass, Track, duration
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program, run_program
@@ -127,7 +126,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def test_program_shows_bars_on_a_terminal(table: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command: list[Any] = [sys.executable, shipped("tools", "convert.py"), table, tmp_path / "out"]
+    command: list[Any] = [sys.executable, "-m", "mmdata", "convert", table, tmp_path / "out"]
     command += ["--max-bad-share", "0.5", "--shard-rows", "5", "--workers", "1"]
     with (
         (tmp_path / "stdout").open("w") as stdout,
@@ -152,11 +151,11 @@ def test_program_shows_bars_on_a_terminal(table: Path, tmp_path: Path) -> None:
 
 def test_program_writes_lines_into_a_log_and_none_in_the_first_minute(table: Path, tmp_path: Path) -> None:
     """The program itself, with lines every 10 ms in place of every minute."""
-    program = "import runpy, sys, mmdata.progress as p; p.LINE_S = float(sys.argv.pop(1)); sys.argv.pop(0); "
-    program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    program = "import sys, mmdata.cli, mmdata.progress as p; p.LINE_S = float(sys.argv.pop(1)); "
+    program += "sys.exit(mmdata.cli.main())"
     found: list[str] = []
     for line_s in ("0.01", "60"):
-        command = [sys.executable, "-c", program, line_s, shipped("tools", "convert.py"), table, tmp_path / line_s]
+        command = [sys.executable, "-c", program, line_s, "convert", table, tmp_path / line_s]
         done = run_program(
             [*command, "--max-bad-share", "0.5", "--workers", "1"], capture_output=True, text=True, env=environment()
         )
@@ -173,7 +172,7 @@ def test_program_writes_lines_into_a_log_and_none_in_the_first_minute(table: Pat
 
 def test_program_says_how_long_it_took_for_the_rows_that_it_has_examined(table: Path, tmp_path: Path) -> None:
     def said(out: str, *flags: str) -> str:
-        command = [sys.executable, shipped("tools", "convert.py"), table, tmp_path / out, "--shard-rows", "5"]
+        command = [sys.executable, "-m", "mmdata", "convert", table, tmp_path / out, "--shard-rows", "5"]
         command += ["--max-bad-share", "0.5", *flags]
         done = run_program(command, capture_output=True, text=True, env=environment())
         assert (done.returncode, done.stderr) == (0, "")

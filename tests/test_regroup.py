@@ -149,7 +149,8 @@ def test_a_state_from_before_the_groups_goes_back_to_none(config: Path, whole: P
 
 
 HELD = """
-import runpy, sys, time
+import sys, time
+from mmdata.cli import main
 from mmdata.train.run.trainer import Trainer
 
 update, step = Trainer._update, int(sys.argv[1])
@@ -161,7 +162,7 @@ def held(self, batch):
 
 Trainer._update = held
 del sys.argv[:2]
-runpy.run_path(sys.argv[0], run_name="__main__")
+sys.exit(main(["train", *sys.argv[1:]]))
 """
 """A run that waits for its signal before it goes on from a step: a test may be late."""
 
@@ -171,6 +172,7 @@ def held_at(step: int, config: Path, output: Path) -> Program:
 
 
 @pytest.mark.parametrize("after", [5, 9, 20])
+@pytest.mark.sweep(keep=1)
 def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     config: Path, whole: Path, tmp_path: Path, after: int
 ):
@@ -189,6 +191,7 @@ def test_killed_and_resumed_has_the_same_groups_and_weights_bit_for_bit(
     assert found["batches"] == before["batches"]
 
 
+@pytest.mark.sweep
 def test_resumed_on_two_ranks_goes_on_with_the_recorded_groups(config: Path, whole: Path, tmp_path: Path):
     one, two = tmp_path / "one", tmp_path / "two"
     for output, ranks in ((one, 0), (two, 2)):

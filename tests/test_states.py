@@ -134,6 +134,7 @@ def test_epoch_broken_off_after_a_resume_begins_anew(kind: Kind):
         ({"plan": [], "stream": {}}, ""),
     ],
 )
+@pytest.mark.sweep(keep=14)
 def test_state_from_elsewhere_is_refused_and_changes_nothing(kind: Kind, change: Any, message: str):
     whole = kind.epochs(1)[0]
     made, iteration = kind.at(0, 1)

@@ -83,6 +83,7 @@ def whole(config: Path) -> list[tuple[int, float]]:
     return losses(output)
 
 
+@pytest.mark.sweep
 def test_train_two_gloo_ranks_have_the_losses_of_one_process(config: Path, whole: list[tuple[int, float]]):
     output = config.with_name("two")
     run(*TORCHRUN, "train", config, f"train.output={output}")
@@ -95,6 +96,7 @@ def test_train_two_gloo_ranks_have_the_losses_of_one_process(config: Path, whole
     assert losses(output) == [(step, pytest.approx(loss, rel=0, abs=1e-3)) for step, loss in whole]
 
 
+@pytest.mark.sweep
 def test_train_killed_at_any_moment_resumes_with_the_batches_that_were_left(
     config: Path, whole: list[tuple[int, float]]
 ):

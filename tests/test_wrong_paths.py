@@ -12,17 +12,14 @@ import pytest
 from PIL import Image
 
 from mmdata import cli
-from mmdata.commands.paths import check_source
+from mmdata.cli.paths import check_source
 
 HEAVY = ("torch", "torchvision", "transformers", "lightning", "ray")
 PROGRAM = f"""
 import json, sys
 from mmdata.cli import main
-sys.argv[0] = "mmdata"
-try:
-    main()
-except SystemExit as end:
-    print(json.dumps([end.code, [name for name in {HEAVY!r} if name in sys.modules]]))
+code = main()
+print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
 NO_CONFIG = "config 'none': no such file; shipped with mmdata: "
 NO_RUN = "'none': no such run; `mmdata train CONFIG` makes one"
@@ -82,6 +79,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+@pytest.mark.sweep(keep=1)
 def test_wrong_path_is_told_before_torch_is_imported(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "shards" / "__mmdata__").mkdir(parents=True)
@@ -95,7 +93,7 @@ def test_wrong_path_is_told_before_torch_is_imported(tmp_path: Path, words: list
 
 def test_wrong_path_is_tried_for_every_command_that_takes_one() -> None:
     without_a_path = {"demo", "doctor", "settings"}
-    assert {words[0] for words, _ in WRONG} == {*cli.commands()} - without_a_path
+    assert {words[0] for words, _ in WRONG} == {*cli.COMMANDS} - without_a_path
 
 
 def test_convert_of_photos_imports_no_torch(tmp_path: Path) -> None:

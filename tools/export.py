@@ -1,49 +1,8 @@
-"""mmdata export: a trained model as a folder that other libraries load.
+"""`mmdata export` from a checkout."""
 
-    mmdata export runs/photos exports/photos --to transformers
+import sys
 
-Towers of CLIP, SigLIP and SigLIP 2 (vit_b_32 and its like, and pretrained ones) are then loaded by CLIPModel,
-SiglipModel or Siglip2Model.from_pretrained; others by AutoModel with trust_remote_code=True, from code in the folder.
-The folder also has the tokenizer, an image processor, and a model card (README.md) with settings and scores.
-"""
-
-from __future__ import annotations
-
-import os
-from pathlib import Path
-
-from mmdata.cli import Parser, run
-from mmdata.commands.paths import check_run
-from mmdata.errors import printable
-
-
-def main() -> int:
-    """Export, and print how to load the folder."""
-    parser = Parser("export", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
-    parser.add_argument("--to", choices=("transformers",), default="transformers", help="default: transformers")
-    options = parser.parse_args()
-    check_run(options.run)
-    # Imported here: torch takes seconds to import, and a wrong path is told at once; so does transformers, and a wrong
-    # run is told before.
-    from mmdata.trained import load_run
-
-    trained = load_run(options.run, device="cpu")
-    from transformers.utils.logging import disable_progress_bar
-
-    from mmdata.trained.card import usage
-    from mmdata.trained.export import export_to_transformers
-
-    disable_progress_bar()
-    kind = export_to_transformers(trained, options.out)
-    size = sum(path.stat().st_size for path in options.out.iterdir()) / 1e6
-    line = f"{trained.checkpoint} → {options.out} ({kind.__name__}, {size:.1f} MB); to load it:"
-    print(printable(line), end="\n\n")
-    print(usage(kind.__name__, str(options.out)))
-    return 0
-
+from mmdata.cli import main
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run(main)
+    sys.exit(main(["export", *sys.argv[1:]]))

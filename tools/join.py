@@ -1,55 +1,8 @@
-"""mmdata join: match tables with an index by key, once; no shard and no table is changed.
+"""`mmdata join` from a checkout."""
 
-    mmdata join shards/laion scores.parquet
-    mmdata join shards/laion "metadata/*.parquet" --key uid
-    mmdata join shards/laion recaps.parquet --captions recaption --tokenizer clip
-    mmdata join laion.yaml                         # what the config names of the tables and tars of data.join
+import sys
 
-A run reads no table: its columns are written here, in the order of the rows, beside the index in __mmdata__/joins, or
-in the loader's cache if that folder cannot be written. Of shards all columns are written, of a config those it names.
-A table that changed since, and a column that is not there, are refused until this command has run again.
-"""
-
-from __future__ import annotations
-
-import argparse
-import os
-
-from mmdata.cli import Parser, run
-from mmdata.commands.paths import check_config_or_shards
-from mmdata.errors import printable
-
-
-def main() -> None:
-    """Join the tables, and say what was found."""
-    options = parse_arguments()
-    check_config_or_shards(options.place)
-    # Imported here: torch takes seconds to import, and a wrong path is told at once.
-    from mmdata.commands.join import is_config, join_tables, settings_of
-
-    data = settings_of(
-        options.place, options.words, key=options.key, captions=options.captions, tokenizer=options.tokenizer
-    )
-    for line in join_tables(data, all_columns=not is_config(options.place)):
-        print(printable(line), flush=True)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = Parser("join", __doc__)
-    parser.add_argument("place", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="TABLE|section.key=value",
-        help="of shards: files or patterns of one table (.parquet, .csv, .tsv); and settings",
-    )
-    parser.add_argument("--key", metavar="COLUMN", help="column of the keys; default: key, or uid")
-    parser.add_argument("--captions", metavar="COLUMN", help="column of captions, to be counted by --tokenizer")
-    parser.add_argument("--tokenizer", help="clip, a folder, or a Hugging Face name")
-    return parser.parse_intermixed_args()
-
+from mmdata.cli import main
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    run(main)
+    sys.exit(main(["join", *sys.argv[1:]]))

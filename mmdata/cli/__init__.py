@@ -1,173 +1,91 @@
-"""The `mmdata` command. `mmdata convert …` and `python tools/convert.py …` run the same file of tools/."""
+"""The `mmdata` command. Each command is a file of this folder, which is imported only when the command runs.
+
+Such a file has `add(parser)`, which says what the command takes, and `run(options)`, which does it and returns the exit
+code. What is slow to import is imported in `run`, after paths have been looked at: a wrong one is told at once.
+"""
 
 from __future__ import annotations
 
-import argparse
-import ast
 import io
 import os
-import runpy
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from importlib import import_module
 
 from mmdata.errors import ConfigError, did_you_mean, explain, printable
-from mmdata.files import shipped
-from mmdata.processes import ignore_warnings_of_pillow
 
+GROUPS = {
+    "From images and captions to a model": {
+        "init": "from images and captions to a config that trains",
+        "convert": "a raw corpus, or shards, to shards with an index",
+        "index": "an index for WebDataset tars; no tar is changed",
+        "train": "a dual encoder from shards; the same command resumes a run",
+        "report": "an HTML page about a corpus, about runs, and about what a model finds",
+        "export": "a trained model as a folder that transformers loads",
+    },
+    "Data": {
+        "plan": "steps, shapes and padding of an epoch; no image is read",
+        "verify": "hash every shard, and compare it with its index and the manifest",
+        "join": "match tables with an index by key, once",
+        "duplicates": "a table of near copies and of leaks into other shards",
+        "push": "share a folder of shards, on the Hugging Face hub or on S3",
+        "replay": "one row as the loader makes it, stage by stage",
+    },
+    "Models": {
+        "evaluate": "a trained model on pairs, classes and compositional tests",
+        "neighbours": "groups of near neighbours, which data.groups makes batches of",
+        "compare": "several ways to train, each from the same seeds",
+    },
+    "This machine and mmdata": {
+        "doctor": "is this machine fit? What needs doing, with remedies",
+        "bench": "how fast a config's loader is, and what would make it faster",
+        "settings": "what each setting of a config means, and its default",
+        "demo": "the whole way once: render, convert, train, evaluate, report",
+    },
+}
+"""All commands by purpose, each with its summary. `mmdata NAME` runs the file NAME.py of this folder."""
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+UNDER_TORCHRUN = ("evaluate", "train")
+"""Commands whose work several ranks share."""
+COUNTS_CAPTIONS = ("convert", "index", "init", "plan", "report")
+"""Commands that tokenize in one process alone, and so with all cores."""
 LINE_END = "\n"
-SETTING = "section.key=value"
-"""How the help of a command shows the settings that it takes."""
 
 
-def commands() -> list[str]:
-    """Names of all programs in tools/."""
-    return sorted(path.stem for path in shipped("tools").glob("*.py"))
-
-
-def main() -> None:
-    """Entry point of the console script: `mmdata COMMAND [ARGUMENT ...]`."""
-    names = commands()
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        run(partial(_describe, names))
-    if sys.argv[1] == "--version":
-        from importlib.metadata import version
-
-        print(version("mmdata"))
-        raise SystemExit(0)
-    name = sys.argv.pop(1)
-    if name not in names:
-        meant = did_you_mean(name, names) or f"; the commands are {', '.join(names)}"
-        print(f"error: no command '{printable(name)}'{meant}", file=sys.stderr)
-        raise SystemExit(2)
-    sys.argv[0] = f"mmdata {name}"
-    try:
-        runpy.run_path(str(shipped("tools", f"{name}.py")), run_name="__main__")
-    except KeyboardInterrupt:  # during the program's imports; later `run` catches it
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-def _describe(names: list[str]) -> int:
-    """Print all commands; returns 2 if none was given."""
-    print("usage: mmdata COMMAND ...\n")
-    for name in names:
-        print(f"  {name:12}{_summary(name)}")
-    print("\n'mmdata COMMAND --help' describes one command.")
-    return 0 if len(sys.argv) > 1 else 2
-
-
-def _summary(name: str) -> str:
-    """First sentence of a program's docstring, without its name."""
-    text = ast.get_docstring(ast.parse(shipped("tools", f"{name}.py").read_text(encoding="utf-8"))) or ""
-    return text.splitlines()[0].removeprefix(f"mmdata {name}: ")
-
-
-class Parser(argparse.ArgumentParser):
-    """The arguments of a command: a mistake is one line, with the option or the spelling that was probably meant.
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command.
 
     Args:
-        name: of the command: "train".
-        description: the docstring of its file.
+        words: its name and its arguments; None takes those of this process.
 
-    Example:
-        parser = Parser("train", __doc__)
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: the arguments are wrong (2), or only help was asked for (0).
     """
-
-    def __init__(self, name: str, description: str | None) -> None:
-        super().__init__(
-            prog=f"mmdata {name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-
-    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
-        """As argparse's; it would call an argument with nargs="*", which may be left out, required."""
-        if settings.get("nargs") == "*" and not names[0].startswith("-"):
-            settings.setdefault("default", [])
-        return super().add_argument(*names, **settings)
-
-    def parse_known_args(self, *given: Any, **named: Any) -> Any:
-        """As argparse's; a setting may have dashes, as Lightning and transformers write it: --train.lr=1e-3."""
-        words, *others = given or [named.pop("args", None)]
-        words = list(sys.argv[1:] if words is None else words)
-        return super().parse_known_args(_without_dashes(words) if self._takes_settings() else words, *others, **named)
-
-    def error(self, message: str) -> NoReturn:
-        """Print what is wrong in one line, and end with exit code 2."""
-        word = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
-        if word.startswith("-"):
-            message = f"no option '{word}'{self._meant(word)}"
-        elif word:
-            message = f"unexpected '{word}'"
-        more = "" if message.endswith("?") else f"; `{self.prog} --help` shows the arguments"
-        print(f"error: {printable(message)}{more}", file=sys.stderr)
-        raise SystemExit(2)
-
-    def _meant(self, word: str) -> str:
-        """The end of a message for an unknown option."""
-        known = [option for action in self._actions for option in action.option_strings]
-        name, _, value = word.partition("=")
-        near = did_you_mean(name, known)
-        if near or not self._takes_settings():
-            return near
-        from mmdata.config.describe import settings_named
-
-        if found := settings_named(name.lstrip("-").replace("-", "_")):
-            lines = [f"{setting}={value or 'VALUE'}" for setting in found]
-            return f"; write it as {' or '.join(lines)}"
-        return "; settings are given with their section, as in train.lr=1e-3"
-
-    def _takes_settings(self) -> bool:
-        return any(SETTING in str(action.metavar) for action in self._actions)
+    return exit_code(partial(_dispatch, list(sys.argv[1:] if words is None else words)))
 
 
-def _without_dashes(words: list[str]) -> list[str]:
-    """The words of a command line, in which "--train.lr=1e-3" and "--train.lr", "1e-3" are "train.lr=1e-3".
-
-    No option of a command has a dot, so these can only be settings.
-    """
-    plain: list[str] = []
-    waits_for_value = False
-    for word in words:
-        name = word.removeprefix("--")
-        if waits_for_value and name == word:
-            plain[-1] += f"={word}"
-            waits_for_value = False
-        else:
-            is_setting = name != word and "." in name.partition("=")[0]
-            plain.append(name if is_setting else word)
-            waits_for_value = is_setting and "=" not in name
-    return plain
-
-
-def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> NoReturn:
-    """Run a program of tools/: an expected error becomes one line on stderr and exit code 2.
+def exit_code(program: Callable[[], int | None]) -> int:
+    """Run a program: an expected error becomes one line on stderr, and the code 2.
 
     MMDATA_TRACEBACK=1 shows where it was raised.
-
-    Args:
-        program: the `main` of the file.
-        under_torchrun: whether several ranks can share the work. If not, a start with torchrun is an error: each rank
-            would do the whole work, and all would write the same files.
     """
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="backslashreplace")  # file names may not be valid text
-    ignore_warnings_of_pillow()
     try:
-        if not under_torchrun:
-            _check_alone()
         code = program() or 0
-        sys.stdout.flush()  # `mmdata … > file` on a full disk fails in this line, not after the exit code was chosen
-        raise SystemExit(code)
+        sys.stdout.flush()  # `mmdata … > file` on a full disk fails in this line, not after the code was chosen
+        return code
     except BrokenPipeError:  # `mmdata … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
+        return 141
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+        return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:
         if os.environ.get("MMDATA_TRACEBACK"):
             raise
@@ -178,20 +96,56 @@ def run(program: Callable[[], int | None], *, under_torchrun: bool = False) -> N
             message = f"out of memory ({message or 'MemoryError'}); MMDATA_TRACEBACK=1 shows where"
         print(f"error: {printable(message, keep=LINE_END)}", file=sys.stderr)
         sys.last_value = error  # as the interpreter sets it: ranks look at it when they end
-        raise SystemExit(2) from error
+        return 2
 
 
-@contextmanager
-def progress_in_bytes(title: str) -> Generator[Callable[[int, int], None], None, None]:
-    """A progress bar on a terminal's stderr. The value is called with (bytes done, bytes in all)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_help(), end="")
+        return 0 if words else 2
+    if words[0] == "--version":
+        from importlib.metadata import version
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        print(version("mmdata"))
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        meant = did_you_mean(name, COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+        raise ConfigError(f"no command '{name}'{meant}")
+    if name not in UNDER_TORCHRUN:
+        _check_alone(name)
+    if name not in COUNTS_CAPTIONS:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from mmdata.cli.parser import Parser
+    from mmdata.processes import ignore_warnings_of_pillow
+
+    ignore_warnings_of_pillow()
+    command = import_module(f"mmdata.cli.{name}")
+    parser = Parser(name, command.__doc__)
+    command.add(parser)
+    options = parser.parse(words[1:])
+    options.command_line = words
+    return command.run(options)
+
+
+def _help() -> str:
+    lines = ["usage: mmdata COMMAND ..."]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:12}{summary}" for name, summary in group.items())]
+    return LINE_END.join([*lines, "", "'mmdata COMMAND --help' describes one command.", ""])
+
+
+def _check_alone(name: str) -> None:
+    """Raise a ConfigError if torchrun started this process as one of several ranks.
+
+    Each rank would do the whole work, and all would write the same files.
+    """
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks != "1" and "RANK" in os.environ:
+        raise ConfigError(
+            f"mmdata {name} is one process, and torchrun started {ranks} of it (WORLD_SIZE): start it without "
+            "torchrun, or unset WORLD_SIZE"
+        )
 
 
 def _name_output(error: OSError) -> None:
@@ -202,14 +156,3 @@ def _name_output(error: OSError) -> None:
         error.filename = "standard output"
         # Python flushes again at exit, and would then exit with code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _check_alone() -> None:
-    """Raise a ConfigError if torchrun started this process as one of several ranks."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks != "1" and "RANK" in os.environ:
-        name = Path(sys.argv[0]).stem.removeprefix("mmdata ")
-        raise ConfigError(
-            f"mmdata {name} is one process, and torchrun started {ranks} of it (WORLD_SIZE): start it without "
-            "torchrun, or unset WORLD_SIZE"
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -346,11 +345,5 @@ def metrics_of(compare: CompareConfig) -> list[str]:
 def _command(*arguments: str) -> None:
     """Run a command of mmdata in this process, which has imported already what it needs."""
     print(f"$ mmdata {shlex.join(arguments)}", flush=True)
-    before, sys.argv = sys.argv, ["mmdata", *arguments]
-    try:
-        mmdata()
-    except SystemExit as end:
-        if end.code:
-            raise Stopped(end.code) from None
-    finally:
-        sys.argv = before
+    if code := mmdata(arguments):
+        raise Stopped(code)

@@ -1,9 +1,9 @@
-"""Sections of the report on a corpus: labels, shapes, padding of the plan, accounts, and rows left out."""
+"""Sections of the report on a corpus: labels, shapes, buckets of the plan, accounts, and rows left out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from mmdata.config.texts import TextsConfig
 from mmdata.files import read_json_lines
 from mmdata.index import Index
-from mmdata.inspect.charts import Mark, histogram, share_bars
+from mmdata.inspect.charts import Mark, histogram
 from mmdata.inspect.gallery import class_name
-from mmdata.inspect.page import Chart, ReportSection, ReportTable
+from mmdata.inspect.page import Chart, ReportSection, ReportTable, flat
 from mmdata.plan import Plan, PlanSummary
 from mmdata.storage.folder import QUARANTINE_NAME, find_ledger
 
@@ -32,7 +32,7 @@ def shapes(index: Index, plan: Plan | None) -> ReportSection:
         index: of the corpus.
         plan: gives the bounds, and the caption lengths of epoch 0; None: the lengths of all captions, without bounds.
     """
-    buckets = list(plan.policy.buckets) if plan else []
+    planned = list(plan.policy.buckets) if plan else []
     charts: list[Chart] = []
     if plan is not None:
         lengths = plan.rows.shapes(np.arange(int(plan.rows.starts[-1])), 0).length
@@ -40,8 +40,8 @@ def shapes(index: Index, plan: Plan | None) -> ReportSection:
     else:
         counts, source = caption_lengths(index), "all captions"
     if counts[1:].any():
-        charts.append(_lengths(counts, sorted({bucket.length for bucket in buckets}), source))
-    charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in buckets if not bucket.patches})))
+        charts.append(_lengths(counts, sorted({bucket.length for bucket in planned}), source))
+    charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in planned if not bucket.patches})))
     missing = "" if counts.size or not index.captions else (
         "No caption lengths: the index was made without a tokenizer. `--tokenizer DIR` of `mmdata convert` and "
         "`mmdata index` counts them, or give this report a --config."
@@ -88,8 +88,8 @@ def _aspects(index: Index, image_shapes: Sequence[tuple[int, int]]) -> Chart:
     return Chart(svg, caption + (f"; dashed: the buckets' image shapes, height × width: {shapes}." if marks else "."))
 
 
-def waste(summary: PlanSummary, data: TextsConfig, plan: Plan, *, num_rows: int) -> ReportSection:
-    """The padding share of the plan against padding every text to `data.max_length`, and the rows it leaves out.
+def buckets(summary: PlanSummary, data: TextsConfig, plan: Plan, *, num_rows: int) -> ReportSection:
+    """The buckets of the plan with what each pads, and the rows that the plan leaves out.
 
     Args:
         summary: of the plan's epoch 0.
@@ -98,11 +98,6 @@ def waste(summary: PlanSummary, data: TextsConfig, plan: Plan, *, num_rows: int)
         num_rows: of the index.
     """
     has_texts = data.tokenizer is not None
-    charts: list[Chart] = []
-    if has_texts:
-        baseline = f"padded to {data.max_length} tokens"
-        bars = {"this plan": summary.padding_share, baseline: summary.padding_share_at(data.max_length)}
-        charts.append(Chart(share_bars(bars), "Share of text positions that hold padding: less is better."))
     rows = [
         (
             f"{bucket.length}",
@@ -128,8 +123,8 @@ def waste(summary: PlanSummary, data: TextsConfig, plan: Plan, *, num_rows: int)
         taken = "data.max_rows takes the first" if selection is None else f"{selection.name} takes"
         left_out = num_rows - plan.num_rows
         note += f" {taken} {plan.num_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
-    buckets = ReportTable(("text length", "image", "steps", "rows", "padding"), rows, "Buckets")
-    return ReportSection("Padding", note, charts=charts, tables=[buckets])
+    head = ("text length", "image", "steps", "rows", "padding")
+    return ReportSection("Buckets", note, tables=[ReportTable(head, rows)])
 
 
 def labels(index: Index) -> ReportSection:
@@ -161,8 +156,8 @@ def accounts(index: Index) -> ReportSection:
         counted = {name: value for name, value in known.items() if name != "run"}  # "run" says of what, not how many
         if "classes" in counted:  # their names
             counted["classes"] = len(counted["classes"])
-        flat = _flat({name: counted[name] for name in sorted(counted, key=_account_order)})
-        rows = [(name, _cell(value)) for name, value in flat.items()]
+        ordered = {name: counted[name] for name in sorted(counted, key=_account_order)}
+        rows = [(name, _cell(value)) for name, value in flat(ordered, ": ").items() if value != {}]
         if rows:
             tables.append(ReportTable(("", "rows"), rows, str(part.folder) if len(parts) > 1 else ""))
     if not tables:
@@ -172,7 +167,7 @@ def accounts(index: Index) -> ReportSection:
     return ReportSection("Accounts", tables=tables)
 
 
-def quarantine(folders: Sequence[Path]) -> ReportSection:
+def left_out(folders: Sequence[Path]) -> ReportSection:
     """Rows left out of the shards: counts by reason, and the first rows."""
     paths = [path for folder in folders if (path := find_ledger(folder)).is_file()]
     if not paths:
@@ -219,13 +214,6 @@ def _account_order(name: str) -> tuple[int, str]:
     """Sort key: rows in, rows kept, rows left out, then the other accounts by name."""
     head = ("rows", "samples", "written", "indexed", "merged", "duplicate", "filtered", "quarantined")
     return (head.index(name) if name in head else len(head), name)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}: ") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
 
 
 def _cell(value: object) -> str:

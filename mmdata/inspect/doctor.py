@@ -1,172 +1,164 @@
-"""Checks whether this machine can run mmdata. Each finding has a status and, for a fault, a remedy.
+"""Six checks of this machine: what stops mmdata, or makes it lose speed or a GPU unseen. Each fault has a remedy.
 
-The checks also work on a broken installation: this file imports only the standard library at its head.
+They also work on a broken installation: this file imports only the standard library at its head.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import io
 import os
 import re
-import sys
-from collections.abc import Callable
+import resource
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from mmdata.inspect import machine
-from mmdata.inspect.builds import TORCH_PAIR, build_of, check_torchvision
-from mmdata.inspect.machine import Check, in_one_line
+TORCH_PAIR = (
+    "install both from one index in one command: `pip install --force-reinstall torch torchvision` for CUDA, or the "
+    "same with `--index-url https://download.pytorch.org/whl/cpu` for CPU only"
+)
 
-__all__ = ["Check", "check_torchvision", "examine"]
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: what was checked.
+        status: ok; warn (works, with a loss); fail (does not work).
+        found: the finding, in one line.
+        remedy: what to do; "" if nothing is to be done.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    remedy: str = ""
 
 
 def examine() -> list[Check]:
     """All checks, in the order in which a reader should mend faults."""
-    checks: list[Callable[[], Check | list[Check]]] = [
-        _python, _torch, _torchvision, _packages, _decoders, machine.cores, machine.threads, machine.tokenizer_threads,
-        machine.memory, machine.descriptors, machine.shared_memory, machine.cache, _gpu, _hub
-    ]  # fmt: skip
-    found: list[Check] = []
-    for check in checks:
-        result = check()
-        found += result if isinstance(result, list) else [result]
-    return found
+    return [torch_pair(), image_decoder(), gpu(), open_files(), shared_memory(), shard_cache()]
 
 
-def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info >= (3, 14):
-        return Check("Python", "warn", version, "tested with 3.10 to 3.13; use one of these if something is odd")
-    return Check("Python", "ok", version)
-
-
-def _torch() -> Check:
-    build = build_of("torch")
-    if build is None:
-        return Check("torch", "fail", "not installed", TORCH_PAIR)
+def environment() -> str:
+    """What a report of a bug needs, by torch.utils.collect_env: versions, system, processor, GPUs and drivers."""
     try:
-        importlib.import_module("torch")
+        from torch.utils.collect_env import get_pretty_env_info
     except Exception as error:  # a broken wheel raises anything: OSError for a missing library, RuntimeError, …
-        return Check("torch", "fail", f"{build}: {in_one_line(error)}", TORCH_PAIR)
-    return Check("torch", "ok", str(build))
+        return f"torch cannot be imported: {_in_one_line(error)}"
+    return str(get_pretty_env_info())
 
 
-def _torchvision() -> Check:
-    build = build_of("torchvision")
+def torch_pair() -> Check:
+    """Whether torch and torchvision are builds that fit: both import, and torchvision asks for this torch."""
+    name = "torch and torchvision"
+    found = f"torch {_build_of('torch')} beside torchvision {_build_of('torchvision')}"
     try:
-        check_torchvision()
+        torch = importlib.import_module("torch")
         importlib.import_module("torchvision")
+        from packaging.requirements import Requirement
+
+        for needed in map(Requirement, importlib.metadata.requires("torchvision") or []):
+            if needed.name == "torch" and not needed.specifier.contains(torch.__version__, prereleases=True):
+                return Check(name, "fail", f"{found}: this torchvision needs torch {needed.specifier}", TORCH_PAIR)
     except Exception as error:
-        found, _, remedy = in_one_line(error).partition("; ")
-        return Check("torchvision", "fail", found, remedy or TORCH_PAIR)
-    torch = build_of("torch")
-    if build and torch and torch.cuda and not build.cuda:
-        return Check("torchvision", "warn", f"{build} beside a CUDA torch: no operators on the GPU", TORCH_PAIR)
-    return Check("torchvision", "ok", str(build))
+        return Check(name, "fail", f"{found}: {_in_one_line(error)}", TORCH_PAIR)
+    return Check(name, "ok", found)
 
 
-def _packages() -> list[Check]:
-    """Compare installed versions with the requirements in mmdata's own metadata."""
-    from packaging.requirements import Requirement
-
+def image_decoder() -> Check:
+    """Whether the loader's decoder decodes a JPEG."""
     try:
-        requirements = [Requirement(line) for line in importlib.metadata.requires("mmdata") or []]
-    except importlib.metadata.PackageNotFoundError:
-        return [Check("mmdata", "warn", "runs from a folder, not installed", "`pip install -e .` in the checkout")]
-    checks: list[Check] = []
-    for requirement in requirements:
-        extra = re.search(r'extra == "([\w-]+)"|extra == \'([\w-]+)\'', str(requirement.marker or ""))
-        group = (extra[1] or extra[2]) if extra else None
-        if requirement.name in ("torch", "torchvision", "mmdata") or group in ("all", "dev"):
-            continue
-        checks.append(_package(requirement, group))
-    return checks
+        from PIL import Image
 
-
-def _package(requirement: Any, extra: str | None) -> Check:
-    name = f"{requirement.name} [{extra}]" if extra else requirement.name
-    remedy = (
-        f"`pip install 'mmdata[{extra}]'`" if extra else f"`pip install '{requirement.name}{requirement.specifier}'`"
-    )
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
-        return Check(name, "info" if extra else "fail", "not installed", remedy + (" to use it" if extra else ""))
-    if not requirement.specifier.contains(version, prereleases=True):
-        return Check(name, "warn" if extra else "fail", f"{version}, needs {requirement.specifier}", remedy)
-    return Check(name, "ok", version)
-
-
-def _decoders() -> Check:
-    """Decode a JPEG with the loader's decoder, and look at Pillow's codecs."""
-    try:
-        from PIL import Image, features
-
-        from mmdata.errors import BadSample
         from mmdata.images.decode import decode
-        from mmdata.images.pillow import decoder_of
 
         buffer = io.BytesIO()
         Image.new("RGB", (16, 16)).save(buffer, "JPEG")
         decode(buffer.getvalue(), format="JPEG")
     except Exception as error:
-        return Check("image decoders", "fail", f"JPEG: {in_one_line(error)}", "`pip install -U simplejpeg pillow`")
-    absent = [name.upper() for name in ("webp", "avif") if not features.check(name)]
-    if absent:
-        return Check(
-            "image decoders", "warn", f"no {', '.join(absent)}: such rows are quarantined", "`pip install -U pillow`"
-        )
-    try:
-        decoder_of("HEIF")
-        further = ", HEIF"
-    except BadSample:
-        further = ""
-    return Check("image decoders", "ok", f"JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF{further}")
+        return Check("image decoder", "fail", f"JPEG: {_in_one_line(error)}", "`pip install -U simplejpeg pillow`")
+    return Check("image decoder", "ok", f"simplejpeg {importlib.metadata.version('simplejpeg')}")
 
 
-def _gpu() -> Check:
+def gpu() -> Check:
+    """Whether torch sees the GPUs that have a driver: training would run on the CPU unasked."""
     try:
         import torch
     except Exception as error:
-        return Check("GPU", "fail", f"torch cannot be imported: {in_one_line(error)}", TORCH_PAIR)
+        return Check("GPU", "fail", f"torch cannot be imported: {_in_one_line(error)}", TORCH_PAIR)
+    built = torch.version.cuda
     if not torch.cuda.is_available():
         if Path("/dev/nvidiactl").exists():
-            remedy = (
-                TORCH_PAIR
-                if torch.version.cuda is None
-                else "compare the driver's CUDA release in `nvidia-smi` with torch's"
-            )
-            return Check(
-                "GPU", "fail", f"a driver is there, but torch (CUDA {torch.version.cuda}) cannot use it", remedy
-            )
-        return Check("GPU", "info", "none: training runs on the CPU, over gloo")
+            remedy = "compare the driver's CUDA release in `nvidia-smi` with torch's" if built else TORCH_PAIR
+            return Check("GPU", "fail", f"a driver is there, but torch (CUDA {built}) cannot use it", remedy)
+        return Check("GPU", "ok", "none: training runs on the CPU, over gloo")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names)))
     if not torch.distributed.is_nccl_available():
-        return Check(
-            "GPU", "warn", f"{found}, no NCCL", "this torch was built without NCCL: several GPUs cannot train together"
-        )
+        remedy = "this torch was built without NCCL: several GPUs cannot train together"
+        return Check("GPU", "warn", f"{found}, no NCCL", remedy)
     return Check("GPU", "ok", f"{found}, NCCL")
 
 
-def _hub() -> Check:
-    name = next(
-        (
-            n
-            for n in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-            if os.environ.get(n, "").upper() in ("1", "TRUE", "YES", "ON")
-        ),
-        None,
-    )
-    if name:
-        return Check(
-            "Hugging Face hub",
-            "info",
-            f"{name} is set: only local folders and the cache are used",
-            f"unset {name} to download by name",
-        )
-    return Check(
-        "Hugging Face hub", "info", "reached only when a tokenizer or tower is given by name; folders need no network"
-    )
+def open_files() -> Check:
+    """Limit of open files of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 1024:
+        remedy = "as root `ulimit -n 65536`, for a container `--ulimit nofile=65536`: a loader keeps many shards open"
+        return Check("open files", "warn", f"hard limit {hard}", remedy)
+    if soft < 1024:
+        most = hard if 0 < hard < 65536 else 65536
+        remedy = f"`ulimit -n {most}` before starting: shards stay open while they are read"
+        return Check("open files", "warn", f"limit {soft}", remedy)
+    return Check("open files", "ok", f"limit {soft}")
+
+
+def shared_memory() -> Check:
+    """Size of /dev/shm."""
+    if not Path("/dev/shm").is_dir():
+        return Check("shared memory", "ok", "no /dev/shm on this system")
+    total = shutil.disk_usage("/dev/shm").total
+    found = f"/dev/shm holds {total / 2**30:,.1f} GiB"
+    if total < 2**30:
+        remedy = "start the container with `--shm-size=2g`: NCCL and torch's DataLoader need it (this loader does not)"
+        return Check("shared memory", "warn", found, remedy)
+    return Check("shared memory", "ok", found)
+
+
+def shard_cache(folder: Path | None = None) -> Check:
+    """Whether the folder for shards behind URLs (default: the loader's) can be written, and its free space."""
+    if folder is None:
+        try:
+            from mmdata.storage.cache import default_folder
+        except Exception as error:
+            return Check("shard cache", "fail", _in_one_line(error), "`pip install -e .` in the checkout")
+        folder = default_folder()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        remedy = "for shards behind URLs set data.loading.cache_dir"
+        return Check("shard cache", "warn", f"'{existing}' cannot be written", remedy)
+    free = shutil.disk_usage(existing).free / 10**9
+    room = "" if free >= 100 else f"; for shards behind URLs set data.loading.cache_gb to {int(free * 0.9)} or less"
+    return Check("shard cache", "ok", f"'{folder}': {free:,.1f} GB free{room}")
+
+
+def _build_of(package: str) -> str:
+    """Version and build, such as 2.14.1+cu130, as version.py says them: importing the package may fail."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return "(not installed)"
+    file = Path(spec.submodule_search_locations[0], "version.py")
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    said = re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)
+    return said[1] if said else "(of unknown version)"
+
+
+def _in_one_line(error: BaseException) -> str:
+    """The message of an error in one line; its class name if the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__

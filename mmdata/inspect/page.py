@@ -5,8 +5,9 @@ The file loads nothing: styles and pictures are inside, it has no script, and it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -111,17 +112,7 @@ class ReportSection:
     tables: Sequence[ReportTable] = ()
 
 
-@dataclass(frozen=True)
-class ReportPage:
-    """The whole report."""
-
-    title: str
-    subtitle: str
-    facts: Sequence[Fact]
-    sections: Sequence[ReportSection]
-
-
-def render(page: ReportPage) -> str:
+def render(title: str, subtitle: str, facts: Sequence[Fact], sections: Sequence[ReportSection]) -> str:
     """The page as HTML; every text from data is escaped.
 
     Raises:
@@ -135,4 +126,16 @@ def render(page: ReportPage) -> str:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("report.html.j2").render(page=page)
+    template = environment.get_template("report.html.j2")
+    return template.render(title=title, subtitle=subtitle, facts=facts, sections=sections)
+
+
+def flat(values: Mapping[str, Any], between: str) -> dict[str, Any]:
+    """{"train": {"lr": 0.1}} → {"train.lr": 0.1} with "." between the names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= {f"{name}{between}{inner}": one for inner, one in flat(value, between).items()}
+        else:
+            found[name] = value
+    return found

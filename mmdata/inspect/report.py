@@ -1,13 +1,12 @@
-"""The report: one page on what is in a corpus, how it is batched, and how a run on it went.
+"""The report: one page on what is in a corpus, how it is batched, and how runs on it went.
 
-A section without data (no run, no evaluation, no accounts) says how to get the data.
+A section without data (no config, no run, no accounts) says how to get the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,18 +16,17 @@ from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import write_whole
 from mmdata.index import Index
-from mmdata.inspect import corpus, run_sections
-from mmdata.inspect.curves import curves
+from mmdata.inspect import corpus
 from mmdata.inspect.gallery import samples
-from mmdata.inspect.page import Fact, ReportPage, ReportSection, render
-from mmdata.inspect.runs import RunRecord, read_runs
+from mmdata.inspect.page import Fact, ReportSection, render
+from mmdata.inspect.runs import read_runs, table_of_runs
 from mmdata.plan import Plan, PlanSummary, summarize
 from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.storage.folder import local_folder
 from mmdata.text.tokenizer import load_tokenizer
 
 NO_CONFIG = "Give the report a --config to see its buckets, and what its plan pads."
-NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its curves and scores, and what its model finds."
+NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its scores, and what its model finds."
 
 
 def write_report(
@@ -36,8 +34,7 @@ def write_report(
     *,
     shards: Path | Sequence[Path],
     data: DataConfig | None = None,
-    run: Path | Sequence[Path] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    runs: Sequence[Path] = (),
     found: Sequence[ReportSection] = (),
     plan: Plan | None = None,
 ) -> None:
@@ -47,13 +44,12 @@ def write_report(
         out: path of the page; its folders are made.
         shards: folder with a manifest, or several, which are shown as one corpus.
         data: adds buckets and padding. `shards` replaces its shards, weights and repeats, unless it names the same.
-        run: folder that `mmdata train` wrote; adds curves and scores. Several are drawn into the same charts.
-        settings: sections of settings to list; None lists `data`, if given.
+        runs: folders that `mmdata train` wrote; they are the columns of one table.
+        found: sections on what the models of the runs find, as `mmdata.inspect.queries` makes them.
         plan: of `data`; None: it is made here.
-        found: sections on what the model of the run finds, as `mmdata.inspect.queries` makes them.
 
     Raises:
-        DataError: no manifest, or a file of the run is damaged.
+        DataError: no manifest, or a file of a run is damaged.
         ConfigError: no such tokenizer, a shard twice, a URL, or shards without images.
         ImportError: jinja2 is not installed.
     """
@@ -62,38 +58,28 @@ def write_report(
     folders = [local_folder(str(source.folder)) for source in index.sources]
     if data and folders != [Path(source.shards) for source in sources(data)]:
         data = data.model_copy(update={"shards": [SourceConfig(shards=str(folder)) for folder in folders]})
-    plan = plan or (_plan(index, data) if data and len(index) else None)
+    if data and len(index):
+        plan = plan or build_plan(data, index, load_tokenizer(data), count_lengths=True)
     summary = summarize(plan) if plan else None
-    folders_of_runs = [run] if isinstance(run, Path) else list(run or [])
-    runs = read_runs(folders_of_runs)
-    listed = settings or ({"data": data.model_dump(mode="json")} if data else {})
-    ledgers = [path for one in runs for path in sorted(one.folder.glob("ledger-rank*.jsonl"))]
-    masked = [corpus.ledger("Masked in training", ledgers, "{} rows could not be loaded.")] if ledgers else []
+    ledgers = [path for run in runs for path in sorted(run.glob("ledger-rank*.jsonl"))]
     sections = [
         samples(index),
         *([corpus.labels(index)] if index.has_labels else []),
         corpus.shapes(index, plan),
-        corpus.waste(summary, data, plan, num_rows=len(index))
+        corpus.buckets(summary, data, plan, num_rows=len(index))
         if data and plan and summary
-        else ReportSection("Padding", missing=NO_CONFIG),
-        *([run_sections.overview(runs)] if runs else []),
-        curves(runs) if runs else ReportSection("Training", missing=NO_RUN),
-        *run_sections.negatives(runs),
-        run_sections.evaluations(runs) if runs else ReportSection("Evaluation", missing=NO_RUN),
+        else ReportSection("Buckets", missing=NO_CONFIG),
+        table_of_runs(read_runs(runs)) if runs else ReportSection("Runs", missing=NO_RUN),
         *found,
         corpus.accounts(index),
-        corpus.quarantine(folders),
-        *masked,
-        run_sections.settings(listed, num_runs=len(runs)) if listed else ReportSection("Settings", missing=NO_CONFIG),
+        corpus.left_out(folders),
+        *([corpus.ledger("Masked in training", ledgers, "{} rows could not be loaded.")] if ledgers else []),
     ]
     resolved = [folder.resolve() for folder in folders]
-    subtitle = ", ".join(
-        [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {one}" for one in folders_of_runs)]
-    )
-    title = " + ".join(map(_name, resolved))
-    page = ReportPage(title, subtitle, _facts(index, data, plan, summary, runs), sections)
+    named = [*map(str, resolved), f"manifest {index.fingerprint[:12]}", *(f"run {run}" for run in runs)]
+    page = render(" + ".join(map(_name, resolved)), ", ".join(named), _facts(index, data, plan, summary), sections)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, render(page).encode("utf-8", "replace"))
+    write_whole(out, page.encode("utf-8", "replace"))
 
 
 def _name(folder: Path) -> str:
@@ -101,13 +87,7 @@ def _name(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}" if folder.name in ("train", "val") else folder.name
 
 
-def _plan(index: Index, data: DataConfig) -> Plan:
-    return build_plan(data, index, load_tokenizer(data), count_lengths=True)
-
-
-def _facts(
-    index: Index, data: DataConfig | None, plan: Plan | None, summary: PlanSummary | None, runs: Sequence[RunRecord]
-) -> list[Fact]:
+def _facts(index: Index, data: DataConfig | None, plan: Plan | None, summary: PlanSummary | None) -> list[Fact]:
     used = f", {plan.num_rows:,} used" if plan and plan.num_rows < len(index) else ""
     facts = [Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}")]
     if data and data.val:
@@ -120,22 +100,6 @@ def _facts(
     if data and data.tokenizer is not None and summary:
         baseline = f"{summary.padding_share_at(data.max_length):.1%} padded to {data.max_length} tokens"
         facts.append(Fact(f"{summary.padding_share:.1%}", "padding", baseline))
-    if len(runs) == 1:
-        facts += _evaluation_facts(runs[0].evaluation)
-    return facts
-
-
-def _evaluation_facts(evaluation: Mapping[str, Any]) -> list[Fact]:
-    """What one run scores. Of several the section Evaluation gives all, with their intervals."""
-    facts: list[Fact] = []
-    if (recall := evaluation.get("text_to_image_r1")) is not None:
-        chance, interval = evaluation.get("chance_r1"), run_sections.recall_interval(evaluation, "text_to_image_r1")
-        notes = [f"{recall / chance:.0f} × chance"] if chance else []
-        if interval is not None:
-            notes.append(f"{interval[0]:.1%} to {interval[1]:.1%} by {evaluation['texts']:,} queries")
-        facts.append(Fact(f"{recall:.1%}", "text → image R@1", "; ".join(notes)))
-    if mean := (evaluation.get("compositional") or {}).get("mean"):
-        facts.append(Fact(f"{mean['accuracy']:.1%}", "compositional", "chance is 50%"))
     return facts
 
 

@@ -1,4 +1,4 @@
-"""What the folders of runs hold: metrics, evaluation, starts and settings; and the settings in which runs differ."""
+"""The section of the report on runs: one table of how each was made, the settings in which they differ, and scores."""
 
 from __future__ import annotations
 
@@ -10,12 +10,27 @@ from typing import Any, cast
 
 import yaml
 
+from mmdata.convert.sampling import wilson
 from mmdata.errors import DataError, excerpt
 from mmdata.files import read_json_lines
+from mmdata.inspect.page import ReportSection, ReportTable, flat
+from mmdata.train.run.advice import advise, measured
+from mmdata.train.run.log import METRICS
 from mmdata.train.run.sessions import SESSIONS, read_sessions
+from mmdata.train.run.trainer import EVALUATION
 
-METRICS, EVALUATION, CONFIG = "metrics.jsonl", "evaluation.json", "config.yaml"
 Values = Mapping[str, Any]
+RECALLS = {
+    **{f"image → text R@{k}": (f"image_to_text_r{k}", "images") for k in (1, 5, 10)},
+    **{f"text → image R@{k}": (f"text_to_image_r{k}", "texts") for k in (1, 5, 10)},
+    "chance R@1": ("chance_r1", ""),
+    "zero-shot top 1": ("zero_shot_top1", ""),
+    "zero-shot top 5": ("zero_shot_top5", ""),
+    "zero-shot chance": ("zero_shot_chance", ""),
+}
+"""A score's name on the page: its key in an evaluation, and the key of its number of queries."""
+CHANCE = {"accuracy": 1 / 2, "text": 1 / 4, "image": 1 / 4, "group": 1 / 6}
+"""Compositional scores of a model that guesses (arXiv:2204.03162)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,11 @@ class RunRecord:
     metrics: Sequence[Values]
     evaluation: Values
     sessions: Sequence[Values]
-    settings: Mapping[str, Any]
+    settings: Values
+
+    def lines(self, kind: str) -> list[Values]:
+        """The lines of a kind in metrics.jsonl, oldest first."""
+        return [line for line in self.metrics if line.get("kind") == kind]
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
@@ -52,7 +71,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
         evaluation = read_evaluation(folder) or (logged[-1] if logged else {})
         starts = read_sessions(folder / SESSIONS)
         useful = [start for start in starts if start.get("step", 0) > start["first_step"]]  # others made no update
-        runs.append(RunRecord(folder, name, metrics, evaluation, useful or starts, _read_settings(folder / CONFIG)))
+        runs.append(RunRecord(folder, name, metrics, evaluation, useful or starts, _read_settings(folder)))
     return runs
 
 
@@ -66,8 +85,9 @@ def short_names(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def _read_settings(run: Path) -> dict[str, Any]:
     """Sections of a run's config.yaml as plain data, not validated."""
+    path = run / "config.yaml"
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -99,23 +119,130 @@ def read_evaluation(run: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
+def table_of_runs(runs: Sequence[RunRecord]) -> ReportSection:
+    """One column a run: when, where and with which code it was made, settings that differ, scores, hard negatives."""
+    rows = _rows([_facts(run) for run in runs])
+    differing = differences(runs)
+    rows += [(name, *values) for name, values in differing.items()]
+    rows += _rows([_scores(run.evaluation) for run in runs])
+    rows += _rows([_negatives(run) for run in runs])
+    notes: list[str] = []
+    if without := [run.name for run in runs if not run.sessions]:
+        notes.append(
+            f"No {SESSIONS}, which tells machine, version and time, in {', '.join(without)}: `mmdata train` writes it."
+        )
+    if without := [run.name for run in runs if not run.evaluation]:
+        notes.append(f"No {EVALUATION} in {', '.join(without)}: `mmdata evaluate` writes it.")
+    if any(run.evaluation for run in runs):
+        notes.append("Scores are of the last evaluation, in parentheses with the 95 % interval for so many queries.")
+    if len(runs) > 1:
+        if not differing:
+            notes.append("The settings of the runs do not differ.")
+        notes.append("Several seeds of each way to train say whether one is better: `mmdata compare`.")
+    for run in runs:
+        advice = advise(run.lines("mining"), run.settings, next(reversed(run.lines("evaluation")), None))
+        if advice:
+            notes.append(f"{run.name}: {advice}" if len(runs) > 1 else f"{advice[0].upper()}{advice[1:]}")
+    table = ReportTable(("", *(run.name for run in runs)), rows, numeric=False)
+    return ReportSection("Runs" if len(runs) > 1 else "Run", " ".join(notes), tables=[table])
+
+
+def _rows(cells: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    """Rows of a table from the cells of each column by the name of their row; a row without content is left out."""
+    names = dict.fromkeys(name for column in cells for name in column)
+    rows = [(name, *(column.get(name, "") for column in cells)) for name in names]
+    return [row for row in rows if any(row[1:])]
+
+
 def differences(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """The settings in which runs differ: "train.lr" → its value in each run; "–" where a run has no such setting.
 
     `train.output` is left out, because it always differs.
     """
-    flat = [flat_settings(run.settings) for run in runs]
-    names = sorted({name for settings in flat for name in settings if name != "train.output"})
-    values = {name: [settings.get(name, "–") for settings in flat] for name in names}
+    settings = [
+        {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in flat(run.settings, ".").items()}
+        for run in runs
+    ]
+    names = sorted({name for found in settings for name in found if name != "train.output"})
+    values = {name: [found.get(name, "–") for found in settings] for name in names}
     return {name: found for name, found in values.items() if len(set(found)) > 1}
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"train": {"lr": 0.1}} → {"train.lr": "0.1"}; values as JSON."""
-    flat: dict[str, str] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flat_settings(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = json.dumps(value, ensure_ascii=False, default=str)
-    return flat
+def _facts(run: RunRecord) -> dict[str, str]:
+    """Facts of a run in words. Where the starts of a run differ, all of their values, in order."""
+
+    def each(key: str) -> str:
+        return " → ".join(dict.fromkeys(str(entry[key]) for entry in run.sessions if entry.get(key)))
+
+    facts = {"folder": str(run.folder)}
+    updates = 0
+    if training := run.lines("train"):
+        last = training[-1]
+        updates = int(last["step"])
+        facts |= {"updates": f"{updates:,}"}
+        facts |= {"loss, last": f"{last['loss']:.4g}"} if last.get("loss") is not None else {}
+        facts |= {"samples/s, last": f"{last['samples_per_s']:,.0f}"} if last.get("samples_per_s") else {}
+    if run.sessions:
+        starts, written = len(run.sessions), int(run.sessions[-1].get("step", 0))
+        took = duration(sum(float(entry.get("wall_s", 0)) for entry in run.sessions))
+        # Written with each checkpoint, and metrics.jsonl more often.
+        until = f", up to update {written:,}" if written < updates else ""
+        facts |= {"wall time": took + (f", {starts} starts" if starts > 1 else "") + until}
+        facts |= {"started": str(run.sessions[0].get("started", ""))}
+        facts |= {"machine": " → ".join(dict.fromkeys(map(_machine, run.sessions)))}
+        named = {"ranks": "ranks", "mmdata": "mmdata", "mmdata, commit": "mmdata_commit", "commit": "commit"}
+        named |= {"torch": "torch", "Python": "python", "system": "system"}
+        facts |= {name: each(key) for name, key in named.items()}
+    return facts
+
+
+def _machine(entry: Values) -> str:
+    gpus = [str(name) for name in entry.get("gpus") or []]
+    counted = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
+    return ", ".join([*counted, str(entry.get("cpu", "")), f"{entry.get('cores', '?')} cores"])
+
+
+def duration(seconds: float) -> str:
+    """75.3 → "1 min 15 s", 4000 → "1 h 6 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def _scores(evaluation: Values) -> dict[str, str]:
+    """Retrieval with its intervals, zero-shot and compositional scores of the last evaluation, in words."""
+    cells = {"evaluated after update": f"{evaluation['step']:,}" if "step" in evaluation else ""}
+    counts = [evaluation.get(name) for name in ("images", "texts")]
+    cells["queries, image → text / text → image"] = " / ".join(f"{count:,}" for count in counts if count)
+    for name, (key, queries) in RECALLS.items():
+        cells[name] = _share(evaluation.get(key), evaluation.get(queries))
+    compositional = evaluation.get("compositional") or {}
+    for kind, found in (compositional | {"chance": CHANCE} if compositional else {}).items():
+        each = {name: _share(found.get(name)) for name in CHANCE}
+        cells[f"compositional, {kind}"] = ", ".join(f"{name} {share}" for name, share in each.items() if share)
+    return cells
+
+
+def _negatives(run: RunRecord) -> dict[str, str]:
+    """How hard the negatives were in the last part of a run, if measured."""
+    found = measured(run.lines("mining"), run.settings)
+    if found is None:
+        return {}
+    return {
+        "hard negatives, measured": found.origin,
+        "in-batch accuracy": _share(found.accuracy),
+        "false negatives, estimated": _share(found.false_share),
+        "negatives kept": _share(found.kept_share),
+        "effective negatives": "" if found.effective is None else f"{found.effective:.1f}",
+    }
+
+
+def _share(value: float | None, queries: int | None = None) -> str:
+    """ "10.4%", and with a number of queries its interval: "10.4% (4.5 to 22.2)"; "" for None."""
+    if value is None:
+        return ""
+    low, high = wilson(value, queries) if queries else (value, value)
+    return f"{value:.1%} ({100 * low:.1f} to {100 * high:.1f})" if queries else f"{value:.1%}"

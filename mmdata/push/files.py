@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from mmdata.index.verify import verify
 from mmdata.safe_read import read_regular
 from mmdata.storage.folder import (
     INNER,
-    INNER_NAME,
     MANIFEST_NAME,
     QUARANTINE_NAME,
     Location,
@@ -47,38 +45,35 @@ class PushedFile:
         """A file with this content."""
         return cls(name, len(content), hashlib.sha256(content).hexdigest(), content)
 
-    def chunks(self, size: int) -> Iterator[bytes]:
-        """The content in pieces of `size` bytes, the last one shorter; an empty file has one, which is empty.
-
-        Raises:
-            DataError: after the last piece, if the content is not the one that was to be pushed.
-        """
-        digest = hashlib.sha256()
-        if isinstance(self.source, bytes):
-            pieces = (self.source[start : start + size] for start in range(0, max(1, self.bytes), size))
-        else:
-            pieces = _pieces(self.source, size)
-        for piece in pieces:
-            digest.update(piece)
-            yield piece
-        self.check(digest.hexdigest())
-
     def read(self) -> bytes:
         """The whole content.
 
         Raises:
             DataError: it is not the one that was to be pushed.
         """
-        return b"".join(self.chunks(max(1, self.bytes)))
+        content = self.source if isinstance(self.source, bytes) else self.source.read_bytes()
+        self.check(hashlib.sha256(content).hexdigest())
+        return content
 
     def check(self, sha256: str) -> None:
         """Raise DataError if this is not the hash that the content must have."""
         if sha256 != self.sha256:
-            raise DataError(
-                f"'{self.source if isinstance(self.source, Path) else self.name}': its SHA-256 is not the one that the "
-                "manifest names, or it changed during the push: nothing that names it was published; `mmdata verify` "
-                "says what is wrong"
-            )
+            raise wrong_content(self.source if isinstance(self.source, Path) else self.name)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that is behind the URL.
+
+    Attributes:
+        bytes: its size.
+        version: what the place calls this content: an ETag of S3, a blob of git.
+        sha256: of the content, where the list of files says it.
+    """
+
+    bytes: int
+    version: str
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,13 +82,15 @@ class PushedFolder:
 
     Attributes:
         name: of the sub-folder, such as "train"; "" for the folder that is pushed.
-        files: all but manifest.json: shards, the ledger, the files of the tokenizer, and the index files.
+        shards: the tars.
+        others: the ledger, the files of the tokenizer, and the index files.
         top: manifest.json.
     """
 
     name: str
     manifest: Manifest
-    files: list[PushedFile]
+    shards: list[PushedFile]
+    others: list[PushedFile]
     top: PushedFile
 
     @property
@@ -105,6 +102,12 @@ class PushedFolder:
     def split(self) -> str:
         """The name of the split as `datasets` and the hub call it: "validation" for "val", "train" for the whole."""
         return {"": "train", "val": "validation"}.get(self.name, self.name)
+
+    def owns(self, name: str) -> bool:
+        """Whether a file behind the URL is one that a push of this folder could have sent."""
+        inside = name.removeprefix(self.prefix)
+        is_ours = inside.startswith(INNER) or ("/" not in inside and inside.endswith(".tar"))
+        return is_ours and name.startswith(self.prefix)
 
 
 def read_parts(folder: Location) -> list[PushedFolder]:
@@ -130,58 +133,40 @@ def _part(root: Path, name: str) -> PushedFolder:
             f"'{folder}': an index of tars that lie elsewhere; a push sends a folder with its own tars: copy them "
             f"there with `mmdata convert`, or index them where they lie"
         )
-    faults = [str(problem) for problem in verify(folder, shards=())]
-    before, faults_of_files = f"{name}/" if name else "", list[str]()
-    files = list(_files(folder, before, manifest, faults_of_files))
-    if faults := faults + faults_of_files:
+    faults = [str(problem) for problem in verify(folder, shards=())]  # of index files and accounts
+    before = f"{name}/" if name else ""
+    shards = list[PushedFile]()
+    for shard in map(manifest.listed, range(manifest.num_shards)):
+        path = folder / shard.name
+        shards.append(PushedFile(before + shard.name, shard.bytes, shard.sha256, path))
+        if not path.is_file():
+            faults.append(f"'{path}' is {'not a regular file' if path.exists() else 'missing'}")
+        elif (size := path.stat().st_size) != shard.bytes:
+            faults.append(f"'{path}' has {size} bytes of {shard.bytes}")
+    if faults:
         more = f" and {counted(len(faults) - SHOWN, 'more fault')}" if len(faults) > SHOWN else ""
         raise DataError(
             f"'{folder}': is not what its manifest says, and was not pushed: {'; '.join(faults[:SHOWN])}{more}; "
             "`mmdata verify` says where"
         )
-    content = read_regular(folder / INNER / MANIFEST_NAME, "manifest")
-    return PushedFolder(name, manifest, files, PushedFile.of(f"{before}{INNER}{MANIFEST_NAME}", content))
+    inner = folder / INNER
+    optional = [inner / QUARANTINE_NAME, *sorted((inner / TOKENIZER_NAME).rglob("*"))]
+    others = [
+        PushedFile(before + path.relative_to(folder).as_posix(), path.stat().st_size, file_sha256(path), path)
+        for path in (*filter(Path.is_file, optional), *map(inner.joinpath, manifest.files))
+    ]
+    top = PushedFile.of(f"{before}{INNER}{MANIFEST_NAME}", read_regular(inner / MANIFEST_NAME, "manifest"))
+    return PushedFolder(name, manifest, shards, others, top)
 
 
-def _files(folder: Path, before: str, manifest: Manifest, faults: list[str]) -> Iterator[PushedFile]:
-    """The files of a part but manifest.json; what is wrong with them is added to `faults`."""
-    for number in range(manifest.num_shards):
-        shard = manifest.listed(number)
-        if (found := _size(folder / shard.name, shard.bytes, faults)) is not None:
-            yield PushedFile(before + shard.name, found, shard.sha256, folder / shard.name)
-    others = [folder / INNER / QUARANTINE_NAME, *sorted((folder / INNER / TOKENIZER_NAME).rglob("*"))]
-    for path in others:
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            yield PushedFile(before + name, path.stat().st_size, file_sha256(path), path)
-    for name, file in zip(manifest.files, manifest.index_files, strict=True):
-        path = folder / INNER / name
-        if (found := _size(path, file.bytes, faults)) is not None:
-            yield PushedFile(before + INNER + name, found, file_sha256(path), path)
+def dataset_name(url: str) -> str:
+    """The last word of a URL, without the branch."""
+    return url.rpartition("/")[2].partition("@")[0]
 
 
-def _size(path: Path, expected: int | None, faults: list[str]) -> int | None:
-    """The size of a regular file; None, and a fault, if there is none or it is not the expected one."""
-    if not path.is_file():
-        faults.append(f"'{path}' is missing" if not path.exists() else f"'{path}' is not a regular file")
-        return None
-    size = path.stat().st_size
-    if expected is not None and size != expected:
-        faults.append(f"'{path}' has {size} bytes of {expected}")
-        return None
-    return size
-
-
-def _pieces(path: Path, size: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield file.read(size)
-        while piece := file.read(size):
-            yield piece
-
-
-def belongs_to(name: str, prefix: str) -> bool:
-    """Whether a file behind the URL is one that a push of the part with this prefix could have sent."""
-    if not name.startswith(prefix):
-        return False
-    inside = name.removeprefix(prefix)
-    return inside.startswith(f"{INNER_NAME}/") or ("/" not in inside and inside.endswith(".tar"))
+def wrong_content(name: object) -> DataError:
+    """The error of a file with another hash than it must have."""
+    return DataError(
+        f"'{name}': its SHA-256 is not the one that the manifest names, or it changed during the push: nothing that "
+        "names it was published; `mmdata verify` says what is wrong"
+    )

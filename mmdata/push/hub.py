@@ -1,65 +1,53 @@
 """A dataset of the Hugging Face hub. Nothing is seen before its commit, and the last commit has the manifests.
 
-Large files go up before the commit that names them. Each commit names the one that it follows: if somebody else has
-committed since, the hub refuses it, so two pushes do not mix their files.
+Files go up before the commit that names them. Each commit names the one that it follows: if somebody else has committed
+since, the hub refuses it, so two pushes do not mix their files.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.push.files import PushedFile
-from mmdata.push.store import Sent, StoredFile
-from mmdata.storage.attempts import GIVE_CREDENTIALS, cause_of, is_denied, repeated
+from mmdata.push.files import PushedFile, StoredFile
+from mmdata.storage.attempts import GIVE_CREDENTIALS, cause_of, is_denied, repeated, status_of
 
 COMMIT_FILES = 200
 """Files of a commit: the hub takes long for more. A push of no more files is one commit."""
-BATCH_FILES = 32
-"""Files that are sent before the progress is shown."""
-IN_MEMORY_BYTES = 2**20
-"""A smaller file is read once, and kept until its commit."""
 
 T = TypeVar("T")
 
 
 class HubStore:
-    """A dataset; see `Store`.
+    """A dataset, with the methods and attributes of `S3Store`.
 
     Args:
         dataset: "OWNER/NAME".
         revision: a branch, which must exist; None: main.
         private: if the dataset is made.
-        threads: files that are sent at the same time.
     """
 
-    def __init__(self, dataset: str, revision: str | None = None, *, private: bool = False, threads: int = 4) -> None:
-        self._dataset = dataset
-        self._revision = revision
+    def __init__(self, dataset: str, revision: str | None = None, *, private: bool = False) -> None:
+        self.url = f"hf://datasets/{dataset}" + (f"@{revision}" if revision else "")
+        self._where = {"repo_id": dataset, "repo_type": "dataset", "revision": revision}
         self._private = private
-        self._threads = threads
         self._head: str | None = None
-        self._pending: list[Any] = []
+        self._additions: list[Any] = []
         self._removals: list[str] = []
 
     @property
-    def url(self) -> str:
-        """See `Store`."""
-        return f"hf://datasets/{self._dataset}" + (f"@{self._revision}" if self._revision else "")
-
-    @property
     def page(self) -> str:
-        """See `Store`."""
-        return f"{self._api.endpoint}/datasets/{self._dataset}"
+        """See `S3Store`."""
+        return f"{self._api.endpoint}/datasets/{self._where['repo_id']}"
 
     @property
     def base(self) -> str:
-        """See `Store`."""
-        return f"{self.page}/resolve/{self._revision or 'main'}/"
+        """See `S3Store`."""
+        return f"{self.page}/resolve/{self._where['revision'] or 'main'}/"
 
     @cached_property
     def _api(self) -> Any:
@@ -70,7 +58,7 @@ class HubStore:
         return HfApi(library_name="mmdata")
 
     def listing(self, prefixes: Sequence[str]) -> dict[str, StoredFile]:
-        """See `Store`.
+        """See `S3Store`.
 
         Raises:
             ConfigError: no such branch, or access is denied.
@@ -81,110 +69,84 @@ class HubStore:
             self._head = self._find_head()
         except _NoDataset:  # also without credentials: making it will tell
             return {}
-        tree = self._repeated(
-            lambda: list(self._api.list_repo_tree(**self._where, recursive=True, revision=self._head))
-        )
+        where = self._where | {"revision": self._head}
+        tree = self._repeated(lambda: list(self._api.list_repo_tree(**where, recursive=True)))
         return {
             item.path: StoredFile(item.size, item.blob_id, item.lfs.sha256 if item.lfs else None)
             for item in tree
             if isinstance(item, RepoFile)
         }
 
-    @property
-    def _where(self) -> dict[str, str]:
-        return {"repo_id": self._dataset, "repo_type": "dataset"}
-
     def _find_head(self) -> str:
-        return self._repeated(lambda: self._api.repo_info(**self._where, revision=self._revision)).sha
+        return self._repeated(lambda: self._api.repo_info(**self._where)).sha
 
-    def is_same(self, file: PushedFile, stored: StoredFile) -> bool:
-        """See `Store`: the SHA-256 of a large file, and git's hash of a small one, which is read for it."""
+    def has(self, file: PushedFile, stored: StoredFile) -> bool:
+        """See `S3Store`: the SHA-256 of a large file, and git's hash of a small one, which is read for it."""
         if stored.sha256 is not None:
             return stored.sha256 == file.sha256
         content = file.read()
         return stored.version == hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
-    def read(self, name: str) -> bytes:
-        """See `Store`."""
-        from huggingface_hub import HfFileSystem
-
-        files = HfFileSystem(endpoint=self._api.endpoint, skip_instance_cache=True)
-        path = f"datasets/{self._dataset}/{name}"
-        return self._repeated(lambda: cast(bytes, files.cat_file(path, revision=self._head)))
-
-    def begin(self) -> None:
-        """See `Store`.
+    def begin(self, withdrawn: Sequence[str], removed: Sequence[str]) -> None:
+        """See `S3Store`. A dataset is made; files are removed in the first commit.
 
         Raises:
             ConfigError: the credentials do not allow it.
         """
+        self._removals = [*withdrawn, *removed]
         if self._head is None:
-            self._repeated(lambda: self._api.create_repo(**self._where, private=self._private or None, exist_ok=True))
+            name, private = self._where["repo_id"], self._private or None
+            make = self._api.create_repo
+            self._repeated(lambda: make(name, repo_type="dataset", private=private, exist_ok=True))
             self._head = self._find_head()
 
-    def remove(self, names: Iterable[str]) -> None:
-        """See `Store`: removed in the first commit."""
-        self._removals += names
-
-    def send(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile], sent: Sent) -> None:
-        """See `Store`. What is replaced is known by the commit that follows the one that was listed.
+    def send(self, file: PushedFile, old: StoredFile | None) -> None:
+        """See `S3Store`. What is replaced is known by the commit that follows the one that was listed.
 
         Raises:
-            DataError: content differs, or somebody else has committed; or all attempts of a request failed.
+            DataError: content differs; or all attempts of a request failed.
             ConfigError: credentials are missing or not accepted.
         """
-        for start in range(0, len(files), BATCH_FILES):
-            batch = files[start : start + BATCH_FILES]
-            if len(self._pending) + len(batch) > COMMIT_FILES:
-                self._commit("Push a part of a folder of shards")
-            self._pending += self._uploaded(batch)
-            for file in batch:
-                sent(file)
+        self._additions.append(self._uploaded(file))
 
     def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile]) -> None:
-        """See `Store`: all in one commit."""
-        self._pending += self._uploaded(files)
-        self._commit("Push a folder of shards")
+        """See `S3Store`. They are in the last commit together.
 
-    def _uploaded(self, files: Sequence[PushedFile]) -> list[Any]:
-        """The operations that add files, whose content is at the hub if it is not to be sent with the commit."""
-        from huggingface_hub import CommitOperationAdd
-
-        additions = [CommitOperationAdd(file.name, _content(file)) for file in files]
-        self._repeated(
-            lambda: self._api.preupload_lfs_files(
-                self._dataset,
-                additions,
-                repo_type="dataset",
-                revision=self._revision,
-                num_threads=self._threads,
-                free_memory=False,  # it would forget the content of files that a later attempt must send
-                gitignore_content="",  # a .gitignore in the dataset would leave files out
-            )
-        )
-        for file, addition in zip(files, additions, strict=True):
-            file.check(addition.upload_info.sha256.hex())  # of the bytes that were sent
-        return additions
-
-    def _commit(self, message: str) -> None:
+        Raises:
+            DataError: somebody else has committed.
+        """
         from huggingface_hub import CommitOperationDelete
 
-        stays = {operation.path_in_repo for operation in self._pending}
-        removals = [CommitOperationDelete(name) for name in self._removals if name not in stays]
-        if not self._pending and not removals:
-            return
-        done = self._repeated(
-            lambda: self._api.create_commit(
-                self._dataset,
-                [*self._pending, *removals],
-                commit_message=message,
-                repo_type="dataset",
-                revision=self._revision,
+        added = sorted(self._additions, key=lambda addition: addition.path_in_repo)
+        commits = [added[start : start + COMMIT_FILES] for start in range(0, len(added), COMMIT_FILES)] or [[]]
+        commits[-1] += map(self._uploaded, files)
+        for additions in commits:
+            stays = {addition.path_in_repo for addition in additions}
+            removals = [CommitOperationDelete(name) for name in self._removals if name not in stays]
+            commit = partial(
+                self._api.create_commit,
+                operations=[*additions, *removals],
+                commit_message="Push a folder of shards",
                 parent_commit=self._head,
-                num_threads=self._threads,
+                **self._where,
             )
+            self._head, self._removals = self._repeated(commit).oid, []
+
+    def _uploaded(self, file: PushedFile) -> Any:
+        """The operation that adds a file, whose content is at the hub if it is not to be sent with the commit."""
+        from huggingface_hub import CommitOperationAdd
+
+        addition = CommitOperationAdd(file.name, file.source)
+        file.check(addition.upload_info.sha256.hex())
+        upload = partial(
+            self._api.preupload_lfs_files,
+            additions=[addition],
+            free_memory=False,  # it would forget the content, which a later attempt must send
+            gitignore_content="",  # a .gitignore in the dataset would leave files out
+            **self._where,
         )
-        self._head, self._pending, self._removals = done.oid, [], []
+        self._repeated(upload)
+        return addition
 
     def _repeated(self, ask: Callable[[], T]) -> T:
         """Make requests again that fail and may pass; other errors of the hub are raised as our own."""
@@ -202,14 +164,12 @@ class HubStore:
         """An error of ours for one that another attempt would not change; otherwise the error."""
         from huggingface_hub import errors
 
-        cause = cause_of(error)
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(error, (ConfigError, DataError)):
-            return error
+        cause, status = cause_of(error), status_of(error)
         if isinstance(error, errors.RepositoryNotFoundError):
             return _NoDataset(f"'{self.url}': no such dataset, or it may not be seen; {GIVE_CREDENTIALS}")
         if isinstance(error, errors.RevisionNotFoundError):
-            return ConfigError(f"'{self.url}': no branch '{self._revision}'; make it at the hub, or leave it out")
+            branch = self._where["revision"]
+            return ConfigError(f"'{self.url}': no branch '{branch}'; make it at the hub, or leave it out")
         if is_denied(error):
             return ConfigError(f"'{self.url}': access denied ({cause}); {GIVE_CREDENTIALS}")
         if status in (409, 412):
@@ -223,10 +183,3 @@ class HubStore:
 
 class _NoDataset(ConfigError):
     """There is no dataset of this name, or the credentials do not show it."""
-
-
-def _content(file: PushedFile) -> str | bytes:
-    """The content of a small file, the path of a large one."""
-    if isinstance(file.source, bytes) or file.bytes < IN_MEMORY_BYTES:
-        return file.read()
-    return str(file.source)

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmdata.errors import DataError, counted
+from mmdata.errors import ConfigError, DataError, counted
+from mmdata.index.manifest import Manifest
 from mmdata.processes import map_concurrently
 from mmdata.push.card import CARD_NAME, dataset_card
 from mmdata.push.croissant import CROISSANT_NAME, croissant
-from mmdata.push.files import SHOWN, PushedFile, PushedFolder, belongs_to, read_parts
-from mmdata.push.store import COMPARERS, Store, StoredFile
+from mmdata.push.files import SHOWN, PushedFile, PushedFolder, StoredFile, read_parts
+from mmdata.push.hub import HubStore
+from mmdata.push.s3 import S3Store
 from mmdata.safe_read import read_regular
 from mmdata.storage.folder import Location
+from mmdata.storage.s3 import S3Folder
+from mmdata.storage.urls import display_name
+
+COMPARERS = 32
+"""Threads that ask whether a file is there already."""
+
+_HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+?)(?:@([^/@]+))?/?")
+
+
+Store = S3Store | HubStore
+"""A place that files are pushed to, which gives each file whole or not at all. `S3Store` says what the methods do."""
+
+
+def open_store(url: str, *, private: bool = False) -> Store:
+    """The place that a URL names; nothing is asked of it yet.
+
+    Args:
+        url: s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME[@BRANCH].
+        private: a dataset of the hub that is made is private.
+
+    Raises:
+        ConfigError: another URL; or the packages for the place are missing.
+    """
+    if match := _HUB.fullmatch(url):
+        return HubStore(match[1], match[2], private=private)
+    if not url.startswith("s3://") or url == "s3://":
+        raise ConfigError(
+            f"'{display_name(url)}': a push goes to s3://BUCKET/PREFIX or hf://datasets/OWNER/NAME; for another place, "
+            "copy the folder there, manifest.json last"
+        )
+    if private:
+        raise ConfigError("--private is for hf://; who may read a bucket is a setting of the bucket")
+    return S3Store(S3Folder.of_url(url))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +112,7 @@ def plan_push(folder: Location, store: Store, config: PushConfig) -> PushPlan:
     """
     parts = read_parts(folder)
     there = store.listing([part.prefix for part in parts])
-    files = [file for part in parts for file in part.files]
+    files = [file for part in parts for file in (*part.shards, *part.others)]
     tops = [part.top for part in parts]
     card, description = _description(parts, store, config)
     asked = [*files, card, description, *tops]
@@ -91,7 +126,7 @@ def plan_push(folder: Location, store: Store, config: PushConfig) -> PushPlan:
     }
     kept = {name for name, stay in stays.items() if stay and name in differing}
     names = {file.name for file in asked}
-    strange = sorted(name for name in there if name not in names and _is_ours(name, parts))
+    strange = sorted(name for name in there if name not in names and any(part.owns(name) for part in parts))
     conflicts = [name for name in differing if name not in stays] + strange
     if conflicts and not config.overwrite:
         raise _refusal(store, parts, conflicts, strange)
@@ -108,32 +143,40 @@ def plan_push(folder: Location, store: Store, config: PushConfig) -> PushPlan:
     )
 
 
-def push(plan: PushPlan, store: Store, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+def push(
+    plan: PushPlan,
+    store: Store,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    threads: int = 4,
+) -> None:
     """Do what a plan says. It may be killed at any point: a plan made anew has what is left to do.
 
     Args:
         plan: of `plan_push`.
         store: the one that it was made for.
         progress: called with (bytes done, bytes in all).
+        threads: files that are sent at the same time; each takes up to 64 MiB of memory.
 
     Raises:
         DataError: content differs from the manifest, another push writes there, or requests failed.
-        ConfigError: credentials are missing or not accepted.
+        ConfigError: credentials are missing or not accepted; or no threads.
     """
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: a push needs at least 1")
     if plan.is_done:
         return
     done, total = 0, plan.bytes
     progress(done, total)
 
-    def sent(file: PushedFile) -> None:
-        nonlocal done
-        done += file.bytes
-        progress(done, total)
+    def send(file: PushedFile) -> int:
+        store.send(file, plan.replaced.get(file.name))
+        return file.bytes
 
-    store.begin()
-    store.remove(plan.withdrawn)
-    store.remove(plan.removed)
-    store.send(plan.files, plan.replaced, sent)
+    store.begin(plan.withdrawn, plan.removed)
+    for sent in map_concurrently(send, plan.files, threads=threads, end=lambda: None, ahead=2):
+        done += sent
+        progress(done, total)
     store.publish(plan.last, {name: old for name, old in plan.replaced.items() if name not in plan.withdrawn})
     progress(total, total)
 
@@ -143,15 +186,10 @@ def _same(files: Sequence[PushedFile], there: Mapping[str, StoredFile], store: S
 
     def ask(file: PushedFile) -> bool:
         stored = there.get(file.name)
-        return stored is not None and stored.bytes == file.bytes and store.is_same(file, stored)
+        return stored is not None and stored.bytes == file.bytes and store.has(file, stored)
 
     answers = map_concurrently(ask, files, threads=COMPARERS, end=lambda: None)
     return {file.name for file, is_same in zip(files, answers, strict=True) if is_same}
-
-
-def _is_ours(name: str, parts: Sequence[PushedFolder]) -> bool:
-    """Whether a file that is there is one that a push of these parts could have sent."""
-    return any(belongs_to(name, part.prefix) for part in parts)
 
 
 def _description(parts: Sequence[PushedFolder], store: Store, config: PushConfig) -> tuple[PushedFile, PushedFile]:
@@ -162,7 +200,8 @@ def _description(parts: Sequence[PushedFolder], store: Store, config: PushConfig
         if config.card is None
         else read_regular(config.card, "card")
     )
-    return PushedFile.of(CARD_NAME, card), PushedFile.of(CROISSANT_NAME, croissant(parts, store, license=license))
+    described = croissant(parts, url=store.url, page=store.page, base=store.base, license=license)
+    return PushedFile.of(CARD_NAME, card), PushedFile.of(CROISSANT_NAME, described)
 
 
 def _refusal(store: Store, parts: Sequence[PushedFolder], conflicts: list[str], strange: list[str]) -> DataError:
@@ -183,13 +222,9 @@ def _refusal(store: Store, parts: Sequence[PushedFolder], conflicts: list[str], 
 def _difference(part: PushedFolder, store: Store) -> str:
     """How the manifest that is there differs; "" if it cannot be read."""
     try:
-        content = json.loads(store.read(part.top.name))
-    except ValueError:
+        there = Manifest.read(f"{store.url}/{part.name}".rstrip("/"))
+    except (DataError, ConfigError):
         return ""
-    ours = part.manifest.content()
-    if not isinstance(content, dict):
-        return ""
-    names = [name for name in ("rows", "num_shards", "bytes", "tokenizer", "accounts") if name in ours]
-    first = [name for name in names if content.get(name) != ours[name]]
-    shown = [f"{name} {content.get(name)} there, {ours[name]} here" for name in first if name != "accounts"]
-    return f"'{part.top.name}' differs ({', '.join(shown[:SHOWN]) or 'accounts' * bool(first) or 'contents'})"
+    names = [name for name in ("rows", "num_shards", "bytes") if getattr(there, name) != getattr(part.manifest, name)]
+    shown = [f"{name} {getattr(there, name)} there, {getattr(part.manifest, name)} here" for name in names]
+    return f"'{part.top.name}' differs ({', '.join(shown) or 'contents'})"

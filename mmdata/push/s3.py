@@ -1,52 +1,38 @@
 """A folder in a bucket of S3. Each file is written under a condition, so that two pushes do not mix their files.
 
-A file of up to PART_BYTES is one request; a larger one goes up in parts, and is seen when all of them are there and the
-hash is the one expected. The hash is kept beside each file, as its checksum or in its metadata.
+The hash of each file is kept beside it, in its metadata.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from threading import Event
+from collections.abc import Mapping, Sequence
 
 from mmdata.errors import DataError
-from mmdata.processes import map_concurrently
-from mmdata.push.files import PushedFile
-from mmdata.push.s3_parts import PART_BYTES, upload_in_parts
-from mmdata.push.store import Sent, StoredFile
+from mmdata.push.files import PushedFile, StoredFile, wrong_content
 from mmdata.storage.attempts import Absent
 from mmdata.storage.folder import INNER
-from mmdata.storage.s3 import Listed, Refused, S3Folder, condition_on, encoded
+from mmdata.storage.s3 import PART_BYTES, Listed, Refused, S3Folder, WrongContent, condition_on
 
 
 class S3Store:
-    """A folder in a bucket; see `Store`. Safe to share between threads.
+    """A folder in a bucket that exists. Safe to share between threads. Names of files are relative to its URL.
 
-    Args:
-        folder: in a bucket that exists.
-        threads: files that are sent at the same time; each takes up to PART_BYTES of memory.
+    Attributes:
+        url: for readers of mmdata, without a "/" at the end.
+        page: for people: where the folder is seen.
+        base: what the URL of each file begins with for those who know HTTP alone; "" as they cannot read it.
     """
 
     base = ""
 
-    def __init__(self, folder: S3Folder, *, threads: int = 4) -> None:
+    def __init__(self, folder: S3Folder) -> None:
         self._folder = folder
-        self._threads = threads
-
-    @property
-    def url(self) -> str:
-        """See `Store`."""
-        return self._folder.url
-
-    @property
-    def page(self) -> str:
-        """See `Store`."""
-        return self.url
+        self.url = self.page = folder.url
 
     def listing(self, prefixes: Sequence[str]) -> dict[str, StoredFile]:
-        """See `Store`. Other folders below the URL are not listed: they may be other corpora, of millions of files.
+        """The files in folders with these prefixes and in their `__mmdata__`.
+
+        Other folders below the URL are not listed: they may be other corpora, of millions of files.
 
         Raises:
             ConfigError: no such bucket, or it may not be listed.
@@ -58,95 +44,52 @@ class S3Store:
             found |= self._folder.listing(prefix + INNER)
         return {name: StoredFile(file.bytes, file.tag) for name, file in found.items()}
 
-    def is_same(self, file: PushedFile, stored: StoredFile) -> bool:
-        """See `Store`. Without a hash beside it, a file is known by its MD5, if it went up in one part."""
-        return self._has(file)
-
-    def _has(self, file: PushedFile) -> bool:
+    def has(self, file: PushedFile, stored: StoredFile | None = None) -> bool:
+        """Whether what is stored under the name of a file has its content, as far as the place can tell."""
         try:
-            head = self._folder.ask("head_object", file.name, ChecksumMode="ENABLED")
+            head = self._folder.ask("head_object", file.name)
         except Absent:
             return False
-        tag = head["ETag"].strip('"')
-        in_parts = "-" in tag  # then tag and checksum are those of the hashes of the parts
-        if head["ContentLength"] != file.bytes:
-            return False
-        if "ChecksumSHA256" in head and not in_parts:
-            return head["ChecksumSHA256"] == encoded(bytes.fromhex(file.sha256))
-        if kept := head.get("Metadata", {}).get("sha256"):
-            return kept == file.sha256
-        return not in_parts and tag == _md5(file)
+        return (head["ContentLength"], head["Metadata"].get("sha256")) == (file.bytes, file.sha256)
 
-    def read(self, name: str) -> bytes:
-        """See `Store`."""
-        found = self._folder.get(name)
-        return b"" if found is None else found.data
+    def begin(self, withdrawn: Sequence[str], removed: Sequence[str]) -> None:
+        """Remove files, those of `withdrawn` before any other change."""
+        self._folder.remove(withdrawn)
+        self._folder.remove(removed)
 
-    def begin(self) -> None:
-        """See `Store`; buckets are not made."""
-
-    def remove(self, names: Iterable[str]) -> None:
-        """See `Store`."""
-        self._folder.remove(names)
-
-    def send(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile], sent: Sent) -> None:
-        """See `Store`.
+    def send(self, file: PushedFile, old: StoredFile | None) -> None:
+        """Send a file in the place of `old`. Nothing is written over a file that has come since the listing.
 
         Raises:
             DataError: content differs, or another push writes there; or all attempts of a request failed.
             ConfigError: credentials are missing or not accepted.
         """
-        stop = Event()
-
-        def send_one(file: PushedFile) -> PushedFile:
-            self._send(file, replaced.get(file.name), stop)
-            return file
-
-        for file in map_concurrently(send_one, files, threads=self._threads, end=stop.set, ahead=2):
-            sent(file)
-
-    def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile]) -> None:
-        """See `Store`."""
-        for file in files:
-            self._send(file, replaced.get(file.name), Event())
-
-    def _send(self, file: PushedFile, old: StoredFile | None, stop: Event) -> None:
-        if file.bytes <= PART_BYTES:
-            put = partial(self._folder.put, file.name, file.read(), file.sha256)
-            self._under_condition(lambda condition: put(condition=condition), file, old)
-            return
-        for resume in (True, False):
-            upload = partial(upload_in_parts, self._folder, file, stop=stop, resume=resume)
-            self._under_condition(lambda condition, upload=upload: upload(condition=condition), file, old)
-            if not resume or self._has(file):
-                return
-            # The unfinished upload was one of another content: its metadata, which cannot be asked, went with it.
-            self.remove([file.name])
-            old = None
-
-    def _under_condition(
-        self, write: Callable[[dict[str, str]], object], file: PushedFile, old: StoredFile | None
-    ) -> None:
-        """Write a file unless another one has come under its name since the listing; equal content is no conflict."""
         try:
-            write(condition_on(None if old is None else old.version))
+            self._put(file, condition_on(None if old is None else old.version))
         except Refused as refused:
             if refused.status in (400, 501):  # a store that knows no conditions
                 if old is None and file.name in self._folder.listing(file.name, sub_folders=False):
                     raise self._conflict(file) from refused
-                write({})
-            elif not self._has(file):
+                self._put(file, {})
+            elif not self.has(file):
                 raise self._conflict(file) from refused
+
+    def publish(self, files: Sequence[PushedFile], replaced: Mapping[str, StoredFile]) -> None:
+        """Send the last files, in this order; returns when all that was sent can be read."""
+        for file in files:
+            self.send(file, replaced.get(file.name))
+
+    def _put(self, file: PushedFile, condition: dict[str, str]) -> None:
+        if isinstance(file.source, bytes) or file.bytes <= PART_BYTES:
+            self._folder.put(file.name, file.read(), file.sha256, condition=condition)
+            return
+        try:
+            self._folder.put_in_parts(file.name, file.source, file.sha256, condition=condition)
+        except WrongContent as error:
+            raise wrong_content(file.source) from error
 
     def _conflict(self, file: PushedFile) -> DataError:
         return DataError(
             f"'{self._folder.url_of(file.name)}': another push wrote or removed this file since this one began; let "
             "one push end, then run this again"
         )
-
-
-def _md5(file: PushedFile) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    for piece in file.chunks(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()

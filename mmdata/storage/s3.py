@@ -27,6 +27,9 @@ REMOVERS = 8
 """Files that are removed at once."""
 MOST_BYTES = 5 * 10**9
 """Largest file that one request puts or copies."""
+PART_BYTES = 64 * 2**20
+"""Size of a part of `S3Folder.put_in_parts`; a larger file has larger parts, as there are at most MAX_PARTS."""
+MAX_PARTS = 10_000
 
 _URL = re.compile(r"s3://([^/?#]+)/?([^?#]*)")
 
@@ -55,6 +58,10 @@ class Refused(DataError):
     def __init__(self, status: int, cause: str) -> None:
         super().__init__(cause)
         self.status = status
+
+
+class WrongContent(DataError):
+    """A file on this disk has other content than it must have."""
 
 
 class S3Folder:
@@ -192,6 +199,50 @@ class S3Folder:
         settings: dict[str, Any] = {"ChecksumSHA256": encoded(bytes.fromhex(sha256)), "Metadata": {"sha256": sha256}}
         self.ask("put_object", name, body=content, condition=condition, ChecksumAlgorithm="SHA256", **settings)
 
+    def put_in_parts(
+        self, name: str, path: Path, sha256: str, *, condition: dict[str, str] | None = None, resume: bool = True
+    ) -> None:
+        """Write a large file, which is seen when all parts are there. What a killed upload has sent is not sent again.
+
+        Args:
+            name: of the file.
+            path: of its content.
+            sha256: of its content, which is compared with what was read.
+            condition: see `put`.
+            resume: go on with an upload of the file that was begun.
+
+        Raises:
+            DataError: the content has another hash; nothing of it is left there.
+            Refused: see `put`.
+        """
+        ask = partial(self.ask, name=name)
+        upload, there = self._unfinished_upload(name) if resume else None, dict[int, dict[str, Any]]()
+        is_resumed = upload is not None
+        if upload is None:
+            begun = ask("create_multipart_upload", ChecksumAlgorithm="SHA256", Metadata={"sha256": sha256})
+            upload = begun["UploadId"]
+        else:
+            there = {part["PartNumber"]: part for part in ask("list_parts", UploadId=upload).get("Parts", ())}
+        digest, parts = hashlib.sha256(), list[dict[str, Any]]()
+        size = max(PART_BYTES, -(-path.stat().st_size // MAX_PARTS))
+        with path.open("rb") as file:
+            for number, data in enumerate(iter(partial(file.read, size), b""), start=1):
+                digest.update(data)
+                part: dict[str, Any] = {"PartNumber": number}
+                part["ChecksumSHA256"] = encoded(hashlib.sha256(data).digest())
+                answer = there.get(number)
+                if answer is None or not _is_same(answer, data, part["ChecksumSHA256"]):
+                    answer = ask("upload_part", body=data, UploadId=upload, ChecksumAlgorithm="SHA256", **part)
+                parts.append({**part, "ETag": answer["ETag"]})
+        if digest.hexdigest() != sha256:
+            ask("abort_multipart_upload", UploadId=upload)
+            raise WrongContent(f"'{path}': has another SHA-256 than {sha256}")
+        ask("complete_multipart_upload", condition=condition, UploadId=upload, MultipartUpload={"Parts": parts})
+        if is_resumed and ask("head_object")["Metadata"].get("sha256") != sha256:
+            # That upload was begun with another content, whose hash is with the file now, and cannot be changed.
+            self.remove([name])
+            self.put_in_parts(name, path, sha256, condition=condition_on(None) if condition else None, resume=False)
+
     def put_new(self, name: str, data: bytes, *, instead_of: str | None = None) -> bool:
         """Write a small file if there is none, or if there is this one still.
 
@@ -233,6 +284,14 @@ class S3Folder:
         for _ in map_concurrently(partial(self.ask, "delete_object"), names, threads=REMOVERS, end=lambda: None):
             pass
 
+    def _unfinished_upload(self, name: str) -> str | None:
+        """An upload of this file in parts that was begun; None also if these may not be listed."""
+        try:
+            found = self.ask("list_multipart_uploads", Prefix=self.key(name)).get("Uploads", ())
+        except (ConfigError, DataError):
+            return None
+        return next((item["UploadId"] for item in found if item["Key"] == self.key(name)), None)
+
     def _list(self, prefix: str, delimiter: str) -> dict[str, Any]:
         return self.ask("list_objects_v2", Prefix=self.key(prefix), Delimiter=delimiter)
 
@@ -263,3 +322,10 @@ def condition_on(tag: str | None) -> dict[str, str]:
 def encoded(digest: bytes) -> str:
     """A hash as S3 writes it."""
     return base64.b64encode(digest).decode()
+
+
+def _is_same(part: dict[str, Any], data: bytes, checksum: str) -> bool:
+    """Whether a part that is there has this content."""
+    if "ChecksumSHA256" in part:
+        return part["ChecksumSHA256"] == checksum
+    return part["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()

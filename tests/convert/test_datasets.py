@@ -39,6 +39,7 @@ print(json.dumps({name: told(way()) for name, way in ways.items()}))
 
 
 @pytest.mark.parametrize("tool", ["convert", "index"])
+@pytest.mark.sweep(keep=1)
 def test_all_ways_of_load_dataset_give_the_rows_and_pixels_of_the_index(tmp_path: Path, photo: Any, tool: str) -> None:
     (tmp_path / "raw").mkdir()
     lines: list[str] = []

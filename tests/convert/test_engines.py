@@ -57,6 +57,7 @@ def expected(table: Path, tmp_path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("engine", [threads(3), threads(), processes(1), processes(2), processes(4), local()])
+@pytest.mark.sweep(keep=1)
 def test_engines_give_the_same_bytes(table: Path, tmp_path: Path, expected: dict[str, bytes], engine: Engine) -> None:
     convert(table, tmp_path / "out", SETTINGS, engine=engine)
     assert content(tmp_path / "out") == expected
@@ -233,6 +234,7 @@ def test_receipt_of_a_unit_has_less_than_a_kilobyte(table: Path, tmp_path: Path)
     assert max(sizes) < 1024
 
 
+@pytest.mark.sweep
 def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
     """A script without `if __name__ == "__main__"`, which multiprocessing would run again in each process."""
     script = tmp_path / "script.py"
@@ -314,6 +316,7 @@ def ray_engine(cluster: str) -> Iterator[Engine]:
 
 
 @needs_ray
+@pytest.mark.sweep
 def test_ray_gives_the_same_bytes(table: Path, tmp_path: Path, ray_engine: Engine) -> None:
     convert(table, tmp_path / "one", MERGED, engine=threads(1))
     convert(table, tmp_path / "out", MERGED, engine=ray_engine)
@@ -321,6 +324,7 @@ def test_ray_gives_the_same_bytes(table: Path, tmp_path: Path, ray_engine: Engin
 
 
 @needs_ray
+@pytest.mark.sweep
 def test_ray_makes_the_unit_of_a_killed_worker_again(
     table: Path, tmp_path: Path, expected: dict[str, bytes], ray_engine: Engine
 ) -> None:
@@ -333,6 +337,7 @@ def test_ray_makes_the_unit_of_a_killed_worker_again(
 
 
 @needs_ray
+@pytest.mark.sweep
 def test_ray_worker_that_dies_each_time_is_an_error_that_names_its_rows(
     table: Path, tmp_path: Path, ray_engine: Engine
 ) -> None:

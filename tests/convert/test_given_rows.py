@@ -70,6 +70,20 @@ def test_generator_of_bytes_paths_and_pictures_is_converted(corpus: Path, tmp_pa
         assert (stored.format, stored.tobytes()) == ("PNG", given_one.tobytes())
 
 
+def test_program_says_why_a_row_is_left_out(corpus: Path, tmp_path: Path, make: Make) -> None:
+    good: dict[str, Any] = {"image": corpus / "a.jpg", "caption": "x", "page": 3, "left_out": None}
+    said = ["missing_caption: nobody wrote one", "file 7 is torn", "odd: not a reason", 3]
+    report = make([good, *({"image": f"{why}.jpg", "left_out": why} for why in said)])
+    assert json.loads(members(tmp_path / "out")["000000000.json"]) == {"captions": ["x"], "page": 3}
+    assert report.accounts["reasons"] == {"broken_row": 3, "missing_caption": 1}
+    assert [(line["reason"], line["detail"]) for line in left_out(tmp_path / "out")] == [
+        ("missing_caption", "nobody wrote one"),
+        ("broken_row", "file 7 is torn"),
+        ("broken_row", "odd: not a reason"),
+        ("broken_row", "left_out is int, not a text"),
+    ]
+
+
 def test_picture_is_stored_as_it_is_seen(corpus: Path, tmp_path: Path, make: Make) -> None:
     with Image.open(corpus / "a.jpg") as image:
         exif = image.getexif()

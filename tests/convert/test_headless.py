@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from runpy import run_path
 from typing import Any
 
 import pytest
 
+from mmdata.cli.convert import show
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.sources.delimited import DelimitedTable
 from mmdata.convert.sources.headless import name_columns
 from mmdata.convert.sources.tables import TableOptions
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
-from mmdata.files import shipped
 
 IMAGE = "http://a.example/1.jpg"
 
@@ -75,6 +74,6 @@ def test_program_says_which_fields_it_took(corpus: Path, tmp_path: Path, capsys:
     (corpus / "t.tsv").write_text("a dog\tn/a\thttp://127.0.0.1:9/1.jpg\na cat\tn/a\ta.jpg\n")
     config = ConvertConfig(max_bad_share=0.9)
     report = convert(corpus / "t.tsv", tmp_path / "out", config, engine=threads(1))
-    run_path(str(shipped("tools", "convert.py")))["show"](report, str(corpus / "t.tsv"), tmp_path / "out", config)
+    show(report, str(corpus / "t.tsv"), tmp_path / "out", config)
     said = "took field 1 as caption, field 2 as column2, field 3 as url; --columns names others"
     assert f"header: none in the table, whose first line holds a URL; {said}\n" in capsys.readouterr().out

@@ -141,6 +141,7 @@ class Conversions(RuleBasedStateMachine):
         assert public == self.undisturbed.get(self.published, public)
 
 
+@pytest.mark.sweep
 def test_conversions_end_in_the_same_bytes(photo: Callable[..., bytes], tmp_path: Path) -> None:
     for seed, name in enumerate(IMAGES[:3]):
         (tmp_path / name).write_bytes(photo(8, 8, seed=seed))

@@ -34,6 +34,7 @@ def table(corpus: Path) -> Path:
     return path
 
 
+@pytest.mark.sweep
 def test_killed_anywhere_and_repeated_is_as_undisturbed(raw_corpus: Path, tmp_path: Path) -> None:
     rows = (raw_corpus / "captions.jsonl").read_text().splitlines(keepends=True)
     (raw_corpus / "few.jsonl").write_text("".join(rows[:3]))

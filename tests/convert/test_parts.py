@@ -23,7 +23,6 @@ from mmdata.convert.units.engines import Engine, Progress, processes, threads
 from mmdata.convert.units.staging import Receipt
 from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import shipped
 from mmdata.index import Manifest
 from tests.convert.conftest import content, jsonl
 from tests.programs import PATIENCE_S, Program
@@ -40,7 +39,7 @@ def table(raw_corpus: Path) -> Path:
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -88,6 +87,7 @@ def test_part_of_a_parquet_table_makes_its_own_rows_alone(
 
 
 @pytest.mark.parametrize("engine", [threads(1), processes(2)], ids=["threads", "processes"])
+@pytest.mark.sweep(keep=1)
 def test_parquet_tables_that_are_read_from_any_row_give_the_tars_of_json_lines(
     raw_corpus: Path, tmp_path: Path, engine: Engine
 ) -> None:

@@ -17,7 +17,6 @@ from mmdata.convert import ConvertConfig, Preview, Report, convert, preview
 from mmdata.convert.sampling import Estimate
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError, Reason
-from mmdata.files import shipped
 from mmdata.index import Index
 from mmdata.tars.tar import END
 from tests.convert.conftest import content, jsonl
@@ -166,7 +165,7 @@ def test_preview_leaves_an_output_as_it_is(raw_corpus: Path, tmp_path: Path) -> 
 
 
 def run(*words: Any) -> Any:
-    command = [sys.executable, shipped("tools", "convert.py"), *words]
+    command = [sys.executable, "-m", "mmdata", "convert", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return run_program(command, capture_output=True, text=True, env=environment)
 

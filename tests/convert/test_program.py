@@ -14,7 +14,6 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
-from mmdata.files import shipped
 from mmdata.index import Index
 from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, Program
@@ -27,7 +26,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
@@ -53,6 +52,7 @@ def wait_for_shards(out: Path, process: subprocess.Popen[str]) -> None:
         (signal.SIGKILL, -9, ""),
     ],
 )
+@pytest.mark.sweep(keep=1)
 def test_signal_ends_the_run_and_publishes_nothing(
     long_table: Path, tmp_path: Path, number: int, status: int, message: str
 ) -> None:

@@ -119,6 +119,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory, photo: Callable[..., bytes]
         ("one", {}, 4),
     ],
 )
+@pytest.mark.sweep(keep=3)
 def test_folder_in_s3_gives_the_shards_of_the_folder(
     bucket: Path, tmp_path: Path, place: str, settings: dict[str, Any], written: int
 ) -> None:

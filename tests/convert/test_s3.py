@@ -28,7 +28,6 @@ from mmdata.convert.settle.s3_output import S3Output
 from mmdata.convert.units.engines import processes, threads
 from mmdata.convert.units.unit import Job
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import shipped
 from mmdata.index import Index
 from mmdata.index.verify import verify
 from mmdata.storage.s3 import S3Folder
@@ -96,7 +95,7 @@ def to_s3(table: Path, config: ConvertConfig = SETTINGS, **options: Any) -> Repo
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, shipped("tools", "convert.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
     return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -189,6 +188,7 @@ def test_s3_parts_of_two_programs_and_two_that_finish_give_the_bytes_of_one(s3, 
 
 
 @pytest.mark.parametrize(("owner", "step"), [(S3Output, "staging"), (Conversion, "check_units")])
+@pytest.mark.sweep(keep=1)
 def test_s3_finish_that_another_outran_is_complete_and_leaves_nothing(s3, table, tmp_path, monkeypatch, owner, step):
     convert_part(table, URL, SETTINGS, part=(1, 1), engine=threads(1))
     whole = getattr(owner, step)
@@ -211,6 +211,7 @@ def test_s3_finish_without_a_part_names_its_units(s3, table):
         to_s3(table, finish=True)
 
 
+@pytest.mark.sweep
 def test_s3_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table, tmp_path, monkeypatch):
     expected = on_disk(table, tmp_path / "out")
     halves: list[str] = []
@@ -232,6 +233,7 @@ def test_s3_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table,
 
 
 @pytest.mark.parametrize("fault", ["reset", "error", "cut"])
+@pytest.mark.sweep(keep=1)
 def test_s3_each_request_may_fail_once(s3, table, tmp_path, monkeypatch, fault):
     """Before it is done (reset), after it, so that the answer is lost (error), or in the middle of the answer (cut)."""
     seen: set[str] = set()
@@ -355,6 +357,7 @@ def test_s3_damaged_conversion_is_an_error_until_overwrite(s3, table):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "other/000000.tar", "__mmdata__/notes.txt"])
+@pytest.mark.sweep(keep=2)
 def test_s3_foreign_files_are_refused(s3, table, name):
     S3Folder.of_url(URL).put_new(name, b"mine")
     shown = name.replace("other/000000.tar", "other")

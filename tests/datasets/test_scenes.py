@@ -178,6 +178,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.sweep(keep=1)
 def test_render_bytes_do_not_depend_on_who_does_the_work(tmp_path: Path, start_method: str):
     if start_method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {start_method} here")

@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docs" / "benchmarks" / "gpu.py"
 FOR_THE_LOADER = ["xxhash", "simplejpeg"]
-FOR_NOTHING = ["tenacity", "protego", "braceexpand", "webdataset"]
+FOR_NOTHING = ["protego", "braceexpand", "webdataset"]
 
 
 def command(out: Path, *words: str) -> list[str]:

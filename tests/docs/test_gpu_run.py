@@ -58,6 +58,7 @@ def test_a_kill_in_the_middle_keeps_what_was_measured_and_ends_all_that_was_star
     assert {row["part"] for row in rows} == {"loss"}
 
 
+@pytest.mark.sweep
 def test_a_part_that_takes_longer_than_its_budget_says_so_and_the_next_begins(tmp_path: Path):
     _, rows = rehearsed(tmp_path, FOR_NOTHING, "--parts", "step", "train", "--budget-s", "0.2")
     late = "took longer than its budget; printed last: no line but rows"

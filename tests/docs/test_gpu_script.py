@@ -25,6 +25,7 @@ def report(script: Callable[[str], Any]) -> Any:
     return script("gpu_report")
 
 
+@pytest.mark.sweep
 def test_loss_step_and_tests_run_on_a_machine_without_the_loaders_packages(tmp_path: Path):
     lines, rows = rehearsed(tmp_path, [*FOR_THE_LOADER, *FOR_NOTHING])
     assert lines[0] == (
@@ -57,6 +58,7 @@ def test_loss_step_and_tests_run_on_a_machine_without_the_loaders_packages(tmp_p
     assert "\ntests/train/test_host_copy.py::" in printed, "pytest names each test"
 
 
+@pytest.mark.sweep
 def test_loader_and_train_run_with_the_three_packages_that_they_need(tmp_path: Path):
     lines, rows = rehearsed(tmp_path, FOR_NOTHING, "--parts", "loader", "train")
     assert lines[0] == "runs: loader, train"

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from mmdata.cli import commands
+from mmdata.cli import COMMANDS
 from mmdata.config import Config
 from mmdata.config.settings import sections_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -84,7 +84,7 @@ def test_losses_in_code_in_their_page_run():
 def test_commands_exist(page: Path):
     shell = "\n".join(blocks(page, "sh")) + "\n".join(re.findall(r"`(mmdata [^`]*)`", text_of(page)))
     for command in re.findall(r"(?:^|-m |PYTHONPATH=\S+ |&& |\n)mmdata ([a-z]+)", shell):
-        assert command in commands(), f"mmdata {command}"
+        assert command in COMMANDS, f"mmdata {command}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -119,6 +119,7 @@ def test_an_image_is_linked_to_another_of_its_hash_that_its_representative_is_no
     assert found.below(2).links.tolist() == []
 
 
+@pytest.mark.sweep
 def test_images_of_one_colour_are_compared_with_the_closest_only(monkeypatch: pytest.MonkeyPatch):
     compared: list[int] = []
 

@@ -31,6 +31,7 @@ def told(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "index-00000.arrow"])
+@pytest.mark.sweep
 def test_every_flipped_byte_is_an_error_or_changes_nothing(shards, name, samples):
     accounts = {"rows": 11, "written": 10, "duplicate": 0, "filtered": 0, "quarantined": 1, "classes": ["cat", "dog"]}
     rewrite(shards, shards_of(shards), accounts=accounts)

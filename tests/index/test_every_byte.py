@@ -81,6 +81,7 @@ def from_loader(folder: Path) -> dict[int, object]:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damages", [flipped, cut])
+@pytest.mark.sweep
 def test_a_damaged_byte_is_an_error_or_changes_no_sample(
     folder: Path, name: str, damages: Callable[[bytes], Iterator[bytes]]
 ) -> None:

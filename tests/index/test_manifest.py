@@ -165,6 +165,7 @@ def test_moved_tars_leave_the_index_alone(tmp_path):
 # At scale
 
 
+@pytest.mark.sweep
 def test_opening_200_000_shards_reads_kilobytes(large):
     code = (
         "import sys\n"

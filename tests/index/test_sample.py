@@ -127,12 +127,9 @@ def test_commands_that_show_images_refuse_an_index_without_any(
     (tmp_path / "features" / "a.tar").write_bytes(tar([("0.json", b'{"uid": "a"}')]))
     build_index(tmp_path / "features")
     out = tmp_path / "out.parquet"
-    monkeypatch.setattr("sys.argv", ["mmdata", command, str(tmp_path / "features"), "--out", str(out)])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    assert main([command, str(tmp_path / "features"), "--out", str(out)]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert "features': samples without images, whose members come to the rows of others: data.join" in line
-    assert ended.value.code == 2
     assert not out.exists()
 
 

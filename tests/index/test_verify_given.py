@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from runpy import run_path
-
 import numpy as np
 import pytest
 
-from mmdata.files import shipped
+from mmdata.cli.verify import sort_given
 from mmdata.index import Index, build_index
 from tests.index.test_programs import program
 
@@ -48,6 +46,6 @@ def test_tars_without_an_index_are_told_from_folders_with_one(folders, tar):
     (folders / "c/0.tar").write_bytes(tar([("0.txt", b"a dog")]))
     (folders / "a/new.tar").write_bytes(tar([("0.txt", b"a dog")]))
     names = [str(folders / name) for name in ("a/0.tar", "a/1.tar", "b", "b/0.tar", "c", "a/new.tar", "gone.tar")]
-    given = run_path(str(shipped("tools", "verify.py")))["sort_given"](names)
+    given = sort_given(names)
     assert given.folders == {names[0][: -len("/0.tar")]: {"0.tar", "1.tar"}, names[2]: None}
     assert given.tars == names[4:]

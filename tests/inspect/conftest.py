@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from mmdata.cli import main
 from mmdata.commands.train import train
 from mmdata.config import Config
-from mmdata.files import shipped
 from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
@@ -27,15 +25,13 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`command("report", "--out", "x")` runs a program of tools/ in this process: exit code, stdout, stderr."""
+    """`command("report", "--out", "x")` runs a command in this process: exit code, stdout, stderr."""
 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [f"mmdata {name}", *arguments])
         monkeypatch.setenv("COLUMNS", "400")
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(shipped("tools", f"{name}.py")), run_name="__main__")
+        code = main([name, *arguments])
         captured = capsys.readouterr()
-        return int(end.value.code or 0), captured.out, captured.err
+        return code, captured.out, captured.err
 
     return run
 

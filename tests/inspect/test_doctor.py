@@ -5,18 +5,27 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mmdata.files import shipped
-from mmdata.inspect.builds import Build, build_of, check_torchvision, mismatch
-from mmdata.inspect.doctor import examine
-from mmdata.inspect.machine import Check
+from mmdata.inspect.doctor import (
+    TORCH_PAIR,
+    Check,
+    environment,
+    examine,
+    gpu,
+    open_files,
+    shard_cache,
+    shared_memory,
+    torch_pair,
+)
 
 
 @pytest.fixture
@@ -44,7 +53,7 @@ def checks_of(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> None:
 
 
 FINE = Check("Python", "ok", "3.11.7")
-NOTED = Check("GPU", "info", "none: training runs on the CPU, over gloo", "buy one")
+NOTED = Check("GPU", "ok", "none: training runs on the CPU, over gloo")
 SLOW = Check("threads", "warn", "OMP_NUM_THREADS=[64], and there are 2 cores", "unset OMP_NUM_THREADS")
 BROKEN = Check("numpy", "fail", "1.0, needs >=2", "`pip install 'numpy>=2'`")
 
@@ -52,8 +61,7 @@ BROKEN = Check("numpy", "fail", "1.0, needs >=2", "`pip install 'numpy>=2'`")
 def test_doctor_with_verbose_prints_a_table_of_all_findings(command: Any):
     status, output, _ = command("doctor", "-v")
     assert status == 0, output
-    assert re.search(r"^ok +torchvision +\d+\.\d+", output, re.MULTILINE)
-    assert re.search(r"^info +Hugging Face hub ", output, re.MULTILINE)
+    assert re.search(r"^ok +torch and torchvision +torch \d+\.\d+", output, re.MULTILINE)
 
 
 def test_doctor_says_in_one_line_that_everything_fits(command: Any, monkeypatch: pytest.MonkeyPatch):
@@ -79,98 +87,114 @@ def test_doctor_says_only_what_needs_doing(command: Any, monkeypatch: pytest.Mon
 def test_doctor_survives_torchvision_that_cannot_be_imported(broken_torchvision: Path):
     # torchvision itself says this, at import, when it cannot load its library
     done = subprocess.run(
-        [sys.executable, str(shipped("tools", "doctor.py"))],
+        [sys.executable, "-m", "mmdata", "doctor"],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "400", "PYTHONPATH": before(broken_torchvision)},
     )
     assert done.returncode == 1
-    assert re.search(
-        r"fail +torchvision: operator torchvision::nms does not exist\n +install both from one index", done.stdout
-    )
+    pair = r"fail +torch and torchvision: torch .* beside torchvision .*"
+    assert re.search(rf"{pair}: operator torchvision::nms does not exist\n +install both from one index", done.stdout)
     assert "Traceback" not in done.stderr
 
 
 def test_doctor_names_the_jpeg_decoder_that_cannot_be_loaded(tmp_path: Path):
     (tmp_path / "simplejpeg.py").write_text("raise ImportError('libturbojpeg.so: cannot open')")
     done = subprocess.run(
-        [sys.executable, str(shipped("tools", "doctor.py"))],
+        [sys.executable, "-m", "mmdata", "doctor"],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "400", "PYTHONPATH": before(tmp_path)},
     )
     assert done.returncode == 1
     assert re.search(
-        r"fail +image decoders: JPEG: libturbojpeg.so: cannot open\n +`pip install -U simplejpeg pillow`", done.stdout
+        r"fail +image decoder: JPEG: libturbojpeg.so: cannot open\n +`pip install -U simplejpeg pillow`", done.stdout
     )
 
 
-CPU_29, CUDA_29 = Build("2.9.0", None), Build("2.9.0", "12.8")
-CPU_24, CUDA_24 = Build("0.24.0", None), Build("0.24.0", "12.8")
-NMS = (
-    r"torch 2\.9\.0 \(CPU only\) beside torchvision 0\.24\.0 \(CUDA 12\.8\): importing it fails with "
-    r"'operator torchvision::nms does not exist'; install both from one index in one command"
-)
+def test_torch_pair_names_builds_of_one_pair(monkeypatch: pytest.MonkeyPatch):
+    check = torch_pair()
+    assert check.status == "ok"
+    assert re.fullmatch(r"torch \d+\.\d+\.\d+(\+\w+)? beside torchvision \d+\.\d+\.\d+(\+\w+)?", check.found)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ["numpy", "torch (==1.2.3)"])
+    check = torch_pair()
+    assert check.status == "fail"
+    assert re.fullmatch(r"torch .* beside torchvision .*: this torchvision needs torch ==1\.2\.3", check.found)
+    assert check.remedy.startswith("install both from one index in one command: ")
+
+
+def test_open_files_warns_of_a_low_limit():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        check = open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (check.status, check.found) == ("warn", "limit 512")
+    assert re.match(r"`ulimit -n \d+` before starting", check.remedy)
+
+
+def test_open_files_warns_of_a_low_hard_limit():
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from mmdata.inspect.doctor import open_files
+print(open_files())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (
+        "status='warn', found='hard limit 256', remedy='as root `ulimit -n 65536`, for a container `--u" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
-    ("torch", "torchvision", "needs", "message"),
-    [
-        (CPU_29, CUDA_24, "==2.9.0", NMS),
-        (Build("2.9.1", "12.8"), CUDA_24, "==2.9.0", r"this torchvision needs torch ==2\.9\.0; install both"),
-        (Build("2.15.0", "13.2"), CUDA_24, ">=2.9", r"built for different CUDA releases; install both"),
-    ],
+    ("num_bytes", "status", "found"),
+    [(64 * 2**20, "warn", "/dev/shm holds 0.1 GiB"), (2**31, "ok", "/dev/shm holds 2.0 GiB")],
 )
-def test_mismatch_explains(torch: Build, torchvision: Build, needs: str, message: str):
-    assert re.search(message, mismatch(torch, torchvision, needs) or "")
+def test_shared_memory_warns_of_a_small_one(num_bytes: int, status: str, found: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=num_bytes))
+    check = shared_memory()
+    assert (check.status, check.found) == (status, found)
+    assert check.remedy.startswith("start the container with `--shm-size=2g`: NCCL" if status == "warn" else "")
 
 
 @pytest.mark.parametrize(
-    ("torch", "torchvision", "needs"),
+    ("free", "found"),
     [
-        (CUDA_29, CUDA_24, "==2.9.0"),
-        (CPU_29, CPU_24, "==2.9.0"),
-        (Build("2.15.0", "13.2"), Build("0.29.2", "13.0"), ">=2.14.0"),
-        (CUDA_29, CPU_24, ""),
+        (2 * 10**11, "200.0 GB free"),
+        (10**10, "10.0 GB free; for shards behind URLs set data.loading.cache_gb to 9 or less"),
     ],
 )
-def test_mismatch_accepts_pairs_that_import(torch: Build, torchvision: Build, needs: str):
-    assert mismatch(torch, torchvision, needs) is None
+def test_shard_cache_says_how_much_room_there_is(
+    free: int, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    check = shard_cache(tmp_path / "not" / "yet" / "there")
+    assert (check.status, check.found) == ("ok", f"'{tmp_path}/not/yet/there': {found}")
+    assert not (tmp_path / "not").exists()
 
 
-def test_check_torchvision_accepts_this_machine():
-    check_torchvision()
+def test_shard_cache_warns_where_nothing_can_be_written(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    check = shard_cache(tmp_path / "file")
+    assert (check.status, check.found) == ("warn", f"'{tmp_path}/file' cannot be written")
+    assert check.remedy == "for shards behind URLs set data.loading.cache_dir"
 
 
-def test_check_torchvision_names_a_foreign_pair(broken_torchvision: Path):
-    version = broken_torchvision / "torchvision" / "version.py"
-    version.write_text("__version__ = '0.29.2+cu92'\ngit_version = 'x'\n")
-    script = """
-from mmdata.cli import shipped
-from mmdata.inspect.builds import check_torchvision
-try:
-    check_torchvision()
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": before(broken_torchvision)},
-    )
-    assert re.search(
-        r"^torch .* beside torchvision 0\.29\.2 \(CUDA 9\.2\): .*; install both from one index", done.stdout
-    )
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into read-only folders")
+def test_shard_cache_warns_of_a_read_only_folder(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    assert shard_cache(tmp_path / "c").found == f"'{tmp_path}' cannot be written"
 
 
-def test_build_of_reads_versions_without_importing():
-    script = """
-import sys
-from mmdata.cli import shipped
-from mmdata.inspect.builds import build_of
-print(build_of('torchvision'), 'torchvision' in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"\d+\.\d+\.\d+ \((CPU only|CUDA \d+\.\d+)\) False\n", done.stdout)
-    assert build_of("no_such_package") is None
+def test_gpu_with_a_driver_that_torch_cannot_use_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+    assert gpu() == Check("GPU", "fail", "a driver is there, but torch (CUDA None) cannot use it", TORCH_PAIR)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert gpu() == Check("GPU", "ok", "none: training runs on the CPU, over gloo")
+
+
+def test_environment_is_that_of_torch():
+    assert re.search(r"^PyTorch version: \d", environment(), re.MULTILINE)

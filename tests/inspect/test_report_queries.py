@@ -148,13 +148,7 @@ def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
     assert all(re.search(r' alt="[^"]+"', image) for image in images)
     assert text.count("✓ right") >= 1
     assert len(text) < 900_000
-    assert re.findall(r"<h2>(.*?)</h2>", text)[4:9] == [
-        "Run",
-        "Training",
-        "Evaluation",
-        "What the model finds",
-        "Worst misses",
-    ]
+    assert re.findall(r"<h2>(.*?)</h2>", text)[4:7] == ["Run", "What the model finds", "Worst misses"]
 
 
 @pytest.mark.parametrize("rows", ["-1", "10001"])

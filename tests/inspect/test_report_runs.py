@@ -1,9 +1,8 @@
-"""Several runs in one report: one chart for each number, the settings that differ, and how each run was made."""
+"""Runs in the report: one table of how each run was made, the settings that differ, and the scores."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ import pytest
 import yaml
 
 from mmdata.errors import DataError
-from mmdata.inspect.curves import curves
 from mmdata.inspect.report import write_report
-from mmdata.inspect.run_sections import duration, evaluations, overview
-from mmdata.inspect.runs import differences, read_metrics, read_runs, short_names
+from mmdata.inspect.runs import differences, duration, read_runs, short_names, table_of_runs
 
 
 def make_run(folder: Path, template: Path, *, data: dict[str, Any], sessions: list[dict[str, Any]], lr: float) -> Path:
@@ -47,121 +44,75 @@ def test_short_names_are_the_ends_of_paths_that_differ(tmp_path: Path):
     assert short_names([tmp_path / "a", tmp_path / "a"]) == [str(tmp_path / "a")] * 2
 
 
-def test_overview_says_up_to_which_update_the_time_is_known(tmp_path: Path, run_folder: Path):
+def rows_of(runs: list[Path]) -> dict[str, list[str]]:
+    """The cells of each row of the table of runs."""
+    (table,) = table_of_runs(read_runs(runs)).tables
+    return {row[0]: list(row[1:]) for row in table.rows}
+
+
+def test_table_says_up_to_which_update_the_time_is_known(tmp_path: Path, run_folder: Path):
     run = make_run(tmp_path / "run", run_folder, data={}, sessions=[start(0, 60)], lr=1.0)  # killed after update 90
-    rows = {row[0]: row[1] for row in overview(read_runs([run])).tables[0].rows}
-    assert rows["updates"] == "90"
-    assert rows["wall time"].endswith(", up to update 60")
+    rows = rows_of([run])
+    assert rows["updates"] == ["90"]
+    assert rows["wall time"] == ["1 min 40 s, up to update 60"]
 
 
-def test_overview_sums_the_starts_and_names_each_machine(two_runs: list[Path]):
-    section = overview(read_runs(two_runs))
-    rows = {row[0]: list(row[1:]) for row in section.tables[0].rows}
-    assert section.tables[0].head == ("", "a/run", "b/run")
+def test_table_sums_the_starts_and_names_each_machine(two_runs: list[Path]):
+    section = table_of_runs(read_runs(two_runs))
+    rows = rows_of(two_runs)
+    assert (section.title, section.tables[0].head) == ("Runs", ("", "a/run", "b/run"))
     assert rows["wall time"] == ["3 min 21 s, 2 starts", "1 min 40 s"]
     assert rows["machine"] == ["2 × H100, Chip 5, 16 cores → Chip 6, 16 cores", "2 × H100, Chip 5, 16 cores"]
     assert rows["commit"] == ["abc123-dirty"] * 2
     assert rows["mmdata"] == ["9.8.7"] * 2
     assert "mmdata, commit" not in rows
-    assert rows["updates"] == ["90", "90"]
-    assert section.note == ""
+    assert (rows["updates"], rows["loss, last"], rows["samples/s, last"]) == (["90"] * 2, ["0.04444"] * 2, ["400"] * 2)
 
 
 def test_only_the_settings_that_differ_are_listed(two_runs: list[Path]):
     runs = read_runs(two_runs)
     assert differences(runs) == {"data.seed": ["–", "5"], "train.lr": ["0.001", "0.0003"]}
-    assert overview(runs).tables[1].rows == [("data.seed", "–", "5"), ("train.lr", "0.001", "0.0003")]
-    assert differences(runs[:1]) == {}
-    assert overview([runs[0], runs[0]]).tables[1].rows == [("none", "", "")]
+    rows = rows_of(two_runs)
+    assert (rows["data.seed"], rows["train.lr"]) == (["–", "5"], ["0.001", "0.0003"])
+    assert not any(name.startswith(("data.", "train.")) for name in rows_of(two_runs[:1]))
+    assert "The settings of the runs do not differ." in table_of_runs([runs[0], runs[0]]).note
 
 
 def test_scores_of_several_runs_stand_in_one_table(two_runs: list[Path]):
     (two_runs[1] / "evaluation.json").write_text(json.dumps({"step": 90, "text_to_image_r1": 0.25}))
-    section = evaluations(read_runs(two_runs))
-    rows = {row[0]: list(row[1:]) for row in section.tables[0].rows}
+    rows = rows_of(two_runs)
     assert rows["text → image R@1"] == ["51.0%", "25.0%"]
-    assert rows["compositional, mean"] == ["81.2%", ""]
+    assert rows["compositional, mean"] == ["accuracy 81.2%, text 70.0%, image 65.0%, group 60.0%", ""]
+    assert rows["evaluated after update"] == ["", "90"]
     assert "zero-shot top 1" not in rows
-    assert section.note == (
-        "The last evaluation of each run: b/run after step 90. In parentheses the 95 % interval for so many queries. "
-        "Whether one way to train is better than another, several seeds of each say: `mmdata compare`."
+    assert table_of_runs(read_runs(two_runs)).note == (
+        "Scores are of the last evaluation, in parentheses with the 95 % interval for so many queries. "
+        "Several seeds of each way to train say whether one is better: `mmdata compare`."
     )
-
-
-def test_report_draws_several_runs_into_the_same_charts(two_runs: list[Path], data: dict[str, Any], tmp_path: Path):
-    write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=two_runs)
-    text = (tmp_path / "r.html").read_text()
-    titles = re.findall(r'<svg viewBox="[^"]*" role="img" aria-label="([^"]*) over step"', text)
-    assert titles == ["loss", "image → text R@1", "text → image R@1", "share of time", "samples/s"]
-    assert text.count("</svg>a/run</span>") == text.count("</svg>b/run</span>") == 5
-    assert "× chance" not in text, "no run is called the best"
 
 
 def test_recalls_of_few_queries_have_their_interval(two_runs: list[Path], data: dict[str, Any], tmp_path: Path):
     for run, found in zip(two_runs, (5, 4), strict=True):  # of 48 texts
         scores = {"step": 90, "images": 24, "texts": 48, "text_to_image_r1": found / 48, "chance_r1": 1 / 20}
         (run / "evaluation.json").write_text(json.dumps(scores))
-    rows = {row[0]: list(row[1:]) for row in evaluations(read_runs(two_runs)).tables[0].rows}
+    rows = rows_of(two_runs)
     assert rows["queries, image → text / text → image"] == ["24 / 48"] * 2
     assert rows["text → image R@1"] == ["10.4% (4.5 to 22.2)", "8.3% (3.3 to 19.6)"]
-    write_report(tmp_path / "r.html", shards=Path(data["shards"]), run=two_runs[:1])
-    text = (tmp_path / "r.html").read_text()
-    assert "2 × chance; 4.5% to 22.2% by 48 queries" in text
-    assert "24 / 48 queries (image → text / text → image). In parentheses the 95 % interval" in text
+    assert rows["chance R@1"] == ["5.0%"] * 2
+    write_report(tmp_path / "r.html", shards=Path(data["shards"]), runs=two_runs)
+    assert "<td>10.4% (4.5 to 22.2)</td><td>8.3% (3.3 to 19.6)</td>" in (tmp_path / "r.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"data": {"global_batch_size": 17}},
-        {"train": {"queue": {"rows": 47}}},
-        {"train": {"loss": "siglip"}},
-        {"train": {"miner": {"name": "top_k", "k": 4}}},
-    ],
-)
-def test_losses_that_do_not_compare_are_not_drawn_into_one_chart(
-    two_runs: list[Path], tmp_path: Path, changed: dict[str, dict[str, Any]]
-):
-    path = two_runs[1] / "config.yaml"
-    settings = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({name: settings[name] | changed.get(name, {}) for name in settings}))
-    charts = curves(read_runs(two_runs)).charts
-    losses = [chart for chart in charts if " over step" in chart.svg and 'aria-label="loss over' in chart.svg]
-    assert [("a/run" in chart.svg, "b/run" in chart.svg) for chart in losses] == [(True, False), (False, True)]
-    said = "Runs with another loss or other negatives have a chart of their own: such losses do not compare."
-    assert [chart.caption.endswith(said) for chart in losses] == [True, True]
-    speed = next(chart for chart in charts if 'aria-label="samples/s over' in chart.svg)
-    assert [name in speed.svg for name in ("a/run", "b/run")] == [True, True]
-
-
-def test_recalls_among_other_numbers_of_rows_are_not_drawn_into_one_chart(two_runs: list[Path]):
-    for run, count in zip(two_runs, (48, 5000), strict=True):
-        (run / "evaluation.json").write_text(json.dumps({"step": 60, "images": count, "texts": count}))
-    charts = curves(read_runs(two_runs)).charts
-    recalls = [chart for chart in charts if 'aria-label="text → image R@1 over' in chart.svg]
-    assert [("a/run" in chart.svg, "b/run" in chart.svg) for chart in recalls] == [(True, False), (False, True)]
-    assert recalls[0].caption.endswith("Runs that search among other numbers of rows have a chart of their own.")
-
-
-def test_numbers_that_were_logged_once_are_a_table_and_no_chart(two_runs: list[Path]):
-    for run in two_runs:
-        lines = [line for line in read_metrics(run) if line["kind"] == "train" or line["step"] == 60]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    section = curves(read_runs(two_runs[:1]))
-    drawn = re.findall(r'aria-label="(.*?) over', "".join(chart.svg for chart in section.charts))
-    assert drawn == ["loss", "share", "samples/s"]
-    (table,) = section.tables
-    assert table.rows == [("image → text R@1", "run", "60", "66.7%"), ("text → image R@1", "run", "60", "60.0%")]
-    (table,) = curves(read_runs(two_runs)).tables
-    assert table.rows[:2] == [("image → text R@1", name, "60", "66.7%") for name in ("a/run", "b/run")]
-    (two_runs[0] / "metrics.jsonl").write_text('{"kind": "train", "step": 2, "loss": 1.23456}\n')
-    section = curves(read_runs(two_runs[:1]))
-    assert (section.charts, section.tables[0].rows) == ([], [("loss", "run", "2", "1.235")])
+def test_scores_of_a_run_that_was_not_evaluated_apart_are_those_of_its_log(two_runs: list[Path]):
+    (two_runs[0] / "evaluation.json").unlink()
+    assert rows_of(two_runs[:1])["text → image R@1"] == ["60.0%"]
+    (two_runs[0] / "metrics.jsonl").unlink()
+    assert table_of_runs(read_runs(two_runs[:1])).note == "No evaluation.json in run: `mmdata evaluate` writes it."
 
 
 def test_report_of_a_run_without_record_says_so(run_folder: Path, tmp_path: Path):
     (run,) = read_runs([run_folder])
-    assert overview([run]).note.startswith("No run.json, which tells machine, version and time, in ")
+    assert table_of_runs([run]).note.startswith("No run.json, which tells machine, version and time, in ")
     (tmp_path / "config.yaml").write_text("a: [")
     with pytest.raises(DataError, match=r"config\.yaml': not YAML: .*the run's checkpoints hold its settings too"):
         read_runs([tmp_path])
@@ -173,7 +124,6 @@ def test_command_takes_several_runs(two_runs: list[Path], tmp_path: Path, comman
     assert (status, errors) == (0, "")
     text = (tmp_path / "r.html").read_text()
     assert "<td>train.lr</td><td>0.001</td><td>0.0003</td>" in text
-    assert "Of the first run, or of --config. Under Runs are those that differ." in text
 
 
 @pytest.mark.parametrize(

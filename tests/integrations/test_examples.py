@@ -122,6 +122,7 @@ UPDATES = ["--steps", "7", "--batch-size", "8", "--accumulate", "2", "--dtype", 
 @pytest.mark.parametrize(
     ("number", "batch"), [(signal.SIGINT, 4), (signal.SIGTERM, 10), (signal.SIGKILL, 4), (signal.SIGKILL, 10)]
 )
+@pytest.mark.sweep(keep=1)
 def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
     number: int, batch: int, undisturbed: dict[str, Any], data: dict[str, Any], model: str, tmp_path: Path, example: Any
 ):
@@ -140,6 +141,18 @@ def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
     state = torch.load(checkpoint, weights_only=True)
     assert state["loader"] == undisturbed["loader"]
     assert all(torch.equal(state["model"][name], value) for name, value in undisturbed["model"].items())
+
+
+def test_clip_from_scratch_looks_trains_mines_and_evaluates(
+    data: dict[str, Any], example: Any, capsys: pytest.CaptureFixture[str]
+):
+    sizes = ["--epochs", "2", "--batch-size", "8", "--image-size", "32", "--negatives", "2", "--mine-after", "1"]
+    example("clip_from_scratch", data["shards"], data["shards"], *sizes)
+    told = capsys.readouterr().out
+    assert re.search(r"^22 images, 40 to 40 pixels high\n22 captions, of \d+ tokens at most\nrow 0: key 0000, ", told)
+    scores = r"R@1 image to text \d+\.\d%, text to image \d+\.\d%, by chance \d+\.\d%"
+    for epoch in (1, 2):
+        assert re.search(rf"^epoch {epoch} · loss \d\.\d{{3}} · rows left out 0 · {scores}$", told, re.MULTILINE)
 
 
 @pytest.fixture
@@ -220,6 +233,7 @@ def test_huggingface_trains_and_resumes(data: dict[str, Any], model: str, exampl
     ],
 )
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep(keep=1)
 def test_an_example_that_is_killed_goes_on_to_the_same_weights(
     name: str, needs: str, weights: str, data: dict[str, Any], model: str, tmp_path: Path, example: Any
 ):

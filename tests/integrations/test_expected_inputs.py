@@ -84,6 +84,7 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("where", ["folder", "argument"])
 @pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.sweep(keep=5)
 def test_trainer_normalises_as_the_models_image_processor(
     labelled: dict[str, Any], tmp_path: Path, name: str, where: str, caplog: pytest.LogCaptureFixture
 ):

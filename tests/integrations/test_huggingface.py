@@ -82,6 +82,7 @@ def test_train_uses_the_loaders_batches_as_they_are(data: dict[str, Any], clip: 
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
+@pytest.mark.sweep(keep=1)
 def test_train_resumes_with_the_batch_that_follows(data: dict[str, Any], clip: Any, tmp_path: Path, stop: int):
     saving = {"save_strategy": "steps", "save_steps": 1}
     first = Watched(data, model=clip, args=arguments(tmp_path, **saving), callbacks=[CrashAfter(stop)])

@@ -34,6 +34,7 @@ def hashes_of(loader: Loader, entry: str = "caption_hash") -> dict[int, int]:
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("kind", ["text", "number"])
+@pytest.mark.sweep(keep=1)
 def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, worker_type: str, kind: str):
     meant = [None if row >= 40 else row % 4 for row in range(50)]
     column = pa.array([value if kind == "number" or value is None else f"m{value}" for value in meant])

@@ -108,6 +108,7 @@ def test_counts_of_buckets_are_those_of_the_drawn_captions(corpus: Corpus, mixed
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.sweep(keep=1)
 def test_batches_are_the_same_from_workers_ranks_and_a_state(
     corpus: Corpus, mixed: dict[str, Any], same, join, worker_type: str, world_size: int
 ):
@@ -168,6 +169,7 @@ def test_rows_without_a_recaption_keep_their_own(corpus: Corpus, tmp_path: Path,
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_images_alone_get_captions_from_a_table(corpus: Corpus, tmp_path: Path, worker_type: str):
     samples = [replace(one, captions=[], label=row % 3) for row, one in enumerate(corpus.samples)]
     corpus.write_beside(tmp_path / "images", samples)
@@ -279,6 +281,7 @@ def test_a_plan_of_shards_alone_asks_for_a_tokenizer(corpus: Corpus, tmp_path: P
 
 
 @pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.sweep
 def test_a_column_of_more_than_2_gb_is_read(is_list: bool):
     text = pa.array(["x" * 60_000] * 1000)  # 60 MB, forty times
     column = pa.chunked_array(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import runpy
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +85,7 @@ def test_a_stream_has_the_template_too(corpus: Corpus, same: Same, written: Path
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_captions_of_tables_are_counted_in_the_template(corpus: Corpus, tmp_path: Path, worker_type: str):
     tokenizer = Tokenizer.load(corpus.folder / "tokenizer", max_length=32)
     sources = {"join": write_table(corpus, tmp_path / "recaps.parquet"), "captions": {"join:recap": 1.0}}
@@ -101,11 +100,7 @@ def test_captions_of_tables_are_counted_in_the_template(corpus: Corpus, tmp_path
 
 
 def run_index(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["index", *map(str, words)])
-    with pytest.raises(SystemExit) as leaving:
-        cli.run(runpy.run_path(str(Path(__file__).parents[2] / "tools" / "index.py"))["main"])
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    return cli.main(["index", *map(str, words)])
 
 
 def test_an_index_may_hold_the_lengths_in_the_template(
@@ -226,6 +221,7 @@ def test_a_row_that_is_dropped_is_dropped_at_any_higher_probability(
 
 @pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"worker_type": "process"}])
 @pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.sweep(keep=1)
 def test_dropped_captions_are_the_same_from_workers_ranks_and_a_state(
     corpus: Corpus, same: Same, join: Callable[[list[Batch]], Batch], workers: dict[str, Any], world_size: int
 ):

@@ -84,6 +84,7 @@ def count_held() -> Held:
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_loader_holds_no_more_after_twenty_epochs_than_after_two(corpus: Corpus, workers: str):
     settings = {**corpus.settings, "image_buckets": [[224, 224], [192, 256]], "global_batch_size": 32}
     # In a process of its own: threads of tests before this one may end while this one counts.

@@ -62,6 +62,7 @@ def tars_asked(server: Server, since: int = 0) -> set[str]:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_batches_are_those_of_the_folder_indexed_locally(corpus, tars, index_urls, same_epoch, worker_type):
     with serve(tars, fault_every=9) as server:
         with Loader.from_config(index_urls(server.url, worker_type=worker_type)) as loader:

@@ -78,6 +78,7 @@ def names(environ: Path, folder: Path) -> bool:
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 @pytest.mark.parametrize("after_s", [0.0, 0.5, None], ids=lambda s: "at a batch" if s is None else f"{s} s")
+@pytest.mark.sweep(keep=1)
 def test_interrupt_leaves_no_process_memory_or_file(
     corpus: Corpus, tmp_path: Path, workers: str, after_s: float | None
 ):
@@ -100,6 +101,7 @@ def test_interrupt_leaves_no_process_memory_or_file(
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_second_interrupt_while_the_first_is_dealt_with_leaves_nothing_either(
     corpus: Corpus, tmp_path: Path, workers: str
 ):

@@ -256,6 +256,7 @@ def with_fields(corpus: Corpus, table: str, fields: dict[str, str], **changes: A
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_values_of_a_table_come_with_their_rows(corpus: Corpus, tmp_path: Path, worker_type: str):
     rows = shuffled()
     features = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float16)

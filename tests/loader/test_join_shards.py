@@ -109,6 +109,7 @@ def reinforced(tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, d
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_datacompdr_trains_as_it_lies(reinforced: Reinforced, worker_type: str):
     seen: list[int] = []
     with reinforced.loader(loading={"num_workers": 2, "worker_type": worker_type}) as loader:
@@ -345,6 +346,7 @@ def rewritten(data: Reinforced, samples: dict[int, dict[str, bytes]], rows: list
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_values_that_were_rewritten_in_place_mask_their_rows(
     reinforced: Reinforced, samples: dict[int, dict[str, bytes]], worker_type: str
 ):
@@ -395,6 +397,7 @@ SYN = "join:dr:syn.json:syn_text"
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: str, tokenizer: Path):
     changes = {
         "captions": {"shards": 0.25, SYN: 0.75},

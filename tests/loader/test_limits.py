@@ -100,6 +100,7 @@ def many_shards(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_loader_runs_with_as_many_files_as_it_asks_for(many_shards: dict[str, Any], tmp_path: Path, workers: str):
     more = """
     enough = there + needed + 1  # a worker process has a socket more when it begins

@@ -549,6 +549,7 @@ def test_loader_of_an_empty_index_is_refused(corpus: Corpus, tmp_path: Path):
         corpus.loader(shards=str(tmp_path / "s"))
 
 
+@pytest.mark.sweep
 def test_batches_do_not_depend_on_the_seed_of_pythons_hashes(corpus: Corpus):
     # Programs of the tests are forked from one process and share its seed: here each has its own.
     program = (

@@ -100,6 +100,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("loading", [{"worker_type": "thread"}, {"worker_type": "process"}, {"num_workers": 0}])
+@pytest.mark.sweep(keep=1)
 def test_values_of_members_come_with_their_rows(
     tmp_path: Path, samples: dict[str, Members], loading: dict[str, Any], format: int
 ):
@@ -212,6 +213,7 @@ DAMAGED: list[tuple[str, str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("name", "extension", "content", "message"), DAMAGED)
+@pytest.mark.sweep(keep=15)
 def test_a_damaged_member_masks_its_row_or_is_an_error(
     tmp_path: Path, samples: dict[str, Members], name: str, extension: str, content: bytes, message: str
 ):
@@ -238,6 +240,7 @@ def test_a_damaged_member_masks_its_row_or_is_an_error(
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_missing_values_mask_the_row_are_kept_or_an_error(
     tmp_path: Path, samples: dict[str, Members], worker_type: str, caplog: pytest.LogCaptureFixture
 ):

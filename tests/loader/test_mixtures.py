@@ -133,6 +133,7 @@ MIXED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", MIXED, ids=lambda changes: "+".join(changes))
+@pytest.mark.sweep(keep=2)
 def test_every_kind_resumes_at_random_steps_with_other_ranks_and_workers(
     corpus, second: Path, labelled: Path, changes: dict[str, Any], same, join
 ):

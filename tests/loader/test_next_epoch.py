@@ -95,6 +95,7 @@ def test_another_epoch_gives_them_up(watched: Watched, corpus: Corpus, same: Sam
 
 
 @pytest.mark.parametrize("changes", [{}, {"worker_type": "process"}])
+@pytest.mark.sweep(keep=1)
 def test_closed_loader_has_no_worker_and_goes_on_where_it_was(corpus: Corpus, same: Same, changes: dict[str, Any]):
     whole, others = list(corpus.loader()), children()
     with corpus.loader(**changes) as loader:
@@ -159,6 +160,7 @@ os._exit(len(list(loader)) - 7)
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit", "next(iter(loader))"])
+@pytest.mark.sweep(keep=1)
 def test_program_ends_while_its_loader_has_more_to_make(corpus: Corpus, end: str):
     program = """
 import json, sys

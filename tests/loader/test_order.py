@@ -34,6 +34,7 @@ def rows_of(loader: Loader) -> list[int]:
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_each_epoch_has_the_rows_in_order(corpus: Corpus, order: dict[str, Any], worker_type: str):
     with corpus.loader(**order, worker_type=worker_type, add_captions=True) as loader:
         assert len(loader) == -(-len(ORDER) // 8)
@@ -87,6 +88,7 @@ class ShortOrLong:
 
 
 @pytest.mark.parametrize("given", [{"order": ORDER}, {"policy": ShortOrLong()}, {"order": [7, 7, 12] * 8}])
+@pytest.mark.sweep(keep=1)
 def test_from_config_takes_order_and_policy_to_threads_and_worker_processes(
     corpus: Corpus, same: Callable[..., bool], given: dict[str, Any]
 ):

@@ -72,6 +72,7 @@ def room_of(config: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.sweep(keep=1)
 def test_epochs_from_http_are_the_local_ones(config, far: Path, num_workers: int):
     here = Loader.from_config(grouped(**{**config, "shards": str(far), "num_workers": 0}))
     with serve(far, fault_every=20) as server:
@@ -108,6 +109,7 @@ def start(config: dict[str, Any], server: Server) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("serve", [serve, serve_s3])
+@pytest.mark.sweep
 def test_four_processes_share_a_cache_and_one_is_killed_in_mid_download(config, far: Path, serve):
     here = digest(Loader.from_config(grouped(**{**config, "shards": str(far), "num_workers": 0})))
     with (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,9 @@ from tests.joins import join_first
 
 from .conftest import Corpus
 
-TOOL = Path(__file__).parents[2] / "tools" / "replay.py"
-
 
 def run_tool(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["replay", *map(str, words)])
-    with pytest.raises(SystemExit) as leaving:
-        cli.run(runpy.run_path(str(TOOL))["main"])
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    return cli.main(["replay", *map(str, words)])
 
 
 def config(corpus: Corpus, folder: Path, **changes: Any) -> Path:

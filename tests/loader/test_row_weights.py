@@ -101,6 +101,7 @@ def test_every_gives_each_caption_once_and_never_two_in_a_batch(corpus: Corpus):
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.sweep(keep=1)
 def test_batches_are_the_same_from_workers_ranks_and_a_state(corpus: Corpus, same, join, worker_type: str):
     settings = {"row_weights": "captions", "worker_type": worker_type}
     with corpus.loader(captions="one", row_weights="captions", num_workers=0) as loader:

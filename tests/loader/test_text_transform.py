@@ -77,6 +77,7 @@ def texts_of(loader: Loader, epoch: int) -> dict[int, str]:
 
 @pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"worker_type": "process"}])
 @pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.sweep(keep=1)
 def test_texts_are_the_same_from_workers_ranks_and_a_state(
     corpus: Corpus, same: Same, join: Callable[[list[Batch]], Batch], workers: dict[str, Any], world_size: int
 ):

@@ -31,6 +31,7 @@ AUGMENT = {"horizontal_flip_prob": 0.5, "brightness": 0.4, "contrast": 0.4, "sat
     ],
     ids=["torchvision", "augment", "augmented patches"],
 )
+@pytest.mark.sweep(keep=1)
 def test_loader_pixels_are_the_same_with_any_workers(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ):

@@ -44,6 +44,7 @@ __all__ = ["nothing_left"]  # a fixture
         {"token_budget": 400, "global_batch_size": 32, "batch_multiple": 2},
     ],
 )
+@pytest.mark.sweep(keep=1)
 def test_worker_process_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: dict[str, Any]):
     loader, threads = corpus.loader(**PROCESS, **changes), corpus.loader(**{**changes, "num_processes": 1})
     for _ in range(2):

@@ -36,6 +36,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 @pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.sweep(keep=1)
 def test_worker_process_killed_is_an_error_and_resuming_is_exact(
     corpus: Corpus, same: Same, moment: str, num_processes: int
 ):
@@ -214,6 +215,7 @@ def test_worker_process_says_nothing_at_an_interrupt(corpus: Corpus, tmp_path: P
         ("from itertools import cycle; endless = cycle(loader); next(endless)", 0, ""),
     ],
 )
+@pytest.mark.sweep(keep=1)
 def test_worker_process_says_nothing_when_a_program_ends_in_mid_epoch(
     corpus: Corpus, tmp_path: Path, end: str, code: int, last: str
 ):

@@ -42,6 +42,7 @@ def test_worker_process_batches_that_a_forked_child_keeps_stay_as_they_are(corpu
     os.close(done)
 
 
+@pytest.mark.sweep
 def test_worker_process_memory_does_not_grow_with_forks(corpus: Corpus):
     loader = corpus.loader(**FEW)
     before = open_files()

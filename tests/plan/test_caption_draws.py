@@ -54,6 +54,7 @@ def sources(
 
 
 @pytest.mark.parametrize("seed", [0, 7, -1])
+@pytest.mark.sweep(keep=1)
 def test_frequencies_lie_within_binomial_bounds(seed: int):
     num_rows, passes = 20_000, 10
     columns = [[["a"]] * num_rows for _ in PROBABILITIES]

@@ -56,6 +56,7 @@ labelled = st.tuples(
 @given(
     labelled, st.sampled_from([2, 3, 4]), st.sampled_from([10, 2**20]), st.booleans(), st.sampled_from([0.3, 0.5, 1.0])
 )
+@pytest.mark.sweep
 def test_plan_of_groups_holds_its_laws(
     fake_rows, corpus: Any, size: int, window_rows: int, shuffle: bool, share: float
 ):

@@ -38,6 +38,7 @@ def test_windows_are_whole_shards():
     assert cut_windows(np.array([0, 0, 2]), 1) == [slice(0, 3)]
 
 
+@pytest.mark.sweep
 def test_lanes_of_64_nodes_each_read_shards_of_their_own_in_every_epoch(fake_rows):
     rng = np.random.default_rng(0)
     sizes = [20] * 256

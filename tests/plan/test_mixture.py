@@ -32,6 +32,7 @@ def mixed(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(mixed(), st.sampled_from([(1, 1), (3, 1), (1, 2)]), st.sampled_from([1, 2]), st.integers(0, 99))
+@pytest.mark.sweep
 def test_two_shares_primary_once_secondary_repeated_shares_fixed(
     fake_rows, datasets: tuple[list[int], list[int]], weights: tuple[int, int], num_lanes: int, seed: int
 ):

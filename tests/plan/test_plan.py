@@ -430,6 +430,7 @@ def test_plan_identity_follows_what_a_policy_of_cells_does(fake_rows):
 
 
 @pytest.mark.parametrize("num_lanes", [1, 8])
+@pytest.mark.sweep(keep=1)
 def test_plan_resumes_at_random_steps_of_a_large_epoch_under_another_world_size(fake_rows, num_lanes: int):
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 2000, 400)

@@ -92,7 +92,7 @@ def test_datasets_reads_the_pushed_layout(converted, tmp_path):
     import datasets
 
     parts = read_parts(converted)
-    for file in (file for part in parts for file in (*part.files, part.top)):
+    for file in (file for part in parts for file in (*part.shards, *part.others, part.top)):
         (tmp_path / file.name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file.name).write_bytes(file.read())
     (tmp_path / "README.md").write_text(dataset_card(parts, "hf://datasets/me/photos", license="mit"))

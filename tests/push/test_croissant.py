@@ -11,19 +11,23 @@ from typing import Any
 
 import pytest
 
-import mmdata.push.croissant as croissant_module
 from mmdata.images import probe
 from mmdata.index import build_index
-from mmdata.push.croissant import croissant, dataset_name
-from mmdata.push.files import read_parts
-from mmdata.push.store import open_store
+from mmdata.push import open_store
+from mmdata.push.croissant import croissant
+from mmdata.push.files import dataset_name, read_parts
 from mmdata.tars.write import Sample
 from tests.made_shards import make_tar
 from tests.shard_writer import ShardWriter
 
 
 def described(folder: Path, url: str = "s3://bucket/photos", license: str = "mit") -> dict[str, Any]:
-    return json.loads(croissant(read_parts(folder), open_store(url), license=license))
+    return json.loads(content(folder, url, license))
+
+
+def content(folder: Path, url: str, license: str) -> bytes:
+    store = open_store(url)
+    return croissant(read_parts(folder), url=store.url, page=store.page, base=store.base, license=license)
 
 
 def named(content: Any) -> Iterator[str]:
@@ -66,7 +70,7 @@ def test_files_have_the_hashes_and_sizes_of_the_disk(shards):
         content = (shards / name).read_bytes()
         assert (item["contentUrl"], item["contentSize"]) == (name, f"{len(content)} B")
         assert item["sha256"] == hashlib.sha256(content).hexdigest()
-    assert (found["@type"], found["conformsTo"]) == ("sc:Dataset", "http://mlcommons.org/croissant/1.0")
+    assert (found["@type"], found["conformsTo"]) == ("sc:Dataset", "http://mlcommons.org/croissant/1.1")
     assert (found["name"], found["url"], found["license"]) == ("photos", "s3://bucket/photos", "mit")
 
 
@@ -79,8 +83,8 @@ def test_members_are_sets_in_the_shards_and_fields_of_a_record(shards):
     assert sets["train-captions"]["containedIn"] == [{"@id": f"00000{i}.tar"} for i in range(3)]
     records = {item["@id"]: [field["@id"] for field in item["field"]] for item in found["recordSet"]}
     assert records == {
-        "train-captions-by-key": ["train-captions-by-key/key", "train-captions-by-key/caption"],
-        "train": ["train/key", "train/image", "train/caption"],
+        "train/images": ["train/images/key", "train/images/image"],
+        "train/captions": ["train/captions/key", "train/captions/caption"],
     }
 
 
@@ -101,10 +105,9 @@ def test_parts_and_labels_are_described(tmp_path, photo):
     found = described(tmp_path)
     check_ids(found)
     sets = {item["@id"]: item["field"] for item in found["recordSet"]}
-    assert list(sets) == ["train-labels-by-key", "train", "validation-labels-by-key", "validation"]
-    assert [field["@id"] for field in sets["validation"]] == ["validation/key", "validation/image", "validation/label"]
-    assert sets["train"][0]["references"] == {"field": {"@id": "train-labels-by-key/key"}}
-    assert sets["train-labels-by-key"][1]["source"]["fileSet"] == {"@id": "train-labels"}
+    assert list(sets) == ["train/images", "train/labels", "validation/images", "validation/labels"]
+    assert [field["@id"] for field in sets["validation/labels"]] == ["validation/labels/key", "validation/labels/label"]
+    assert sets["train/labels"][1]["source"]["fileSet"] == {"@id": "train-labels"}
 
 
 def test_captions_in_json_say_which_value_they_are(tmp_path, photo):
@@ -113,7 +116,7 @@ def test_captions_in_json_say_which_value_they_are(tmp_path, photo):
     build_index(tmp_path)
     found = described(tmp_path)
     check_ids(found)
-    captions = next(item for item in found["recordSet"] if item["@id"] == "train-captions-by-key")
+    captions = next(item for item in found["recordSet"] if item["@id"] == "train/captions")
     assert captions["field"][1]["source"] == {
         "fileSet": {"@id": "train-captions"},
         "extract": {"fileProperty": "content"},
@@ -122,20 +125,8 @@ def test_captions_in_json_say_which_value_they_are(tmp_path, photo):
     assert found["distribution"][-1]["includes"] == ["*.json"]
 
 
-def test_of_very_many_shards_the_index_files_are_listed(shards, monkeypatch):
-    monkeypatch.setattr(croissant_module, "MAX_LISTED", 2)
-    found = described(shards)
-    check_ids(found)
-    assert [item["@id"] for item in found["distribution"]] == [
-        *("__mmdata__/index-00000.arrow", "__mmdata__/manifest.json"),
-        *("train-shards", "train-images", "train-captions"),
-    ]
-    assert found["distribution"][2]["includes"] == ["*.tar"]
-
-
 def test_the_same_folder_gives_the_same_bytes(shards):
-    first, second = (croissant(read_parts(shards), open_store("s3://b/x"), license="mit") for _ in range(2))
-    assert first == second
+    assert content(shards, "s3://b/x", "mit") == content(shards, "s3://b/x", "mit")
 
 
 def test_files_of_the_hub_have_urls(shards, monkeypatch):

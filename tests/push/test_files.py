@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import build_index
-from mmdata.push.files import PushedFile, belongs_to, read_parts
-from mmdata.push.store import open_store
+from mmdata.push import PushPlan, open_store, push
+from mmdata.push.files import PushedFile, read_parts
 
 
 def test_a_folder_is_its_shards_index_pages_and_what_lies_in_the_inner_folder(shards):
@@ -22,7 +23,7 @@ def test_a_folder_is_its_shards_index_pages_and_what_lies_in_the_inner_folder(sh
     (inner / "joins" / "scores.json").write_text("{}")
     (shards / "notes.txt").write_text("mine")
     (part,) = read_parts(shards)
-    assert [file.name for file in part.files] == [
+    assert [file.name for file in (*part.shards, *part.others)] == [
         *(f"{i:06d}.tar" for i in range(3)),
         "__mmdata__/quarantine.jsonl",
         "__mmdata__/tokenizer/tokenizer.json",
@@ -97,27 +98,12 @@ def test_what_is_no_folder_of_shards_is_refused(tmp_path):
         read_parts("s3://a/b")
 
 
-@pytest.mark.parametrize(("size", "pieces"), [(1, 7), (3, 3), (7, 1), (100, 1)])
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_content_comes_in_pieces_and_is_compared_at_the_end(tmp_path: Path, size, pieces, in_memory):
-    (tmp_path / "a").write_bytes(b"content")
-    file = PushedFile.of("a", b"content")
-    if not in_memory:
-        file = PushedFile("a", file.bytes, file.sha256, tmp_path / "a")
-    found = list(file.chunks(size))
-    assert (len(found), b"".join(found), file.read()) == (pieces, b"content", b"content")
-
-
 @pytest.mark.parametrize("content", [b"CONTENT", b"content and more", b"cont", b""])
 def test_content_that_changed_is_an_error(tmp_path: Path, content):
     (tmp_path / "a").write_bytes(content)
     file = PushedFile("a", 7, PushedFile.of("a", b"content").sha256, tmp_path / "a")
     with pytest.raises(DataError, match=r"/a': its SHA-256 is not the one that the manifest names, or it changed"):
         file.read()
-
-
-def test_an_empty_file_has_one_empty_piece():
-    assert list(PushedFile.of("a", b"").chunks(8)) == [b""]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +119,9 @@ def test_an_empty_file_has_one_empty_piece():
         ("notes.txt", "", False),
     ],
 )
-def test_files_of_others_are_told_apart(name, prefix, expected):
-    assert belongs_to(name, prefix) is expected
+def test_files_of_others_are_told_apart(shards, name, prefix, expected):
+    (part,) = read_parts(shards)
+    assert replace(part, name=prefix.rstrip("/")).owns(name) is expected
 
 
 @pytest.mark.parametrize(
@@ -161,8 +148,9 @@ def test_urls_are_told_apart(url, expected):
 
 
 def test_a_push_without_threads_is_refused():
+    plan = PushPlan(parts=[], files=[PushedFile.of("a", b"")], last=[], present=[])
     with pytest.raises(ConfigError, match="--threads 0: a push needs at least 1"):
-        open_store("s3://b/x", threads=0)
+        push(plan, open_store("s3://b/x"), threads=0)
 
 
 def test_a_bucket_cannot_be_private():

@@ -92,7 +92,6 @@ def test_push_again_sends_nothing(hub, shards):
 
 def test_a_long_push_commits_the_manifest_last(hub, write, tmp_path, monkeypatch):
     monkeypatch.setattr(mmdata.push.hub, "COMMIT_FILES", 4)
-    monkeypatch.setattr(mmdata.push.hub, "BATCH_FILES", 3)
     shards = write(tmp_path / "photos", 17)  # five shards, a page and its columns
     push_now(shards)
     manifest = [
@@ -137,11 +136,6 @@ def test_wrong_bytes_end_the_push_before_a_commit(hub, shards):
     assert commits(hub) == 0
 
 
-def test_wrong_bytes_of_a_large_shard_end_the_push_before_a_commit(hub, shards, monkeypatch):
-    monkeypatch.setattr(mmdata.push.hub, "IN_MEMORY_BYTES", 0)
-    test_wrong_bytes_end_the_push_before_a_commit(hub, shards)
-
-
 def test_other_shards_there_are_refused_and_replaced_in_one_commit_if_asked(hub, shards, write, tmp_path):
     push_now(shards)
     other = write(tmp_path / "other", 5, seed=50)
@@ -160,7 +154,6 @@ def test_overwrite_in_several_commits_begins_without_a_manifest(hub, write, tmp_
     push_now(write(tmp_path / "photos", 17))
     before = len(hub.commits or [])
     monkeypatch.setattr(mmdata.push.hub, "COMMIT_FILES", 4)
-    monkeypatch.setattr(mmdata.push.hub, "BATCH_FILES", 3)
     push_now(write(tmp_path / "other", 15, seed=50), overwrite=True)
     states = ["__mmdata__/manifest.json" in files for files in (hub.commits or [])[before:]]
     assert states == [False] * (len(states) - 1) + [True]

@@ -43,6 +43,7 @@ def expected(make: Any) -> list[list[int]]:
 @pytest.mark.parametrize("make", [bucket, two_stream])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stop", [2, 6, 9])
+@pytest.mark.sweep(keep=4)
 def test_lightning_resumes_at_the_next_batch(tmp_path: Path, make: Any, num_workers: int, stop: int):
     lightning = pytest.importorskip("lightning.pytorch", reason="pip install 'mmdata[lightning]'")
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata")
@@ -81,6 +82,7 @@ def test_lightning_resumes_at_the_next_batch(tmp_path: Path, make: Any, num_work
 
 
 @pytest.mark.parametrize("stop", [2, 6, 9])
+@pytest.mark.sweep(keep=1)
 def test_hugging_face_trainer_resumes_at_the_next_batch(tmp_path: Path, stop: int):
     pytest.importorskip("accelerate", reason="pip install 'mmdata[huggingface]'")
     from accelerate.data_loader import DataLoaderShard

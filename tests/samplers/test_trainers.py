@@ -120,6 +120,7 @@ lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **
 """
 
 
+@pytest.mark.sweep
 def test_lightning_that_starts_the_processes_hears_no_warning_of_equal_rows(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(STARTED_BY_LIGHTNING)

@@ -328,6 +328,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("path", [SHARD, "/__mmdata__/manifest.json"])
 @pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.sweep(keep=2)
 def test_what_never_ends_is_given_up_with_a_line_for_each_attempt(
     server: Server,
     cache: ShardCache,

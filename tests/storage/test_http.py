@@ -156,6 +156,7 @@ def test_a_file_that_is_shorter_by_now_has_changed_also_on_a_server_without_rang
 
 
 @pytest.mark.parametrize("most", [2**18, 10**6])
+@pytest.mark.sweep(keep=1)
 def test_a_server_that_sends_so_many_bytes_for_a_request_is_read_to_the_end(shards, monkeypatch, most):
     """Each response is a part of the file that ends early, as its Content-Range says."""
     monkeypatch.setattr(attempts, "WAIT_S", 0.001)

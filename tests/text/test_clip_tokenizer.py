@@ -77,6 +77,7 @@ def test_lengths_in_an_index_and_tokens_in_batches_are_of_decoded_captions(tmp_p
 
 
 @pytest.mark.parametrize("copy", [save_tokenizer, export])
+@pytest.mark.sweep(keep=1)
 def test_a_copy_decodes_as_the_tokenizer_does(tmp_path, copy):
     copy("clip", tmp_path)
     texts = [text for text, _ in WEB]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.inspect import run_sections
-from mmdata.inspect.runs import read_runs
+from mmdata.inspect.runs import read_runs, table_of_runs
 from mmdata.train.run.advice import advise
 from tests.train.test_loop import make_trainer
 
@@ -120,9 +119,9 @@ def test_advice_says_what_was_found_of_what():
 def test_run_and_report_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert make_trainer(tmp_path, mining_telemetry_every_steps=1).run() == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in-batch accuracy")]
-    (section,) = run_sections.negatives(read_runs([tmp_path]))
-    assert section.note == told[0].upper() + told[1:]
-    assert section.tables[0].rows[0][1] == "mean of 3 batches with 24 rows, steps 10 to 12"
+    section = table_of_runs(read_runs([tmp_path]))
+    assert section.note.endswith(told[0].upper() + told[1:])
+    assert ("hard negatives, measured", "mean of 3 batches with 24 rows, steps 10 to 12") in section.tables[0].rows
 
 
 def test_a_run_that_was_stopped_is_advised_by_its_earlier_lines_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -145,6 +144,8 @@ def test_a_run_that_was_stopped_is_advised_by_its_earlier_lines_too(tmp_path: Pa
     assert "steps 10 to 12" in first
 
 
-def test_report_without_measurements_has_no_such_section(tmp_path: Path):
+def test_report_without_measurements_has_no_such_rows(tmp_path: Path):
     assert make_trainer(tmp_path).run() == 0
-    assert run_sections.negatives(read_runs([tmp_path])) == []
+    section = table_of_runs(read_runs([tmp_path]))
+    assert "in-batch accuracy" not in section.note
+    assert not any("negatives" in row[0] for row in section.tables[0].rows)

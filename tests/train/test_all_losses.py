@@ -22,6 +22,7 @@ def case(name: str, rows: int, **masks: object) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.sweep(keep=8)
 def test_gradients_are_those_of_finite_differences(name: str, masked: bool):
     masks = {"valid": torch.arange(6) != 2, "same": [key[:6] for key in SAME]} if masked else {}
     inputs = (*features(6, 3), scalar(5.0), scalar(-1.0))

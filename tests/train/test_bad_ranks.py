@@ -161,6 +161,7 @@ def test_error_of_one_ranks_loader_in_an_evaluation_stops_all_and_is_named(confi
     assert no_file in second[1]
 
 
+@pytest.mark.sweep
 def test_two_ranks_killed_and_resumed_by_one_list_and_count_each_masked_row_once(config: Path, tmp_path: Path):
     bad = [1, 8, 15, 22]
     spoil(tmp_path / "shards", bad)

@@ -86,6 +86,7 @@ def step(model: DualEncoder, batch: Batch, micro_batch_size: int | None = None) 
     [{}, {"dropout": 0.3}, {"dropout": 0.3, "gradient_checkpointing": True}, {"dropout": 0.3, "freeze_image": True}],
 )
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.sweep(keep=1)
 def test_compiling_changes_no_loss_and_no_gradient(settings: dict[str, Any], micro_batch_size: int | None):
     batch = make_batch(4, 16, 5)
     expected = step(make_model(**settings), batch, micro_batch_size)
@@ -94,6 +95,7 @@ def test_compiling_changes_no_loss_and_no_gradient(settings: dict[str, Any], mic
 
 
 @pytest.mark.parametrize("name", ["micro", "tiny"])  # one block in each tower, and two
+@pytest.mark.sweep(keep=1)
 def test_compiling_makes_one_graph_for_each_shape_of_a_tower(name: str):
     model = compiled(make_model(name))
     shapes = [(16, 5), (16, 9), (24, 5), (16, 5), (24, 9)]  # 2 of images, 2 of texts
@@ -142,6 +144,7 @@ def test_compiling_a_run_writes_the_checkpoints_of_one_that_is_not(tmp_path: Pat
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++ on a CPU")
+@pytest.mark.sweep
 def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parallel, "BACKEND", "inductor")
     batch = next(iter(small.SmallBatches()))

@@ -82,6 +82,7 @@ def one_process(case: dict) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sweep(keep=4)
 def test_every_parameters_gradient_under_ddp_is_that_of_one_process(results: Path, name: str):
     loss, gradients = one_process(CASES[name])
     assert {"logit_scale", "logit_bias", "image_projection.weight", "text_tower.tokens.weight"} < gradients.keys()
@@ -157,12 +158,13 @@ def test_a_rank_that_fails_ends_its_threads_before_the_interpreter():
     ("end", "code", "said"),
     [
         ("raise OSError('disk full')", 1, "aborts"),
-        ("cli.run(lambda: int('one'))", 2, "aborts"),
-        ("cli.run(lambda: 0)", 0, ""),
+        ("raise SystemExit(cli.exit_code(lambda: int('one')))", 2, "aborts"),
+        ("raise SystemExit(cli.exit_code(lambda: 0))", 0, ""),
         ("raise SystemExit(3)", 3, ""),
         ("hang = True; raise OSError('disk full')", 1, "aborts"),
     ],
 )
+@pytest.mark.sweep(keep=3)
 def test_rank_that_fails_cuts_its_connections_and_keeps_its_exit_code(end: str, code: int, said: str):
     """As with nccl, of whose ways only the choice can be tested without a GPU."""
     program = (

@@ -97,6 +97,7 @@ def test_one_rank_asks_nobody(others: Others):
 
 
 @pytest.mark.parametrize(("outcome", "said"), [("works", "fine"), ("fails", "no groups")])
+@pytest.mark.sweep
 def test_ranks_wait_for_long_work_of_the_first_without_standing_still(tmp_path: Path, outcome: str, said: str):
     script = Path(__file__).with_name("long_work_ranks.py")
     commands = [[sys.executable, str(script), str(rank), str(tmp_path / "meet"), outcome] for rank in range(2)]

@@ -268,6 +268,7 @@ def spoiled_from(first: int) -> Any:
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.sweep(keep=1)
 def test_loop_resumed_between_two_log_lines_logs_the_undisturbed_ones(ranks: int, tmp_path: Path):
     train = {"log_every_steps": 4, "checkpoint_every_steps": 3}
     spec = {"train": train, "dropout": 0.0}

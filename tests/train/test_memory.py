@@ -149,6 +149,7 @@ def test_run_with_normalizers_killed_and_resumed_is_the_undisturbed_one_bit_for_
 
 
 @pytest.mark.parametrize("form", [{}, {"parallel": "fsdp"}, {"parallel": "fsdp", "checkpoint": "sharded"}])
+@pytest.mark.sweep
 def test_normalizers_go_from_one_rank_to_two_and_back(form: dict[str, Any], tmp_path: Path):
     train = {**SOGCLR, "epochs": None, "steps": 8, "checkpoint_every_steps": 4, "schedule": "constant"}
     spec: dict[str, Any] = {"dropout": 0.0, "double": True}

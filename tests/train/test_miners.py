@@ -168,6 +168,7 @@ EVERY = [
 @given(
     seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 7), kind=st.sampled_from(["clip", "siglip", "triplet", "multi"])
 )
+@pytest.mark.sweep(keep=6)
 def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMiner, seed: int, rows: int, kind: str):
     generator = torch.Generator().manual_seed(seed)
     images, texts = (F.normalize(torch.randn(rows, 4, generator=generator), dim=-1) for _ in range(2))

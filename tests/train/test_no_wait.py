@@ -105,6 +105,7 @@ MINERS: dict[str, miners.AnyMiner | None] = {
 
 @pytest.mark.parametrize("miner", MINERS)
 @pytest.mark.parametrize("kind", ["clip", "siglip", "multi_positive", "triplet"])
+@pytest.mark.sweep(keep=6)
 def test_no_loss_with_any_miner_waits(kind: Any, miner: str):
     step(ContrastiveLoss(kind, miner=MINERS[miner]), make_batch())
 
@@ -130,6 +131,7 @@ def test_normalizers_do_not_wait(rho: float | None):
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}])
 @pytest.mark.parametrize("frozen", [{}, {"freeze_image": True}, {"freeze_text": True}, {"freeze_logit_scale": True}])
 @pytest.mark.parametrize("negatives", [False, True])
+@pytest.mark.sweep(keep=1)
 def test_no_kind_of_step_waits(settings: dict[str, Any], frozen: dict[str, Any], negatives: bool):
     step(ContrastiveLoss(), make_batch(negatives=negatives), model=make_model(**frozen), **settings)
 
@@ -149,6 +151,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3])
 @pytest.mark.parametrize("towers", TOWERS)
+@pytest.mark.sweep(keep=1)
 def test_towers_of_transformers_do_not_wait(towers: str, micro_batch_size: int | None):
     model = DualEncoder.from_config(ModelConfig(name="pretrained", logit_bias_init=-1.0, **TOWERS[towers])).to(META)
     unused = {name for name, p in model.named_parameters() if "mask_token" in name}
@@ -169,6 +172,7 @@ def test_a_tower_for_patches_does_not_wait():
 
 
 @pytest.mark.parametrize("negatives", [False, True])
+@pytest.mark.sweep(keep=1)
 def test_queue_and_teacher_do_not_wait(negatives: bool):
     model, queue = make_model(), FeatureQueue(12)
     teacher = EMA(model, TeacherConfig())

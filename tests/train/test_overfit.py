@@ -119,6 +119,7 @@ def test_overfit_of_batches_without_an_index_has_none(monkeypatch: pytest.Monkey
     assert FirstBatches(small.SmallBatches(), 1).index is None
 
 
+@pytest.mark.sweep
 def test_overfit_two_ranks_log_the_losses_of_one_and_evaluate_on_all(tmp_path: Path):
     config = small.train_config(overfit_batches=2)
     batches = small.SmallBatches()

@@ -83,6 +83,7 @@ def test_prefetcher_state_is_the_loaders_at_each_batch(settings: dict[str, Any],
 
 @pytest.mark.parametrize("device", ["cpu", AHEAD])
 @pytest.mark.parametrize("taken", range(1, 6))
+@pytest.mark.sweep(keep=1)
 def test_prefetcher_resumed_repeats_and_loses_nothing(settings: dict[str, Any], device: str, taken: int):
     whole = keys(Loader.from_config(settings))
     left = DevicePrefetcher(Loader.from_config(settings), device)
@@ -109,6 +110,7 @@ def test_prefetcher_set_epoch_begins_where_the_loader_would(settings: dict[str, 
 
 
 @pytest.mark.parametrize("device", ["cpu", AHEAD])
+@pytest.mark.sweep(keep=1)
 def test_prefetcher_set_epoch_in_an_iteration_does_what_the_loaders_does(settings: dict[str, Any], device: str):
     loader, prefetcher = Loader.from_config(settings), DevicePrefetcher(Loader.from_config(settings), device)
     whole = [keys(loader) for _ in range(3)]

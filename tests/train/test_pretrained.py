@@ -133,6 +133,7 @@ def test_scale_of_a_clip_above_its_bound_is_told(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.sweep(keep=2)
 def test_model_from_a_config_trains_on_every_bucket_shape(kind: str):
     encoder = build(clip=config_of(kind), gradient_checkpointing=True).train()
     loss_function = ContrastiveLoss("clip" if kind == "clip" else "siglip")

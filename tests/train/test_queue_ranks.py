@@ -21,6 +21,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", queue_ranks.CASES)
+@pytest.mark.sweep(keep=1)
 def test_gradients_with_queue_are_those_of_one_process(results: Path, name: str):
     case = queue_ranks.CASES[name]
     steps = [[queue_ranks.batch_of(step, rank, case) for rank in range(2)] for step in range(queue_ranks.STEPS)]

@@ -37,6 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sweep(keep=1)
 def test_reduction_of_three_ranks_is_the_same_after_a_resume(runs: Path, way: str):
     whole, cut = runs / way / "whole", runs / way / "cut"
     assert len(read_metrics(whole)) == 12

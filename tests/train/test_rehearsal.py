@@ -80,6 +80,7 @@ def shapes_of(config: Path) -> set[tuple[Any, ...]]:
     [(1, []), (1, ["train.micro_batch_size=3"]), (2, []), (2, ["train.parallel=fsdp"])],
     ids=["alone", "micro-batches", "ddp", "fsdp"],
 )
+@pytest.mark.sweep(keep=1)
 def test_a_rehearsed_run_makes_the_updates_of_one_that_was_not(
     config: Path, tmp_path: Path, ranks: int, words: list[str]
 ):
@@ -183,6 +184,7 @@ def test_a_run_that_compiles_is_rehearsed_unless_told_otherwise(
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3])
+@pytest.mark.sweep(keep=1)
 def test_after_a_rehearsal_no_step_compiles(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch_size: int | None
 ):

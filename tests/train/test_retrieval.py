@@ -55,6 +55,7 @@ def recalls(scores: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize("images", [1, 7, 60])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sweep(keep=2)
 def test_retrieval_counts_several_captions_as_clip_benchmark_does(images: int, seed: int):
     counts = torch.randint(1, 8, (images,), generator=torch.Generator().manual_seed(seed))
     image_of_text = torch.arange(images).repeat_interleave(counts)

@@ -89,6 +89,7 @@ def test_sharded_checkpoints_of_a_run_are_folders_with_a_file_a_rank(whole: Path
     assert files == [".metadata", "__0_0.distcp", "__1_0.distcp", "files.json", "run.pt"]
 
 
+@pytest.mark.sweep
 def test_sharded_run_killed_and_resumed_makes_the_same_updates_bit_for_bit(whole: Path, tmp_path: Path):
     killed = fsdp(tmp_path, signal="SIGKILL", at=7, sleep_s=1)
     assert killed.returncode != 0
@@ -135,6 +136,7 @@ def test_sharded_checkpoint_has_the_numbers_of_a_whole_one(whole: Path, tmp_path
 
 
 @pytest.mark.parametrize("ranks", [4, 0])
+@pytest.mark.sweep
 def test_sharded_run_resumes_on_another_number_of_ranks(ranks: int, tmp_path: Path):
     spec: dict[str, Any] = {"dropout": 0.0, "double": True}
     assert fsdp(tmp_path / "whole", **spec).returncode == 0

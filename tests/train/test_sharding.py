@@ -78,6 +78,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sweep(keep=1)
 def test_sharding_gives_the_gradients_of_one_process(results: Path, name: str):
     loss, gradients = one_process(CASES[name])
     present = [gradient for gradient in gradients.values() if gradient is not None]
@@ -134,6 +135,7 @@ def test_sharding_retrieval_shared_out_over_ranks_is_that_of_one(results: Path, 
 
 
 @pytest.mark.parametrize(("first", "then"), [("fsdp", "alone"), ("alone", "fsdp")])
+@pytest.mark.sweep
 def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then: str):
     def go(output: Path, way: str, **spec: Any) -> subprocess.CompletedProcess[str]:
         teacher = {"decay": 0.9, "after_steps": 2}

@@ -119,6 +119,7 @@ def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path
     assert 0 < mining[0]["kept_share"] <= 3 / 7
 
 
+@pytest.mark.sweep
 def test_teachers_of_all_ranks_begin_with_the_weights_of_the_first(tmp_path: Path):
     settings = {"teacher": {**TEACHER, "after_steps": 0}, "miner": {"name": "top_k", "k": 3}}
     for name, own in (("own", True), ("shared", False)):

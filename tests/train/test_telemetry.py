@@ -100,6 +100,7 @@ def test_telemetry_takes_no_draw_from_the_run():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.sweep
 def test_telemetry_and_mining_with_global_knowledge_are_those_of_one_process_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

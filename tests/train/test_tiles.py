@@ -77,6 +77,7 @@ def exclusions() -> tuple[Exclusions, Tensor]:
 
 @pytest.mark.parametrize("elements", [1, 6, 20, 1000])
 @pytest.mark.parametrize("device", ["cpu", "other", "compiled"])
+@pytest.mark.sweep(keep=1)
 def test_sums_with_scale_and_exclusions_are_those_of_the_whole_matrix(
     elements: int, device: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -117,6 +118,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("in_a_thread", [False, True])  # autograd calls backward for a GPU in a thread of its own
+@pytest.mark.sweep
 def test_many_kinds_of_losses_in_one_process_are_more_than_torchs_eight_graphs(in_a_thread: bool):
     def all_kinds() -> None:
         for rows, columns, number, with_valid in itertools.product((1, 8, 9), (13,), (0, 1, 2), (False, True)):
@@ -225,6 +227,7 @@ def test_rowwise_sum_gives_each_block_its_rows_once(elements: int, monkeypatch: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("miner", [None, miners.All()])
+@pytest.mark.sweep(keep=1)
 def test_narrow_scale_and_bias_add_up_in_float32(
     dtype: torch.dtype, miner: miners.Miner | None, monkeypatch: pytest.MonkeyPatch
 ):
@@ -321,6 +324,7 @@ def test_dense_loss_is_seen_to_keep_two_matrices():
 
 
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.sweep(keep=3)
 def test_losses_save_features_and_no_similarities(name: str):
     """4 (B, D) of each direction at most, and a few numbers a row: O((B + N) D), where B N would be 16 MiB."""
     assert saved_bytes(big(name)) < 1.25 * MIB
@@ -332,6 +336,7 @@ def test_clip_saves_the_features_as_they_are_given():
 
 
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.sweep(keep=1)
 def test_losses_need_the_memory_of_a_few_tiles(name: str, monkeypatch: pytest.MonkeyPatch):
     """Features, what they become and their gradients take 1/4 MiB each; so does a tile."""
     monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", 1 << 16)

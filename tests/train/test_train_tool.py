@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -39,13 +38,8 @@ CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a program of tools/ in this process, as its command would."""
-    main = runpy.run_path(str(TOOLS / f"{name}.py"))["main"]
-    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
-    with pytest.raises(SystemExit) as leaving:
-        cli.run(main)
-    assert isinstance(leaving.value.code, int)
-    return leaving.value.code
+    """Run a command in this process."""
+    return cli.main([name, *map(str, words)])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -54,6 +54,7 @@ def test_a_frozen_tower_counts_forward_only():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.sweep(keep=1)
 def test_activations_that_are_computed_again_are_no_progress(checkpointing: bool):
     model = DualEncoder.from_config(ModelConfig(name="micro", gradient_checkpointing=checkpointing), vocab_size=30)
     batch: Any = {

@@ -49,6 +49,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, error
 
 
+@pytest.mark.sweep
 def test_rank_that_sleeps_in_its_batches_ends_all_ranks(tmp_path: Path, launched: list[Any]):
     launched += start(tmp_path, at=5, sleep_s=600)  # batch 5 is taken before update 4 is made of batch 4
     said = r"error: rank 1 has got no further for \d+ s \(train.stall_timeout_s is 30\): step 4, waiting for data; "
@@ -59,6 +60,7 @@ def test_rank_that_sleeps_in_its_batches_ends_all_ranks(tmp_path: Path, launched
     assert "time.sleep" in error or "before" in error, "each process says where its threads are"
 
 
+@pytest.mark.sweep
 def test_rank_that_is_stopped_ends_the_others(tmp_path: Path, launched: list[Any]):
     launched += start(tmp_path, at=5, heard=True, signal="SIGSTOP")
     code, error = end_of(launched[0])
@@ -92,6 +94,7 @@ def test_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path: Path
     assert end_of(launched[2])[0] == -signal.SIGKILL
 
 
+@pytest.mark.sweep
 def test_first_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
     """The store lives in its process, and ends with it."""
     spec = FOR_EVER | {"others_sleep_s": 0, "signal_of_others": "SIGKILL"}
@@ -105,6 +108,7 @@ def test_first_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path
     assert said + "All ranks end; the same command resumes" in error
 
 
+@pytest.mark.sweep
 def test_rank_that_ends_with_an_error_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
     launched += start(tmp_path, ranks=3, at=2, error="out of memory", in_forward=True, **FOR_EVER)
     assert "RuntimeError: out of memory" in end_of(launched[2])[1]
@@ -119,6 +123,7 @@ def test_rank_0_knows_which_ranks_have_read_the_verdict(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("takes_s", "write_s", "last"), [(20, 120, 6), (3600, 3, 4)])
+@pytest.mark.sweep
 def test_a_checkpoint_in_progress_is_written_before_the_end_if_that_does_not_last(
     tmp_path: Path, launched: list[Any], takes_s: int, write_s: int, last: int
 ):
@@ -131,6 +136,7 @@ def test_a_checkpoint_in_progress_is_written_before_the_end_if_that_does_not_las
     assert last_state(tmp_path)["step"] == last
 
 
+@pytest.mark.sweep
 def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: list[Any]):
     launched += start(tmp_path, at=5, sleep_s=0, signal="SIGSTOP", grace_s=1, train={"stall_timeout_s": None})
     stat = Path(f"/proc/{launched[1].pid}/stat")
@@ -141,6 +147,7 @@ def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: 
     assert [end_of(process)[0] for process in launched] == [0, 0]
 
 
+@pytest.mark.sweep
 def test_loader_that_gives_nothing_ends_a_single_process(tmp_path: Path, launched: list[Any]):
     launched += start(tmp_path, ranks=1, at=5, sleep_s=600, train={"stall_timeout_s": 20})
     code, error = end_of(launched[0])

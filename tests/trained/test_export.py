@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +91,7 @@ def features_of(model: Any, run: TrainedRun, folder: Path, pixels: Tensor) -> tu
     ],
     ids=["clip", "clip at another size", "siglip", "siglip at another size"],
 )
+@pytest.mark.sweep(keep=1)
 def test_export_is_loaded_by_the_class_of_the_architecture(export, photos: Path, model: dict[str, Any], kind: Any):
     run, folder = export(model)
     images = sorted((photos / "raw").glob("*.png"))
@@ -129,6 +128,7 @@ def test_export_of_siglip2_takes_patches(export, photos: Path):
     [{"name": "micro"}, {"name": "micro", "logit_bias_init": -10.0, "embed_dim": 48}, pretrained(**PAIR)],
     ids=["micro", "bias", "pair"],
 )
+@pytest.mark.sweep(keep=1)
 def test_export_of_other_towers_brings_their_code(
     export, photos: Path, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -167,6 +167,7 @@ def test_export_of_other_towers_brings_their_code(
     ],
     ids=["micro", "tiny", "pair", "clip"],
 )
+@pytest.mark.sweep(keep=1)
 def test_export_works_in_the_pipeline_and_asks_nothing(
     export, tmp_path: Path, model: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -241,6 +242,7 @@ def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeR
     assert "25.0 %" not in (tmp_path / "other" / "README.md").read_text()
 
 
+@pytest.mark.sweep
 def test_export_of_clips_tokenizer_says_that_it_does_not_decode_html(make_run: MakeRun, tmp_path: Path):
     run = mmdata.load_run(make_run(tokenizer="clip"), device="cpu")
     written, meant = run.embed_texts(["salt &amp; pepper", "salt & pepper"])
@@ -272,13 +274,9 @@ def test_export_program_says_how_to_load_the_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    main = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "export.py"))["main"]
     monkeypatch.chdir(tmp_path)
     words = ["export", str(make_run(pretrained(clip=CLIP))), "exports/photos", "--to", "transformers"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as ended:
-        cli.run(main)
-    assert ended.value.code == 0
+    assert cli.main(words) == 0
     said, _, code = capsys.readouterr().out.partition("\n\n")
     assert re.search(r"step-0000000003.pt → exports/photos \(CLIPModel, 0.1 MB\); to load it:$", said)
     Image.open(photos / "raw" / "00.jpg").save("photo.jpg")

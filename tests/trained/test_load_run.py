@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from PIL import Image
 
 import mmdata
 from mmdata import Loader
+from mmdata.cli import main
 from mmdata.commands.evaluate import evaluate_shards, named_classes
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
@@ -66,6 +65,7 @@ def paths_in_order(run: TrainedRun, photos: Path) -> list[Path]:
     ],
     ids=["square", "exact", "shapes", "auto", "native"],
 )
+@pytest.mark.sweep(keep=1)
 def test_load_run_gives_the_evaluations_pixels_and_features(make_run: MakeRun, photos: Path, model, data):
     run = mmdata.load_run(make_run(model, **data), device="cpu")
     paths = paths_in_order(run, photos)
@@ -294,9 +294,7 @@ def test_evaluate_takes_a_set_with_one_image_a_pair(
         "--out",
         tmp_path / "scores.json",
     ]
-    monkeypatch.setattr(sys, "argv", ["evaluate", *map(str, words), "--device", "cpu"])
-    main = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "evaluate.py"))["main"]
-    assert main() == 0
+    assert main(["evaluate", *map(str, words), "--device", "cpu"]) == 0
     loaded = mmdata.load_run(run, "cpu")
     images = loaded.embed_images([photos / "raw" / f"0{i}.jpg" for i in (0, 2, 3)])
     true, false = loaded.embed_texts(list(texts.values()))

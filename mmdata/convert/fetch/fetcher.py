@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from types import TracebackType
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver
 from aiohttp.abc import AbstractResolver
-from multidict import CIMultiDictProxy
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    wait_random_exponential,
-)
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import AddressFault, CachedResolver, address_fault, any_address, guarded_socket
-from mmdata.convert.fetch.effort import Effort
-from mmdata.convert.fetch.faults import BadStatus, LeftAlone, NoRoom, TooManyRedirects, TryAgain, short
-from mmdata.convert.fetch.hosts import Host
-from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, Rules, opted_out_by_headers, parse_tdmrep
-from mmdata.convert.fetch.request import Answer, Asked, ask, jitter, look_up
-from mmdata.convert.fetch.room import Room, Space
+from mmdata.convert.fetch.faults import UrlFault, short
+from mmdata.convert.fetch.hosts import Host, jitter
+from mmdata.convert.fetch.request import Answer, Need, ask, look_up
+from mmdata.convert.fetch.room import NoRoom, Room
 from mmdata.convert.fetch.settings import FetchSettings
-from mmdata.errors import BadSample, Reason, excerpt
+from mmdata.errors import Reason, excerpt
 
 MAX_REDIRECTS = 5
 KEEP_ALIVE_S = 2.0
@@ -87,159 +79,130 @@ class Fetcher:
         await self._session.close()
 
     async def fetch(self, url: str, row: int = 0) -> bytes:
-        """The body behind a URL. Its bytes stay counted in `room`; who takes the body gives them back.
+        """The body behind a URL. Its bytes stay counted in `room`; who takes the body frees the row.
 
         Args:
             url: as the table has it.
-            row: number of the row; `room` prefers the first.
+            row: number of the row, which no other one has; `room` prefers the first.
 
         Raises:
-            BadSample: why there is none.
+            UrlFault: why there is none.
         """
         target = parse_url(url)
-        space = Space(self.room, row)
-        need = self.room.guess
-        effort = Effort()
         try:
-            while True:
-                with effort.paused():
-                    await space.reserve(need)
-                try:
-                    body = await self._retried(target, space, effort)
-                except NoRoom as error:
-                    need = error.need
-                    continue
-                space.settle(len(body))
-                return body
+            await self.room.reserve(row, self.room.guess)
+            body = await self._get(target, row)
         except BaseException:
-            space.free()
+            self.room.free(row)
             raise
+        self.room.settle(row, len(body))
+        return body
 
-    async def _retried(self, url: URL, space: Space | None, effort: Effort | None = None) -> bytes:
-        """Follow a URL, again while its failures may pass. `space` None: a small file, cut at MAX_RULES_BYTES."""
-        settings, effort = self._settings, effort or Effort()
-        pauses = wait_random_exponential(settings.backoff_s, max=settings.longest_wait_s)
+    async def _get(self, url: URL, row: int | None = None) -> bytes:
+        """Follow a URL, again while its failures may pass. `row` None: a file of rules, cut at MAX_RULES_BYTES."""
+        effort = _Effort()
+        while True:
+            try:
+                return await self._follow(url, row, effort)
+            except NoRoom as error:
+                assert row is not None
+                await self.room.reserve(row, error.size)
+            except UrlFault as fault:
+                if fault.reason is Reason.HOST_LEFT_ALONE and effort.last:
+                    raise effort.final(fault.detail) from fault
+                if not fault.may_pass:
+                    raise
+                effort.failures += 1
+                effort.last = fault
+                await asyncio.sleep(self._pause_s(effort, fault, is_image=row is not None))
 
-        patience_s = settings.patience_s * (1 if space else 2)  # a site's rules decide about all of its URLs
+    def _pause_s(self, effort: _Effort, fault: UrlFault, *, is_image: bool) -> float:
+        """The pause after a failure. Raises the failure if there is no further attempt."""
+        settings = self._settings
+        patience_s = settings.patience_s * (1 if is_image else 2)  # a site's rules decide about all of its URLs
+        if (
+            effort.failures >= settings.attempts
+            or effort.hung_s >= patience_s
+            or fault.after_s > settings.longest_wait_s
+        ):
+            raise effort.final(f"the host asks to wait {fault.after_s:,.0f} s" if fault.after_s else "") from fault
+        longest_s = min(settings.longest_wait_s, settings.backoff_s * 2 ** (effort.failures - 1))
+        pause_s = max(random.uniform(0, longest_s), jitter(fault.after_s))
+        effort.spent_s += pause_s
+        if effort.spent_s >= settings.budget_s:
+            raise effort.final(f"no further attempt after {settings.budget_s:g} s") from fault
+        return pause_s
 
-        def is_enough(state: RetryCallState) -> bool:
-            effort.failed(_failure(state).final)
-            is_over = effort.failures >= settings.attempts or effort.spent_s() >= settings.budget_s
-            return is_over or effort.hung_s >= patience_s or _failure(state).after_s > settings.longest_wait_s
-
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(TryAgain),
-            stop=is_enough,
-            wait=lambda state: max(pauses(state), jitter(_failure(state).after_s)),
-            retry_error_callback=lambda state: _give_up(state, effort),
-        )
-        try:
-            return await attempts(self._follow, url, space, effort)
-        except LeftAlone as error:
-            if effort.last is None:
-                raise
-            raise effort.final(error.detail) from error
-
-    async def _follow(self, url: URL, space: Space | None, effort: Effort) -> bytes:
+    async def _follow(self, url: URL, row: int | None, effort: _Effort) -> bytes:
         """The body at the end of up to MAX_REDIRECTS redirects, each of which is checked as the first URL was."""
-        honours = space is not None and not self._settings.ignore_opt_outs
-        asked = Asked(MAX_RULES_BYTES, cut=True)
-        if space is not None:
-            asked = Asked(self._settings.max_bytes, space=space, refuse=_refuse_opted_out if honours else None)
+        honours = row is not None and not self._settings.ignore_opt_outs
+        need = None if row is None else partial(self.room.need, row)
+        status = 0
         for _ in range(MAX_REDIRECTS + 1):
             host = self._host(url)
-            with host.wanting():
+            host.wanted += 1
+            try:
                 if honours:
-                    await self._check_allowed(url, host)
-                answer = await self._ask(url, host, asked, effort)
-            if not answer.location:
-                return answer.body
-            url = parse_url(answer.location, base=url)
-        raise TooManyRedirects(MAX_REDIRECTS)
+                    await host.check_allowed(url)
+                status, body, location = await self._ask(url, host, effort, need, honours)
+            finally:
+                host.wanted -= 1
+            if not location:
+                return body
+            url = parse_url(location, base=url)
+        raise UrlFault(Reason.BAD_ANSWER, f"redirected more than {MAX_REDIRECTS} times", status=status)
 
-    async def _ask(self, url: URL, host: Host, asked: Asked, effort: Effort) -> Answer:
-        async with AsyncExitStack() as stack:
-            with effort.paused():
-                await stack.enter_async_context(host.slot())
-            effort.begin()
-            if effort.failures and effort.spent_s() >= self._settings.budget_s:
-                raise effort.final(f"no further attempt after {self._settings.budget_s:g} s")
-            began = monotonic()
+    async def _ask(self, url: URL, host: Host, effort: _Effort, need: Need | None, honours: bool) -> Answer:
+        async with host.slot():
+            began = asked = monotonic()
             try:
                 await look_up(self._names, url)  # while it keeps its slot: there are as many threads as slots
-                began = monotonic()
+                asked = monotonic()
                 # Of thousands of hosts, only those that are asked again at once may keep a connection.
-                is_last = asked.space is not None and host.wanted == 1
-                answer = await ask(self._session, url, self._settings, replace(asked, is_last=is_last))
-            except TryAgain as error:
-                host.pause(error.after_s)
-                final = error.final
-                if final.reason is Reason.TIMED_OUT:
-                    effort.hung_s += monotonic() - began
-                if isinstance(final, BadStatus) and final.status != 429:
-                    host.answered()
-                else:
-                    host.was_silent(is_new=effort.is_new_to(host))
+                is_last = need is not None and host.wanted == 1
+                answer = await ask(self._session, url, self._settings, need=need, is_last=is_last, honours=honours)
+            except UrlFault as fault:
+                if fault.reason is Reason.TIMED_OUT:
+                    effort.hung_s += monotonic() - asked
+                host.failed(effort, fault)
                 raise
-            except BadSample as bad:
-                if bad.reason in (Reason.TIMED_OUT, Reason.UNREACHABLE):
-                    host.was_silent(is_new=effort.is_new_to(host))
-                else:
-                    host.answered()
-                raise
+            finally:
+                effort.spent_s += monotonic() - began
             host.answered()
             return answer
 
     def _host(self, url: URL) -> Host:
         name = (url.host or "").rstrip(".").lower()
         if name not in self._hosts:
-            self._hosts[name] = Host(self._settings, self._connections)
+            self._hosts[name] = Host(self._settings, self._connections, self._get)
         return self._hosts[name]
 
-    async def _check_allowed(self, url: URL, host: Host) -> None:
-        """Raise BadSample if the rules of the site forbid a URL, or cannot be read."""
-        host.check()  # of a host that is left alone no rules are known either
-        rules = await host.rules(str(url.origin()), lambda: self._read_rules(url.origin(), host))
-        if why := rules.forbid(str(url)):
-            raise BadSample(Reason.OPTED_OUT, why)
 
-    async def _read_rules(self, origin: URL, host: Host) -> Rules:
-        """The rules of a site, from its robots.txt and tdmrep.json.
+@dataclass(eq=False)
+class _Effort:
+    """What was spent on a URL, also while its body had no room.
 
-        Raises:
-            BadSample: it has a robots.txt that cannot be read, which forbids all (RFC 9309, 2.3.1.4).
-        """
-        try:
-            rules = Rules.of(await self._retried(origin.with_path("/robots.txt"), None))
-        except TooManyRedirects:
-            rules = Rules()  # RFC 9309, 2.3.1.2: as if it were not there
-        except LeftAlone:
-            raise
-        except BadStatus as bad:
-            if bad.may_pass:
-                detail = f"robots.txt cannot be read, so all is disallowed for now: {bad.detail}"
-                raise BadSample(Reason.RULES_UNKNOWN, detail) from bad
-            rules = Rules()
-        except BadSample as bad:
-            if bad.reason is Reason.REFUSED_ADDRESS:
-                raise
-            raise BadSample(bad.reason, f"robots.txt cannot be read: {bad.detail}") from bad
-        tdmrep = origin.with_path("/.well-known/tdmrep.json")
-        if rules.forbid(str(tdmrep)):
-            return rules
-        try:
-            return replace(rules, tdm=parse_tdmrep(await self._retried(tdmrep, None)))
-        except LeftAlone:
-            raise
-        except BadSample as bad:
-            host.check()  # the answer may have asked for a pause: there will be another one after it
-            if isinstance(bad, BadStatus) and bad.status == 429:
-                detail = f"tdmrep.json cannot be read, so nothing is taken for now: {bad.detail}"
-                raise BadSample(Reason.RULES_UNKNOWN, detail) from bad
-            # "failure to provide access […] implies that the origin server does not implement" it
-            passing = (Reason.TIMED_OUT, Reason.UNREACHABLE)
-            may_pass = bad.may_pass if isinstance(bad, BadStatus) else bad.reason in passing
-            return replace(rules, is_whole=not may_pass)
+    Waits for its turn are no effort: how long others take must not decide how a URL is filed.
+
+    Attributes:
+        failures: attempts that failed, of those that may be made again.
+        last: the last of these failures; it is the reason of a URL that is given up.
+        spent_s: seconds of its requests and of the pauses between them.
+        hung_s: seconds of the requests that ended with a timeout.
+    """
+
+    failures: int = 0
+    last: UrlFault | None = None
+    spent_s: float = 0.0
+    hung_s: float = 0.0
+
+    def final(self, why: str = "") -> UrlFault:
+        """The last failure, with the number of attempts and why there is no further one."""
+        assert self.last is not None
+        times = f" ({self.failures} times asked)" if self.failures > 1 else ""
+        detail = f"{self.last.detail}{times}{f'; {why}' if why else ''}"
+        # Rules that were not read tell by `may_pass` why.
+        return UrlFault(self.last.reason, detail, status=self.last.status, may_pass=self.last.may_pass)
 
 
 def parse_url(url: str, *, base: URL | None = None) -> URL:
@@ -250,40 +213,22 @@ def parse_url(url: str, *, base: URL | None = None) -> URL:
         base: URL of the answer that redirects to it.
 
     Raises:
-        BadSample: it is not one of http or https, or has no host.
+        UrlFault: it is not one of http or https, or has no host.
     """
     text = url.strip()
     try:
         found = URL(text) if base is None else base.join(URL(text))
         host = found.host
     except (ValueError, TypeError) as error:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} ({short(str(error))})") from error
+        raise UrlFault(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} ({short(str(error))})") from error
     if found.scheme not in ("http", "https"):
         detail = f"only http and https are fetched, and {excerpt(_shown(text))} is of '{short(found.scheme)}'"
-        raise BadSample(Reason.REFUSED_ADDRESS, detail)
+        raise UrlFault(Reason.REFUSED_ADDRESS, detail)
     if not host:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} names no host")
+        raise UrlFault(Reason.REFUSED_ADDRESS, f"not a URL: {excerpt(_shown(text))} names no host")
     return found.with_fragment(None)
 
 
 def _shown(text: str) -> str:
     """A URL, or a part of one, for a message: without a name and a password."""
     return _USER.sub(r"\1\2", text)
-
-
-def _refuse_opted_out(headers: CIMultiDictProxy[str]) -> None:
-    """Raise BadSample if the headers of an answer opt out."""
-    if header := opted_out_by_headers(headers.getall("X-Robots-Tag", ()), headers.getall("tdm-reservation", ())):
-        raise BadSample(Reason.OPTED_OUT, f"the answer says {header}")
-
-
-def _failure(state: RetryCallState) -> TryAgain:
-    error = state.outcome.exception() if state.outcome else None
-    assert isinstance(error, TryAgain)
-    return error
-
-
-def _give_up(state: RetryCallState, effort: Effort) -> bytes:
-    """Raise the last failure."""
-    error = _failure(state)
-    raise effort.final(f"the host asks to wait {error.after_s:,.0f} s" if error.after_s else "") from error

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import random
 import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import monotonic
 from typing import Any, NamedTuple
@@ -30,38 +28,22 @@ from aiohttp import (
 )
 from aiohttp.abc import AbstractResolver
 from aiohttp.helpers import is_ip_address
-from multidict import CIMultiDictProxy
 from yarl import URL
 
 from mmdata.convert.fetch.addresses import RefusedAddress, is_passing
-from mmdata.convert.fetch.faults import BadStatus, TryAgain, short
-from mmdata.convert.fetch.room import Space
+from mmdata.convert.fetch.faults import UrlFault, short
+from mmdata.convert.fetch.opt_outs import MAX_RULES_BYTES, opted_out_by_headers
 from mmdata.convert.fetch.settings import FetchSettings
-from mmdata.errors import BadSample, Reason, excerpt
+from mmdata.errors import Reason, excerpt
 
+Need = Callable[[int, "int | None"], None]
+"""Finds room for the bytes of a body so far, and in all if that is known; it may raise NoRoom."""
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+PASSING = frozenset({408, 429})
+"""Statuses below 500 that may be another one later."""
 _CLOSE = {"Connection": "close"}
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Errors of this machine, for which no URL is to blame."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a request is for.
-
-    Attributes:
-        most: bytes that the body may have.
-        cut: whether a longer body is cut at `most`, and no error.
-        space: of the row, for the body; None for small files.
-        is_last: whether the connection is closed after the answer.
-        refuse: looks at the headers of an answer before its body is read; it may raise BadSample.
-    """
-
-    most: int
-    cut: bool = False
-    space: Space | None = None
-    is_last: bool = False
-    refuse: Callable[[CIMultiDictProxy[str]], None] | None = None
 
 
 class _NoAddress(ClientError):
@@ -71,7 +53,8 @@ class _NoAddress(ClientError):
 class Answer(NamedTuple):
     """The body of an answer of status 200, or where another one redirects to, as the server gives it ("": nowhere)."""
 
-    body: bytes
+    status: int
+    body: bytes = b""
     location: str = ""
 
 
@@ -81,7 +64,7 @@ async def look_up(names: AbstractResolver, url: URL) -> None:
     It ends when the system's resolver gives up. A limit here would free the slot of a thread that is at work.
 
     Raises:
-        BadSample, TryAgain, OSError: as `ask`.
+        UrlFault, OSError: as `ask`.
     """
     with _naming(url):
         try:
@@ -91,47 +74,54 @@ async def look_up(names: AbstractResolver, url: URL) -> None:
             raise _NoAddress from error
 
 
-async def ask(session: ClientSession, url: URL, settings: FetchSettings, asked: Asked) -> Answer:
+async def ask(
+    session: ClientSession,
+    url: URL,
+    settings: FetchSettings,
+    *,
+    need: Need | None,
+    is_last: bool = False,
+    honours: bool = False,
+) -> Answer:
     """Ask for a URL once; redirects are not followed.
 
     Args:
         session: sends no cookies, and decompresses nothing.
         url: of http or https.
         settings: of the fetching.
-        asked: what the request is for.
+        need: finds room for an image; None asks for the rules of a site, and cuts them at MAX_RULES_BYTES.
+        is_last: whether the connection is closed after the answer.
+        honours: whether an answer that opts out is a fault.
 
     Raises:
-        BadSample: the answer is not what was asked for.
-        TryAgain: the failure may pass.
+        UrlFault: there is no such answer.
         NoRoom: the body has no room now.
         OSError: this machine cannot open connections.
     """
     with _naming(url):
-        request = session.get(url, allow_redirects=False, headers=_CLOSE if asked.is_last else None)
+        request = session.get(url, allow_redirects=False, headers=_CLOSE if is_last else None)
         response = await asyncio.wait_for(request, settings.answer_s)
     try:
-        location = response.headers.get("Location", "") if response.status in REDIRECTS else ""
-        if not location:
-            _check_status(response)
-        if asked.refuse:
-            asked.refuse(response.headers)
+        headers, status = response.headers, response.status
+        location = headers.get("Location", "") if status in REDIRECTS else ""
+        if status != 200 and not location:
+            detail = short(f"status {status} {response.reason or ''}".rstrip())
+            may_pass = status in PASSING or status >= 500
+            after_s = retry_after(headers.get("Retry-After", "")) if may_pass else 0.0
+            raise UrlFault(Reason.HTTP_STATUS, detail, status=status, may_pass=may_pass, after_s=after_s)
+        opt_outs = headers.getall("X-Robots-Tag", ()), headers.getall("tdm-reservation", ())
+        if honours and (header := opted_out_by_headers(*opt_outs)):
+            raise UrlFault(Reason.OPTED_OUT, f"the answer says {header}")
         if location:
-            return Answer(b"", location)
-        _check_encoding(response)
+            return Answer(status, location=location)
+        encoding = headers.get("Content-Encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            detail = f"the server sends it with Content-Encoding {excerpt(encoding)}, though identity was asked for"
+            raise UrlFault(Reason.BAD_ANSWER, detail)
         with _naming(url):
-            return Answer(await _read(response, settings, asked))
+            return Answer(status, await _read(response, settings, need))
     finally:
         response.close()  # a body that was read to its end has returned its connection already
-
-
-def _check_status(response: ClientResponse) -> None:
-    status = response.status
-    if status == 200:
-        return
-    bad = BadStatus(status, short(f"status {status} {response.reason or ''}".rstrip()))
-    if bad.may_pass:
-        raise TryAgain(bad, retry_after(response.headers.get("Retry-After", "")))
-    raise bad
 
 
 def retry_after(value: str) -> float:
@@ -144,26 +134,19 @@ def retry_after(value: str) -> float:
         return 0.0
 
 
-def _check_encoding(response: ClientResponse) -> None:
-    encoding = response.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in ("", "identity"):
-        detail = f"the server sends it with Content-Encoding {excerpt(encoding)}, though identity was asked for"
-        raise BadSample(Reason.BAD_ANSWER, detail)
-
-
-async def _read(response: ClientResponse, settings: FetchSettings, asked: Asked) -> bytes:
+async def _read(response: ClientResponse, settings: FetchSettings, need: Need | None) -> bytes:
     """The body of an answer.
 
     Raises:
-        BadSample: too large or too slow.
-        NoRoom: see `Space.need`.
-        TryAgain: it is silent for too long.
+        UrlFault: too large, too slow, or silent for too long.
+        NoRoom: see `Room.need`.
     """
-    most, space, declared = asked.most, asked.space, response.content_length
-    if declared is not None and declared > most and not asked.cut:
-        raise BadSample(Reason.IMAGE_TOO_LARGE, f"the server declares {declared} bytes; the limit is {most}")
-    if declared is not None and space is not None:
-        space.need(declared, whole=declared)
+    most = settings.max_bytes if need else MAX_RULES_BYTES
+    declared = response.content_length
+    if need and declared is not None:
+        if declared > most:
+            raise UrlFault(Reason.IMAGE_TOO_LARGE, f"the server declares {declared} bytes; the limit is {most}")
+        need(declared, declared)
     parts: list[bytes] = []
     size, waited_s = 0, 0.0
     marked_s, marked = 0.0, 0
@@ -174,26 +157,26 @@ async def _read(response: ClientResponse, settings: FetchSettings, asked: Asked)
             part = await asyncio.wait_for(response.content.readany(), settings.silence_s)
         except asyncio.TimeoutError as error:
             silent = f"no byte of the body came for {settings.silence_s:g} s"
-            raise TryAgain(BadSample(Reason.TIMED_OUT, silent)) from error
+            raise UrlFault(Reason.TIMED_OUT, silent, may_pass=True) from error
         if not part:
             break
         waited_s += monotonic() - started
         size += len(part)
         if size > most:
-            if asked.cut:
+            if need is None:
                 return b"".join([*parts, part])[:most]
-            raise BadSample(Reason.IMAGE_TOO_LARGE, f"the answer goes on after {most} bytes, the limit")
-        if space is not None:
-            space.need(size)
+            raise UrlFault(Reason.IMAGE_TOO_LARGE, f"the answer goes on after {most} bytes, the limit")
+        if need:
+            need(size, None)
         parts.append(part)
         if waited_s > settings.body_s:
-            raise BadSample(Reason.TIMED_OUT, f"not complete after {settings.body_s:g} s")
+            raise UrlFault(Reason.TIMED_OUT, f"not complete after {settings.body_s:g} s")
         if waited_s - marked_s >= settings.slow_s:
             rate = (size - marked) / (waited_s - marked_s)
             if rate < settings.least_bytes_per_s:
                 least = f"fewer than {settings.least_bytes_per_s:,}"
                 detail = f"{rate:,.0f} bytes a second came for {waited_s - marked_s:.3g} s, {least}"
-                raise BadSample(Reason.TIMED_OUT, detail)
+                raise UrlFault(Reason.TIMED_OUT, detail)
             marked_s, marked = waited_s, size
     return b"".join(parts)
 
@@ -205,9 +188,9 @@ def _naming(url: URL) -> Generator[None, None, None]:
         yield
     except asyncio.TimeoutError as error:
         words = str(error).partition(" to host ")[0] or "no answer"
-        raise TryAgain(BadSample(Reason.TIMED_OUT, f"{words[0].lower()}{words[1:]}")) from error
+        raise UrlFault(Reason.TIMED_OUT, f"{words[0].lower()}{words[1:]}", may_pass=True) from error
     except (InvalidURL, UnicodeError) as error:
-        raise BadSample(Reason.REFUSED_ADDRESS, f"not a URL that can be asked for: {short(str(error))}") from error
+        raise UrlFault(Reason.REFUSED_ADDRESS, f"not a URL that can be asked for: {short(str(error))}") from error
     except ClientError as error:
         raise _named(url, error) from error
 
@@ -215,17 +198,17 @@ def _naming(url: URL) -> Generator[None, None, None]:
 def _named(url: URL, error: ClientError) -> Exception:
     cause = _cause(error)
     if isinstance(cause, RefusedAddress):
-        return BadSample(Reason.REFUSED_ADDRESS, f"{cause}; --allow-private-addresses allows it")
+        return UrlFault(Reason.REFUSED_ADDRESS, f"{cause}; --allow-private-addresses allows it")
     if isinstance(cause, OSError) and cause.errno in _OURS and not isinstance(cause, socket.gaierror):
         return cause
     if isinstance(error, (ClientConnectorDNSError, _NoAddress)):
-        bad = BadSample(Reason.UNREACHABLE, f"no address of '{url.host}' is known: {_words(cause)}")
-        return TryAgain(bad) if is_passing(error) else bad
+        detail = f"no address of '{url.host}' is known: {_words(cause)}"
+        return UrlFault(Reason.UNREACHABLE, detail, may_pass=is_passing(error))
     if isinstance(error, (ClientConnectorCertificateError, ClientSSLError)):
-        return BadSample(Reason.UNREACHABLE, f"no safe connection: {_words(cause)}")
+        return UrlFault(Reason.UNREACHABLE, f"no safe connection: {_words(cause)}")
     if isinstance(error, ClientResponseError):
-        return BadSample(Reason.BAD_ANSWER, f"the answer is not HTTP: {short(error.message)}")
-    return TryAgain(BadSample(Reason.UNREACHABLE, f"the connection failed: {_words(cause)}"))
+        return UrlFault(Reason.BAD_ANSWER, f"the answer is not HTTP: {short(error.message)}")
+    return UrlFault(Reason.UNREACHABLE, f"the connection failed: {_words(cause)}", may_pass=True)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -239,8 +222,3 @@ def _words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno:  # asyncio puts the address in place of the words
         words = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
     return short(words) if words else type(error).__name__
-
-
-def jitter(at_least_s: float) -> float:
-    """A pause of at least so long, and up to a tenth longer, so that those who wait do not come together."""
-    return at_least_s * random.uniform(1.0, 1.1)

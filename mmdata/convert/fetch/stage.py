@@ -11,11 +11,11 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch.settings import FetchSettings, user_agent
@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # conversions without URLs do without aiohttp
     from mmdata.convert.fetch.fetcher import Fetcher
 
 logger = logging.getLogger("mmdata.fetch")
-
-T = TypeVar("T")
 
 _OF_THE_WEB = re.compile(r"\s*https?://", re.IGNORECASE)
 
@@ -110,12 +108,12 @@ class FetchStage:
         if self._loop is None:
             return
         try:
-            self._call(self._stop())
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         finally:
             _end(self._loop, self._thread)
             self._loop = None
             if self.tally.urls:  # now that no report can come after it
-                logger.info("%s", self.tally.table())
+                logger.info("%s", self.tally.line())
 
     def __call__(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
         """The rows, with images in place of URLs.
@@ -156,8 +154,7 @@ class FetchStage:
         if not fetched.done():
             self._loop.call_soon_threadsafe(self._fetcher.room.move, row.number)
         row = fetched.result()
-        if size := _size(row):
-            self._loop.call_soon_threadsafe(self._fetcher.room.give_back, size)
+        self._loop.call_soon_threadsafe(self._fetcher.room.free, row.number)
         return row
 
     async def _fetch(self, row: InputRow) -> InputRow:
@@ -176,17 +173,11 @@ class FetchStage:
         from mmdata.convert.fetch.fetcher import Fetcher
 
         loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)
         try:
-            names = ThreadPoolExecutor(
-                self._settings.connections, thread_name_prefix="names"
-            )  # a dead one takes seconds
-            loop.set_default_executor(names)
-            thread = threading.Thread(target=loop.run_forever, name="fetch", daemon=True)
+            # As many threads as connections, since a dead name takes seconds.
+            loop.set_default_executor(ThreadPoolExecutor(self._settings.connections, thread_name_prefix="names"))
             thread.start()
-        except BaseException:
-            loop.close()
-            raise
-        try:
             fetcher = self._given or Fetcher(self._settings)
             asyncio.run_coroutine_threadsafe(fetcher.__aenter__(), loop).result()
         except BaseException:
@@ -194,10 +185,6 @@ class FetchStage:
             raise
         self._loop, self._thread, self._fetcher = loop, thread, fetcher
         self._report = asyncio.run_coroutine_threadsafe(self._log(), loop)
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _log(self) -> None:
         while True:
@@ -214,8 +201,9 @@ class FetchStage:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    if thread.is_alive():
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
     loop.close()
 
 

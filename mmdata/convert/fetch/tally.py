@@ -1,20 +1,17 @@
-"""Counts what becomes of URLs, by reason and host, for the log of a run."""
+"""Counts what becomes of URLs, by reason and by host, for the log of a run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from time import monotonic
-from typing import TypeVar
 
 from yarl import URL
 
 from mmdata.errors import Reason, counted, printable
 
-K = TypeVar("K")
-
 HOSTS_SHOWN = 3
 HOSTS_KEPT = 10_000
-"""Hosts counted for a reason; when there are more, the rarest half is forgotten."""
+"""Hosts that are counted; when there are more, the rarest half is forgotten."""
 
 
 class Tally:
@@ -30,9 +27,8 @@ class Tally:
         self.urls = 0
         self.bytes = 0
         self.reasons: Counter[Reason] = Counter()
-        self._hosts: dict[Reason, Counter[str]] = {}
-        self._began = self._marked_at = monotonic()
-        self._marked = (0, 0)
+        self._hosts: Counter[str] = Counter()
+        self._began = monotonic()
 
     def good(self, size: int) -> None:
         """Count an image of `size` bytes."""
@@ -43,44 +39,22 @@ class Tally:
         """Count a URL without an image."""
         self.urls += 1
         self.reasons[reason] += 1
-        hosts = self._hosts.setdefault(reason, Counter())
-        hosts[_host_of(url)] += 1
-        if len(hosts) > HOSTS_KEPT:
-            self._hosts[reason] = Counter(dict(hosts.most_common(HOSTS_KEPT // 2)))
+        self._hosts[_host_of(url)] += 1
+        if len(self._hosts) > HOSTS_KEPT:
+            self._hosts = Counter(dict(self._hosts.most_common(HOSTS_KEPT // 2)))
 
     def line(self) -> str:
-        """What was fetched so far, and the rates since the last line."""
-        now = monotonic()
-        elapsed = max(now - self._marked_at, 1e-9)
-        urls, size = self.urls - self._marked[0], self.bytes - self._marked[1]
-        self._marked_at, self._marked = now, (self.urls, self.bytes)
-        rates = f"{urls / elapsed:,.0f} a second, {size / elapsed / 1e6:,.1f} MB/s"
-        return f"{self._so_far()}; {rates}{self._listed()}"
-
-    def table(self) -> str:
-        """What was fetched in all: a line, and one for each reason with its commonest hosts."""
-        lines = [f"{self._so_far()}, {self.bytes / 1e6:,.1f} MB in {monotonic() - self._began:,.0f} s"]
-        width = max((len(str(reason)) for reason in self.reasons), default=0)
-        for reason, count in _commonest_first(self.reasons):
-            lines.append(f"  {reason!s:{width}}  {count:>9,}  {self._commonest(reason)}")
-        return "\n".join(lines)
-
-    def _so_far(self) -> str:
-        good = self.urls - self.reasons.total()
-        share = good / self.urls if self.urls else 1.0
-        return f"fetched {good:,} of {counted(self.urls, 'URL')} ({share:.1%})"
-
-    def _listed(self) -> str:
-        return "".join(
-            f"; {count:,} {reason} ({self._commonest(reason)})" for reason, count in _commonest_first(self.reasons)
-        )
-
-    def _commonest(self, reason: Reason) -> str:
-        return ", ".join(f"{host} {count:,}" for host, count in _commonest_first(self._hosts[reason])[:HOSTS_SHOWN])
-
-
-def _commonest_first(counts: Counter[K]) -> list[tuple[K, int]]:
-    return sorted(counts.items(), key=lambda one: (-one[1], str(one[0])))
+        """What was fetched so far, how fast, the reasons of all others, and the hosts that have most of these."""
+        bad, elapsed_s = self.reasons.total(), max(monotonic() - self._began, 1e-9)
+        share = 1 - bad / self.urls if self.urls else 1.0
+        line = f"fetched {self.urls - bad:,} of {counted(self.urls, 'URL')} ({share:.1%})"
+        line += f", {self.bytes / 1e6:,.1f} MB in {elapsed_s:,.0f} s, {self.urls / elapsed_s:,.0f} a second"
+        if bad:
+            reasons = sorted(self.reasons.items(), key=lambda one: (-one[1], str(one[0])))
+            hosts = sorted(self._hosts.items(), key=lambda one: (-one[1], one[0]))[:HOSTS_SHOWN]
+            line += f"; no image: {', '.join(f'{count:,} {reason}' for reason, count in reasons)}"
+            line += f"; most of them of {', '.join(f'{host} ({count:,})' for host, count in hosts)}"
+        return line
 
 
 def _host_of(url: str) -> str:

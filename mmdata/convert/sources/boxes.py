@@ -70,9 +70,9 @@ class Boxes:
         said = " and ".join(f"{number} {one if number == 1 else many}" for number, one, many in counts if number)
         return {Loss.BOX_UNUSABLE: f"{said} left out; the first is {self._first}"} if said else {}
 
-    def names(self, key: str = "category") -> list[str]:
-        """What the boxes show, each name once, in the order of the boxes."""
-        return list(dict.fromkeys(entry[key] for entry in self.entries))
+    def names(self) -> list[str]:
+        """The categories in the boxes, each once, in the order of the boxes."""
+        return list(dict.fromkeys(entry["category"] for entry in self.entries))
 
 
 def fault_of(bbox: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdata.config.convert import ConvertConfig, Grouping
+from mmdata.config.convert import ALL, RESERVED, ConvertConfig, Grouping
 from mmdata.convert.sources.boxes import KEY, Boxes, missing_caption
 from mmdata.convert.sources.coco_files import (
     BOX_VALUES,
@@ -19,13 +19,15 @@ from mmdata.convert.sources.coco_files import (
 from mmdata.convert.sources.files import digest_of_zip
 from mmdata.convert.sources.images_folder import find_images
 from mmdata.convert.sources.json_tables import hashable
-from mmdata.convert.sources.kept import Kept
 from mmdata.convert.sources.open_table import fingerprint
 from mmdata.convert.sources.rows import InputRow, fill_templates
+from mmdata.convert.sources.tables import shown
 from mmdata.errors import ConfigError, Reason, counted, excerpt
 
 KEYS_SEEN = 100
 """Images whose keys can be kept."""
+PATH = "path"
+"""Name under which the path of an image is kept."""
 
 
 class CocoSource:
@@ -56,8 +58,8 @@ class CocoSource:
         if not self._content.has_captions and not self._templates:
             raise _no_captions(paths[0])
         seen = [image for row in range(min(KEYS_SEEN, len(self._content.groups))) for image in self._image(row)]
-        known = dict.fromkeys(key for image in seen for key in image if key != "file_name")
-        self._kept = Kept(paths[0], [_stored(name) for name in config.keep], [*known], [SEGMENTATION])
+        known = dict.fromkeys(key for image in seen for key in image if key not in ("file_name", PATH, KEY, *RESERVED))
+        self._kept = _names_to_keep(paths[0], config.keep, [*known])
         self.rows_at_most = len(self._content.groups) + len(self._content.orphans)
         names = [name for image in seen[:IMAGES_SEEN] if isinstance(name := path_of(image), str) and name]
         self.root, self._found_in = find_images(paths[0].parent, config.images, names)
@@ -100,7 +102,8 @@ class CocoSource:
         if not captions and self._templates and names:
             captions = tuple(fill_templates(self._templates, ", ".join(names)))
         fault = None if captions else missing_caption(self._templates)
-        extra = {KEY: boxes.entries, **self._kept.of(image, path)}
+        kept = {name: path if name == PATH else image.get(name) for name in self._kept}
+        extra = {KEY: boxes.entries, **kept}
         return InputRow(number, place, image=path, captions=captions, extra=extra, losses=boxes.losses, fault=fault)
 
     def _boxes(self, annotations: Iterator[dict[str, Any]]) -> Boxes:
@@ -131,8 +134,20 @@ class CocoSource:
         return joined
 
 
-def _stored(name: str) -> str:
-    return "path" if name == "file_name" else name  # stored as "path", as of a table
+def _names_to_keep(path: Path, keep: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Names of the values of an image that are kept: "*" takes all that are known; segmentations are kept in boxes.
+
+    Raises:
+        ConfigError: a name that no image has.
+    """
+    asked = [PATH if name == "file_name" else name for name in keep]  # stored as "path", as of a table
+    if strangers := [name for name in asked if name not in (ALL, PATH, SEGMENTATION, *known)]:
+        raise ConfigError(
+            f"annotations '{path}': nothing of the name '{strangers[0]}' (keep); there are: "
+            f"{shown([PATH, *known, SEGMENTATION])}"
+        )
+    named = [name for word in asked for name in (known if word == ALL else (word,))]
+    return tuple(dict.fromkeys(name for name in named if name != SEGMENTATION))
 
 
 def _no_captions(path: Path) -> ConfigError:

@@ -15,12 +15,10 @@ from mmdata.convert.sources.json_stream import stream_entries
 from mmdata.convert.sources.open_table import find_tables
 from mmdata.convert.sources.rows import Source
 from mmdata.convert.sources.tables import choose_part
-from mmdata.convert.sources.visual_genome import REGIONS, VisualGenomeSource, is_regions
-from mmdata.convert.sources.voc import VocSource, find_voc, voc_parts
 from mmdata.errors import ConfigError, DataError
 
-Form = Literal["boxes", "captions", "regions"]
-"""COCO's boxes or captions, or Visual Genome's regions."""
+Form = Literal["boxes", "captions"]
+"""COCO's."""
 
 BESIDE_IMAGES = "_annotations.coco.json"
 """File in the folder of the images of each part, as Roboflow exports COCO's form."""
@@ -33,7 +31,7 @@ def open_annotated(path: Path, config: ConvertConfig) -> Source | None:
     """Open a corpus whose images have boxes; None for any other source.
 
     Args:
-        path: a file of annotations, a VOC, a folder of Visual Genome or of COCO.
+        path: a file of annotations, or a folder of COCO.
         config: `table` names files of one part in a folder, `split` a part.
 
     Raises:
@@ -46,29 +44,14 @@ def open_annotated(path: Path, config: ConvertConfig) -> Source | None:
         return _open_files([path], config)
     if config.table is not None:
         return _open_files(find_tables(path, config.table), config)
-    if (voc := find_voc(path)) is not None:
-        refuse_strangers(path, config, SourceKind.BOXES)
-        return VocSource(voc, config)
-    for regions in (path / REGIONS, path / "annotations" / REGIONS):
-        if regions.is_file():
-            return _open_files([regions], config)
-    if parts := _coco_parts(path):
+    if parts := coco_parts(path):
         return _open_files(choose_part(path, parts, config.split), config.model_copy(update={"split": None}))
     return None
-
-
-def annotation_parts(folder: Path) -> list[str]:
-    """Names of the parts of a VOC or of COCO that `split` chooses from; none of another folder."""
-    voc = find_voc(folder)
-    return list(_coco_parts(folder) if voc is None else voc_parts(voc))
 
 
 def _open_files(paths: Sequence[Path], config: ConvertConfig) -> Source | None:
     """Open files that hold boxes, several of COCO's form as one; None if none of them does, and they are tables."""
     forms = [_form_of(path) for path in paths]
-    if forms == ["regions"]:
-        refuse_strangers(paths[0], config, SourceKind.BOXES)
-        return VisualGenomeSource(paths[0], config)
     if "boxes" not in forms:
         return None
     if others := [path for path, form in zip(paths, forms, strict=True) if form not in ("boxes", "captions")]:
@@ -84,7 +67,7 @@ def _open_files(paths: Sequence[Path], config: ConvertConfig) -> Source | None:
     return CocoSource(_in_order(paths), config)
 
 
-def _coco_parts(folder: Path) -> dict[str, list[Path]]:
+def coco_parts(folder: Path) -> dict[str, list[Path]]:
     """The files of each part that has boxes: in a folder or its annotations/, or one in the folder of each part."""
     for place in (folder, folder / "annotations"):
         parts: dict[str, list[Path]] = {}
@@ -114,8 +97,6 @@ def _form_of(path: Path) -> Form | None:
         return None
     try:
         for entry in stream_entries(path):
-            if entry.key == "":
-                return "regions" if is_regions(entry.value) else None
             if entry.key not in _COCO_KEYS:
                 return None
             if not entry.number or entry.key not in ("images", "annotations"):

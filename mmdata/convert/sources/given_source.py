@@ -21,6 +21,8 @@ from mmdata.tars.tar import header, split_name
 
 KEY = "key"
 """Name of the cell with the key of a row's sample."""
+LEFT_OUT = "left_out"
+"""Name of the cell that says why a row is left out: "REASON: text" with a reason of the list, or any other text."""
 CAPTIONS = ["caption", "captions"]
 """Cells that are both taken, as some rows may have the one and some the other."""
 LONGEST_EXTENSION = ".json"
@@ -47,6 +49,8 @@ def open_rows(rows: Rows, config: ConvertConfig, folder: Path) -> Generator[Give
 class GivenSource(TableSource):
     """Rows of a program: dicts of an image, captions, a label, a key, and more, which a sample's JSON keeps.
 
+    A row with a text in `left_out` is left out for that reason.
+
     Paths are those of the program: absolute, or relative to its current folder. With `images` they are relative to that
     folder, and nothing outside it is read.
 
@@ -64,8 +68,8 @@ class GivenSource(TableSource):
         self._sha256 = table.sha256
         self._below = os.getcwd() if config.images == "." else ""
         self._are_merged = config.group_by != "none" and (config.group_by is not None or not config.keep_duplicates)
-        if KEY not in config.keep:
-            self.columns = replace(self.columns, left_out=self.columns.left_out | {KEY})
+        apart = {KEY, LEFT_OUT} - set(config.keep)
+        self.columns = replace(self.columns, left_out=self.columns.left_out | apart)
 
     def rows(self) -> Iterator[InputRow]:
         """All rows. See `Source.rows`."""
@@ -73,6 +77,8 @@ class GivenSource(TableSource):
         for row, cells in self._read():
             if self._below and isinstance(row.image, str) and row.image and not has_url(row):
                 row = replace(row, image=os.path.join(self._below, row.image))
+            if (said := cells.get(LEFT_OUT)) and row.fault is None:
+                row = replace(row, fault=_left_out(said))
             try:
                 yield replace(row, key=keys.take(row, cells.get(KEY)))
             except BadSample as bad:
@@ -89,6 +95,14 @@ class GivenSource(TableSource):
 
     def _find_root(self, folder: Path, images: str) -> tuple[str, str]:
         return (os.sep, "") if images == "." else super()._find_root(folder, images)
+
+
+def _left_out(said: Any) -> tuple[Reason, str]:
+    """The fault that a program gives to a row: `_left_out("missing_caption: no object")` has that reason."""
+    if not isinstance(said, str):
+        return Reason.BROKEN_ROW, f"{LEFT_OUT} is {type(said).__name__}, not a text"
+    reason, _, detail = said.partition(": ")
+    return (Reason(reason), detail) if detail and reason in [str(one) for one in Reason] else (Reason.BROKEN_ROW, said)
 
 
 class _Keys:

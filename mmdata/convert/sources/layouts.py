@@ -11,7 +11,7 @@ import re
 from pathlib import Path, PurePath
 
 from mmdata.convert.sources.files import PARTS, corpus_folder, folders_in, is_file, is_folder, names_in
-from mmdata.convert.sources.find import annotation_parts
+from mmdata.convert.sources.find import coco_parts
 from mmdata.convert.sources.folder import IMAGE_SUFFIXES
 from mmdata.convert.sources.tables import choose_part
 from mmdata.errors import DataError
@@ -44,7 +44,7 @@ def find_parts(folder: Path) -> list[str]:
     if not is_folder(folder) or any(is_file(folder / name) for name in METADATA):
         return []
     names = [name for name in names_in(folder) if name.lower() in PARTS and is_folder(folder / name)]
-    return annotation_parts(folder) or list(_parts_of_tables(folder)) or names
+    return list(coco_parts(folder)) or list(_parts_of_tables(folder)) or names
 
 
 def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:

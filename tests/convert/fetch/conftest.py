@@ -24,14 +24,14 @@ def quick(**settings: Any) -> FetchSettings:
 
 
 async def fetch_with(fetcher: Fetcher, urls: Sequence[str]) -> list[Outcome]:
-    """All URLs at once; a body's bytes are given back."""
+    """All URLs at once; rows of bodies are freed."""
 
     async def one(row: int, url: str) -> Outcome:
         try:
             body = await fetcher.fetch(url, row)
         except BadSample as bad:
             return str(bad.reason), bad.detail
-        fetcher.room.give_back(len(body))
+        fetcher.room.free(row)
         return body
 
     async with fetcher:
@@ -86,6 +86,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", pass_by)
-    for name in ("effort", "fetcher", "hosts"):
+    for name in ("fetcher", "hosts"):
         monkeypatch.setattr(f"mmdata.convert.fetch.{name}.monotonic", clock)
     return clock

@@ -174,6 +174,7 @@ class BlockedNames(Names):
         return await super().resolve(host, port, family)
 
 
+@pytest.mark.sweep
 def test_slow_names_cost_neither_their_urls_nor_those_of_other_hosts(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(200, b"an image")
     busy = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")

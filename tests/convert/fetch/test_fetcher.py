@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 
 from mmdata.convert.fetch.addresses import address_fault, any_address
-from mmdata.convert.fetch.effort import Effort
-from mmdata.convert.fetch.faults import BadStatus, NoRoom, TryAgain, short
+from mmdata.convert.fetch.faults import UrlFault, short
 from mmdata.convert.fetch.fetcher import Fetcher, parse_url
 from mmdata.convert.fetch.request import retry_after
-from mmdata.errors import BadSample
+from mmdata.convert.fetch.room import NoRoom
+from mmdata.errors import BadSample, Reason
 from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, cut, dribble, first, redirect, reset
 
@@ -152,20 +152,14 @@ def test_host_with_an_answer_now_and_then_is_not_left_alone(site: Site) -> None:
 
 
 def test_attempts_are_counted_over_starts_for_want_of_room(site: Site) -> None:
-    effort = Effort()
-    effort.begin()
-    effort.failed(BadStatus(503, "status 503"))
-    with effort.paused():
-        time.sleep(0.1)
-    assert effort.spent_s() < 0.09
-    assert effort.failures == 1
-    bodies = iter([NoRoom(10), TryAgain(BadStatus(503, "status 503")), NoRoom(20), NoRoom(30)])
+    failure = UrlFault(Reason.HTTP_STATUS, "status 503", status=503, may_pass=True)
+    bodies = iter([NoRoom(10), failure, NoRoom(20), NoRoom(30)])
     asked = 0
 
     async def ask(*_: Any) -> Any:
         nonlocal asked
         asked += 1
-        raise next(bodies, TryAgain(BadStatus(503, "status 503")))
+        raise next(bodies, failure)
 
     async def run() -> None:
         async with Fetcher(quick(attempts=3, ignore_opt_outs=True), fault_of=any_address) as fetcher:

@@ -202,7 +202,7 @@ def one_after_the_other(urls: list[str], pauses: list[float], **settings: Any) -
             for url, pause in zip(urls, pauses, strict=True):
                 try:
                     found.append(await fetcher.fetch(url))
-                    fetcher.room.give_back(len(found[-1]))
+                    fetcher.room.free(0)
                 except BadSample as bad:
                     found.append((str(bad.reason), bad.detail))
                 await asyncio.sleep(pause)

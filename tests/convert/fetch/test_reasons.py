@@ -71,6 +71,7 @@ def hangs(clock: Clock) -> Any:
 
 
 @pytest.mark.parametrize(("patience_s", "requests"), [(15.0, 1), (16.0, 2)])
+@pytest.mark.sweep(keep=1)
 def test_url_that_hangs_is_not_asked_again_once_it_took_too_long(
     fetched: Fetched, site: Site, clock: Clock, patience_s: float, requests: int
 ) -> None:
@@ -140,6 +141,7 @@ ENDLESS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.sweep(keep=1)
 def test_answer_without_end_times_out(site: Site, kind: str) -> None:
     speak, settings, detail = ENDLESS[kind]
     with raw(site, speak) as (url, connections):

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmdata.convert.fetch.faults import NoRoom
 from mmdata.convert.fetch.fetcher import Fetcher
-from mmdata.convert.fetch.room import Room, Space
+from mmdata.convert.fetch.room import NoRoom, Room
 from mmdata.convert.fetch.stage import FetchStage
 from mmdata.convert.sources.rows import InputRow
 from tests.convert.fetch.conftest import quick
@@ -25,25 +24,26 @@ def test_rows_wait_in_their_order_and_the_first_does_not() -> None:
     async def test() -> None:
         room, got = Room(100), []
 
-        async def reserve(row: int, count: int) -> None:
-            await room.reserve(row, count)
+        async def reserve(row: int, size: int) -> None:
+            await room.reserve(row, size)
             got.append(row)
 
         await reserve(5, 90)
-        waiting = [asyncio.ensure_future(reserve(row, count)) for row, count in ((9, 50), (7, 60), (8, 20))]
+        waiting = [asyncio.ensure_future(reserve(row, size)) for row, size in ((9, 50), (7, 60), (8, 20))]
         await asyncio.sleep(0)
         assert got == [5]
         await reserve(0, 1000)
         assert (got, room.used) == ([5, 0], 1090)
-        room.give_back(1000)
+        room.free(0)
         assert got == [5, 0]
         room.move(7)
         await asyncio.sleep(0)
         assert (got, room.used) == ([5, 0, 7], 150)
-        room.give_back(90)
+        room.free(5)
         await asyncio.gather(*waiting[1:])
         assert got == [5, 0, 7, 8]
-        room.give_back(80)
+        room.free(7)
+        room.free(8)
         await waiting[0]
         assert room.used == 50
 
@@ -59,30 +59,47 @@ def test_row_that_is_cancelled_leaves_its_place() -> None:
         gone.cancel()
         later = asyncio.ensure_future(room.reserve(3, 5))
         await asyncio.sleep(0)
-        room.give_back(10)
+        room.free(1)
         await later
         assert room.used == 5
 
     in_loop(test)
 
 
-def test_space_grows_settles_and_is_freed() -> None:
+def test_row_grows_settles_and_is_freed() -> None:
     async def test() -> None:
         room = Room(100)
-        one, first = Space(room, 1), Space(room, 0)
-        await one.reserve(60)
-        one.need(70)
+        await room.reserve(1, 60)
+        room.need(1, 70)
         with pytest.raises(NoRoom, match="no room for 100 bytes") as raised:
-            one.need(101)
-        assert raised.value.need == 100  # twice as many, but never more than there may be
+            room.need(1, 101)
+        assert raised.value.size == 100  # twice as many, but never more than there may be
         with pytest.raises(NoRoom, match="no room for 90 bytes"):
-            Space(room, 2).need(80, whole=90)
-        first.need(500)
-        one.settle(30)
+            room.need(2, 80, 90)
+        room.need(0, 500)
+        room.settle(1, 30)
         assert room.used == 530
-        one.free()
-        first.free()
+        room.free(1)
+        room.free(0)
+        room.free(0)
         assert room.used == 0
+
+    in_loop(test)
+
+
+def test_row_that_starts_again_frees_what_it_held_before_it_waits() -> None:
+    async def test() -> None:
+        room = Room(100)
+        await room.reserve(1, 60)
+        await room.reserve(2, 40)
+        await room.reserve(1, 50)
+        assert room.used == 90
+        waiting = asyncio.ensure_future(room.reserve(2, 60))
+        await asyncio.sleep(0)
+        assert (room.used, waiting.done()) == (50, False)
+        room.free(1)
+        await waiting
+        assert room.used == 60
 
     in_loop(test)
 
@@ -93,17 +110,13 @@ class Watched(Fetcher):
     most_used = 0
 
     async def __aenter__(self) -> Any:
-        give_back, grow = self.room._wake, self.room.grow
+        hold = self.room._hold
 
-        def look() -> None:
-            self.most_used = max(self.most_used, self.room.used)
-            give_back()
-
-        def look_and_grow(*arguments: Any, **named: Any) -> None:
-            grow(*arguments, **named)
+        def look(row: int, size: int) -> None:
+            hold(row, size)
             self.most_used = max(self.most_used, self.room.used)
 
-        self.room._wake, self.room.grow = look, look_and_grow  # type: ignore[method-assign]
+        self.room._hold = look  # type: ignore[method-assign]
         return await super().__aenter__()
 
 

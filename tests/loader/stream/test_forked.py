@@ -40,6 +40,7 @@ def passes_in_child(check: Callable[[], bool]) -> bool:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("over_http", [False, True])
 @pytest.mark.parametrize("begun", [0, 3])
+@pytest.mark.sweep(keep=2)
 def test_a_forked_child_reads_the_pass_anew(
     uneven: Any, config: Any, serve: Any, num_workers: int, over_http: bool, begun: int
 ):
@@ -62,6 +63,7 @@ def test_a_forked_child_reads_the_pass_anew(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.sweep(keep=1)
 def test_a_program_that_ends_in_mid_pass_prints_nothing(uneven: Any, config: Any, num_workers: int):
     settings = config(global_batch_size=2, shuffle_window_rows=8, loading={"num_workers": num_workers})
     program = f"""

@@ -151,6 +151,7 @@ def test_older_iteration_ends_with_an_error(uneven, config):
 
 @pytest.mark.parametrize("steps", [1, 5, 7, 12])
 @pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.sweep(keep=4)
 def test_resumed_ranks_go_on_exactly(uneven, config, steps, shuffle):
     folder = uneven(9, 14, 2)
     settings = config(shuffle=shuffle, transform="train")
@@ -311,6 +312,7 @@ def test_state_of_a_stream_of_other_pixels_is_refused(uneven, config, changes, m
 
 
 @pytest.mark.parametrize(("num_processes", "steps_per_epoch"), [(1, 4), (2, None)])
+@pytest.mark.sweep(keep=1)
 def test_worker_processes_give_the_batches_of_threads(uneven, tar, config, num_processes, steps_per_epoch):
     folder = uneven(9, 14, 5)
     (folder / "bad.tar").write_bytes(tar([("b/0.txt", b"no image"), ("b/1.txt", b"none either")]))

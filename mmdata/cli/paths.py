@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mmdata.config import load_config
-from mmdata.config.corpus import CorpusConfig, sources
-from mmdata.config.run_folder import not_a_run
-from mmdata.config.wrong_file import not_a_config
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import Kind, recognize
+
+if TYPE_CHECKING:
+    from mmdata.config.corpus import CorpusConfig
 
 
 def check_config_or_shards(place: str, overrides: list[str] | None = None) -> None:
@@ -25,6 +25,9 @@ def check_config_or_shards(place: str, overrides: list[str] | None = None) -> No
     path, kind = Path(place), recognize(Path(place))
     if "://" in place:
         return
+    from mmdata.config import load_config
+    from mmdata.config.wrong_file import not_a_config
+
     if kind is Kind.ABSENT:
         raise ConfigError(not_a_config(path))
     if overrides is not None and (kind is Kind.RUN or not path.is_dir()):
@@ -39,11 +42,14 @@ def check_folder(folder: str) -> None:
 
 def check_source(source: str) -> None:
     """Raise a DataError if there is no such corpus to convert; a URL is taken as it is."""
-    # Imported here: only what converts reads archives.
-    from mmdata.convert.sources.files import exists
+    if "://" in source or Path(source).exists():
+        return
+    if ".zip" in source.lower():
+        from mmdata.convert.sources.files import exists
 
-    if "://" not in source and not exists(source):
-        raise DataError(f"source '{source}': no such file or folder")
+        if exists(source):
+            return
+    raise DataError(f"source '{source}': no such file or folder")
 
 
 def check_run(run: Path) -> None:
@@ -51,11 +57,15 @@ def check_run(run: Path) -> None:
     kind = recognize(run)
     is_file = run.is_file() and (run.suffix.lower() == ".pt" or kind is Kind.BINARY)
     if not is_file and kind not in (Kind.RUN, Kind.CHECKPOINT):
+        from mmdata.config.run_folder import not_a_run
+
         raise DataError(f"'{run}': {not_a_run(run)}")
 
 
 def check_shards(data: CorpusConfig) -> None:
     """Raise a ConfigError if a folder of shards that the settings name is not there."""
+    from mmdata.config.corpus import sources
+
     named = [("data.shards", source.shards) for source in sources(data)]
     if data.val.shards is not None:
         named.append(("data.val.shards", data.val.shards))

@@ -1,0 +1,121 @@
+"""mmdata evaluate: a trained model on pairs, classes and compositional tests.
+
+    mmdata evaluate runs/scenes
+    mmdata evaluate runs/scenes data.decode=exact data.loading.num_workers=2
+    mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
+    mmdata evaluate runs/scenes/checkpoints/step-0000001000.pt --shards shards/other --classes classes.json
+    torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
+
+classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
+Shards that name their classes need no file: prompts are then made as `mmdata convert --caption-template` made the
+captions, or are the names alone.
+Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
+share of the rows and pairs, and rank 0 writes; the numbers are those of one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from mmdata.cli.paths import check_folder, check_run
+from mmdata.errors import ConfigError, printable
+from mmdata.files import write_whole
+
+COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
+"""Scores of a compositional test, and the share that chance gets right."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="data.decode or a setting of data.loading"
+    )
+    parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
+    parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
+    parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe, ARO")
+    parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Evaluate, write the JSON file, print the table."""
+    check_run(options.run)
+    if options.shards is not None:
+        check_folder(options.shards)
+    from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes, with_settings
+    from mmdata.config.corpus import ValConfig, val_in_words
+    from mmdata.train.evaluation.prompts import read_classes
+    from mmdata.train.ranks import collectives
+    from mmdata.train.run.trainer import EVALUATION
+    from mmdata.trained import TrainedRun
+    from mmdata.trained.pairs import read_pairs
+
+    classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
+    device = collectives.init(options.device)
+    trained = with_settings(TrainedRun.load(options.run, device), options.overrides)
+    if options.select and not options.shards:
+        raise ConfigError("--select chooses rows of --shards, which is missing")
+    val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val
+    if not val and options.pairs is None:
+        raise ConfigError("nothing to evaluate on: the run has no data.val; give --shards or --pairs")
+    if val and classes is None:
+        classes = named_classes(trained, val)
+    if not val and classes is not None:
+        raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
+    if options.pairs is not None:
+        read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
+    scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
+    path = trained.checkpoint
+    out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if val:
+        scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
+        scores |= evaluate_shards(trained, val, classes, out=out)
+    if options.pairs is not None:
+        scores["pairs"] = str(options.pairs)
+        scores["compositional"] = evaluate_pairs(trained, options.pairs)
+    if collectives.rank() > 0:
+        return 0
+    write_whole(out, (json.dumps(scores, indent=2) + "\n").encode())
+    show(scores, path, out)
+    return 0
+
+
+def show(scores: dict[str, Any], checkpoint: Path, out: Path) -> None:
+    """Print the tables of what was measured."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    if "image_to_text_r1" in scores:
+        title = f"{scores['images']:,} images, {scores['texts']:,} captions of {scores['shards']}"
+        table = Table("retrieval", "R@1", "R@5", "R@10", title=escape(printable(title)))
+        for name in ("image_to_text", "text_to_image", "chance"):
+            table.add_row(name.replace("_", " "), *(percent(scores[f"{name}_r{k}"]) for k in (1, 5, 10)))
+        console.print(table)
+    if "zero_shot_top1" in scores:
+        prompts = ", ".join(f'"{template}"' for template in scores["templates"])
+        table = Table("zero-shot", "top 1", "top 5", "chance", title=escape(printable(f"classes named by {prompts}")))
+        table.add_row("accuracy", *(percent(scores[f"zero_shot_{name}"]) for name in ("top1", "top5", "chance")))
+        console.print(table)
+    if "compositional" in scores:
+        scored = {name for values in scores["compositional"].values() for name in values}
+        table = Table("swap", "pairs", *COMPOSITIONAL, title=escape(printable(scores["pairs"])))
+        for kind, values in scores["compositional"].items():
+            # Pairs with one image have an accuracy alone.
+            columns = [percent(values[name]) if name in values else "" for name in COMPOSITIONAL]
+            table.add_row(escape(printable(kind)), f"{values['pairs']:.0f}", *columns)
+        columns = [percent(share) if name in scored else "" for name, share in COMPOSITIONAL.items()]
+        table.add_row("chance", "", *columns, style="dim")
+        console.print(table)
+    console.print(printable(f"{checkpoint} → {out}"), highlight=False, markup=False, soft_wrap=True)
+
+
+def percent(share: float) -> str:
+    """A share for a table: 0.1234 gives "12.3 %"."""
+    return f"{100 * share:.1f} %"

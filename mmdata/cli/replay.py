@@ -1,0 +1,84 @@
+"""mmdata replay: one row as the loader makes it, stage by stage, or why it is masked.
+
+mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
+mmdata replay configs/scenes.yaml --key 00001234
+mmdata replay shards/photos 1234               # a folder of shards: default settings, without a tokenizer
+mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --line 1
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmdata.cli.paths import check_config_or_shards
+from mmdata.errors import ConfigError, printable
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
+    parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
+    parser.add_argument("--key", help="the row's key, in place of its number")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="a run's ledger-rankN.jsonl, in place of ROW")
+    parser.add_argument("--line", type=int, default=1, metavar="N", help="of the ledger, from 1 (1)")
+    parser.add_argument("--epoch", type=int, default=0, help="decides caption and crop (0, or what the ledger says)")
+    parser.add_argument("--save", type=Path, metavar="PNG", help="write the pixels that the model sees")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print the row's stages; the exit code is 1 where it is masked."""
+    row = chosen_row(given)
+    if given.save:
+        check_image_name(given.save)
+
+    overrides = [word for word in given.words if "=" in word]
+    check_config_or_shards(given.config, overrides)
+    from mmdata.commands.replay import data_of
+    from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
+    from mmdata.loader import Loader
+
+    data = data_of(given.config, overrides)
+    loader = Loader.from_config(data, rank=0, world_size=1)
+    epoch, step = given.epoch, 0
+    if given.ledger:
+        row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
+    else:
+        row = row_of_key(loader.index, given.key) if given.key else row
+    place = find_step(loader.plan, row, epoch, step=step)
+    found = replay(loader.builder, place)
+    for name, words, seconds in found.stages():
+        print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
+    if found.is_masked:
+        return 1
+    if given.save:
+        found.save(given.save)
+        print(printable(f"pixels: {given.save}"))
+    return 0
+
+
+def chosen_row(given: argparse.Namespace) -> int:
+    """The number of the row; -1 if --key or --ledger names it."""
+    if given.config.isdecimal() and not Path(given.config).exists():
+        raise ConfigError(f"the config comes first, then the row: `mmdata replay CONFIG {given.config}`")
+    rows = [word for word in given.words if "=" not in word]
+    ways = [*map(repr, rows), *(name for name in ("--key", "--ledger") if getattr(given, name[2:]) is not None)]
+    if len(ways) != 1:
+        raise ConfigError(
+            f"say which row: a number, --key or --ledger, one of them; got {' and '.join(ways) or 'none'}"
+        )
+    if not rows:
+        return -1
+    try:
+        return int(rows[0])
+    except ValueError:
+        raise ConfigError(f"row '{rows[0]}': expected a number; a key is given as --key {rows[0]}") from None
+
+
+def check_image_name(path: Path) -> None:
+    """Refuse a file that cannot be written, before its row is made."""
+    from PIL import Image
+
+    if path.suffix.lower() not in Image.registered_extensions():
+        raise ConfigError(f"--save '{path}': its ending names no image format; give a name such as row.png")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--save '{path}': there is no folder '{path.parent}'; make it, or give another")

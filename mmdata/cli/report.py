@@ -1,0 +1,102 @@
+"""mmdata report: one self-contained HTML page about a corpus, about runs on it, and about what a trained model finds.
+
+mmdata report shards/photos
+mmdata report runs/photos                      # the folder of a run; also as --run
+mmdata report --run runs/a --run runs/b --run runs/c
+mmdata report shards/photos "data.select=width >= 64"      # with the plan of these rows; also CONFIG
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmdata.cli.paths import check_folder
+from mmdata.errors import ConfigError, printable
+from mmdata.recognize import Kind, recognize
+from mmdata.storage.folder import local_folder
+
+QUERY_ROWS = 1000
+"""Images that the queries of a report are asked among, unless --query-rows says otherwise."""
+MAX_QUERY_ROWS = 10_000
+"""Every caption is compared with every image: 10,000 of them take 400 MB."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="SHARDS | CONFIG | section.key=value",
+        help="folders with a manifest; default: data.shards of the config",
+    )
+    parser.add_argument("--config", type=Path, help="YAML file: adds buckets and padding; default: that of the run")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        action="append",
+        default=[],
+        help="folder that `mmdata train` wrote: adds scores, and what its model finds; may be given several times",
+    )
+    parser.add_argument(
+        "--query-rows",
+        type=int,
+        default=QUERY_ROWS,
+        metavar="N",
+        help=f"validation images that each run's model searches (default: {QUERY_ROWS:,}; 0: no search)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="default: report.html")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Write the page and print its path."""
+    from mmdata.config import load_config
+    from mmdata.config.corpus import sources
+    from mmdata.config.run_folder import check_run_folder
+
+    overrides = [word for word in given.words if "=" in word and not Path(word).exists()]
+    places = [Path(word) for word in given.words if word not in overrides]
+    # The folder of a run may be given without --run: nobody means a corpus by it. Nor by a YAML file.
+    given.run += [place for place in places if recognize(place) is Kind.RUN]
+    configs = [place for place in places if recognize(place) is Kind.CONFIG]
+    shards = [place for place in places if place not in (*given.run, *configs)]
+    if len(configs) + (given.config is not None) > 1:
+        raise ConfigError(
+            f"one config at a time: got {', '.join(map(str, [given.config or '', *configs])).strip(', ')}"
+        )
+    for folder in given.run:
+        check_run_folder(folder)
+    if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
+        raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
+    of_run = given.run[0] / "config.yaml" if given.run else None
+    path = given.config or next(iter(configs), None) or (of_run if of_run and of_run.is_file() else None)
+    config = load_config(path, overrides) if path else None
+    if config and not shards:
+        shards = [local_folder(source.shards) for source in sources(config.data)]
+    if not shards:
+        raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
+    for folder in shards:
+        check_folder(str(folder))
+    from mmdata.commands.plan import plan_of
+    from mmdata.commands.report import found_by
+    from mmdata.inspect.report import write_report
+    from mmdata.train.models.expected_inputs import with_inputs_of_model
+
+    config = with_inputs_of_model(config) if config else None
+    data = config.data if config else None
+    planned = None
+    if overrides and config is None:
+        if len(shards) > 1:
+            raise ConfigError(f"{overrides[0]}: of several folders of shards settings are given in a file (--config)")
+        planned = plan_of(str(shards[0]), overrides)
+        data, shards = planned.data, [local_folder(source.shards) for source in sources(planned.data)]
+    found = found_by(given.run, max_rows=given.query_rows)
+    write_report(
+        given.out,
+        shards=shards,
+        data=data,
+        runs=given.run,
+        found=found,
+        plan=planned.plan if planned else None,
+    )
+    print(f"{printable(str(given.out))}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
+    return 0
