@@ -174,7 +174,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="write nothing: examine about 1 %% of the rows, and print what the conversion would give, take and need",
+        help="write nothing: convert about 1 %% of the rows elsewhere, and print what would become of all",
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
@@ -379,9 +379,10 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice |
 
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
-        found = preview(options.source, config, out=out, workers=options.workers, rows=rows, track=track)
+        chosen: dict[str, Any] = {"rows": rows, "not_in": options.not_in}
+        found = preview(options.source, config, out=out, workers=options.workers, **chosen, track=track)
     Console().print(preview_table(found))
-    for line in preview_lines(found, str(options.out)):
+    for line in preview_lines(found):
         print(printable(line))
 
 

@@ -9,7 +9,7 @@ into a sample or a fault, `UnitWriter` writes tars and records, and `Staging` co
 `Conversion` runs the whole. When all units are there, a `Decider` finds duplicates and numbers classes, and a `Part` of
 the output puts shards together and counts in `Accounts` what became of each row.
 `Output` is the folder: the conversion is made in a hidden sub-folder and moved into place whole, the manifest last.
-`preview` examines a sample of the rows, and writes nothing: how many will be written, what is wrong with the others.
+`preview` converts a sample of the rows into a temporary folder, and says what becomes of all.
 """
 
 from mmdata.config.convert import ConvertConfig, load_recipe

@@ -67,7 +67,7 @@ def open_conversion(
     if not isinstance(source, (str, os.PathLike)):
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
-        _check_places(local_folder(source), out, config)
+        check_places(local_folder(source), out, config)
     parts = PARTS if config.val_share else ()
     if is_url(out):
         outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))
@@ -75,42 +75,13 @@ def open_conversion(
         outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, outputs[0], stack)
     corpus = corpus if rows is None else ChosenSource(corpus, rows)
-    tokenizer = _load_tokenizer(config)
+    tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
     written = _open_written(not_in, out, config)
     run = _describe(corpus, config, tokenizer, written)
     return Opened(corpus, config, tokenizer, outputs, run, written)
 
 
-def open_alone(
-    stack: ExitStack,
-    source: str | os.PathLike[str] | Rows,
-    config: ConvertConfig,
-    rows: Choice | None,
-    folder: Path,
-    *,
-    out: str | os.PathLike[str] | None,
-) -> tuple[Source, ConvertConfig, Tokenizer | None]:
-    """Open the corpus and the tokenizer, and no output: what `open_conversion` opens, for a look at it.
-
-    Args:
-        stack: removes what lies in `folder` for the corpus: rows of a program, or fetched tables.
-        source, config, rows: of the conversion.
-        folder: for temporary files.
-        out: the output that is meant, to be refused where it lies in the source.
-    """
-    if not isinstance(source, (str, os.PathLike)):
-        config = config.model_copy(update={"keep": config.keep or (ALL,)})
-    elif not is_url(source) and out is not None:
-        _check_places(local_folder(source), Path(out), config)
-    corpus = _open_any(source, config, folder, stack)
-    return corpus if rows is None else ChosenSource(corpus, rows), config, _load_tokenizer(config)
-
-
-def _load_tokenizer(config: ConvertConfig) -> Tokenizer | None:
-    return Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
-
-
-def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:
+def check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:
     """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
     if not exists(path):
         raise DataError(f"source '{path}': no such file or folder")
@@ -123,17 +94,16 @@ def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig
 def _open_any(
     source: str | os.PathLike[str] | Rows,
     config: ConvertConfig,
-    place: Output | Path,
+    output: Output,
     stack: ExitStack,
 ) -> Source:
-    """Open a source; what is fetched or kept for it lies in the output, or in a folder for temporary files."""
-    folder, private = (place, place) if isinstance(place, Path) else (place.folder, place.private)
+    """Open a source; what is fetched or kept for it lies in the output."""
     if not isinstance(source, (str, os.PathLike)):
-        return stack.enter_context(open_rows(source, config, folder))
+        return stack.enter_context(open_rows(source, config, output.folder))
     if not is_url(source):
         return _open_corpus(local_folder(source), config)
     url = os.fspath(source)
-    corpus = _open_corpus(stack.enter_context(fetched(url, private, config)), config)
+    corpus = _open_corpus(stack.enter_context(fetched(url, output.private, config)), config)
     _refuse_paths(url, corpus, config)
     return corpus
 
