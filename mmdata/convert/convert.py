@@ -82,19 +82,19 @@ def convert(
     config = config or ConvertConfig()
     with ExitStack() as stack:
         opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, overwrite=overwrite)
-        corpus, config, tokenizer, outputs, run, written = opened
+        config, outputs, run = opened.config, opened.outputs, opened.run
         was_complete = are_complete(outputs, run, overwrite=overwrite)
         if not was_complete:
             staging = outputs[0].staging(run, overwrite=overwrite)
-            conversion = Conversion(corpus, config, outputs, staging, written, engine=engine or local(), track=track)
+            conversion = Conversion(opened, staging, engine or local(), track)
             try:
                 staging.retry(config.largest_shares)
-                tokenizer = conversion.begin(tokenizer)
+                conversion.begin()
                 if finish:
-                    conversion.check_units(tokenizer)
+                    conversion.check_units()
                 else:
-                    conversion.make_units(tokenizer)
-                conversion.finish(tokenizer, run)
+                    conversion.make_units()
+                conversion.finish()
             except CannotPublish:
                 staging.refuse(config.largest_shares)  # the units stay, in case more is allowed
                 raise
@@ -108,7 +108,7 @@ def convert(
                     output.remove_private()  # of a run that was killed after it had published
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
-        return Report(manifests[0], was_complete, corpus.describe(), val)
+        return Report(manifests[0], was_complete, opened.corpus.describe(), val)
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,10 @@ def convert_part(
         )
     with ExitStack() as stack:
         opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, shared=True)
-        corpus, config, tokenizer, outputs, run, written = opened
-        if are_complete(outputs, run, overwrite=False):
+        if are_complete(opened.outputs, opened.run, overwrite=False):
             return PartReport(0, 0, 0)
-        staging = outputs[0].staging(run, overwrite=False, shared=True)
+        staging = opened.outputs[0].staging(opened.run, overwrite=False, shared=True)
         staging.note_parts(part[1])
-        conversion = Conversion(corpus, config, outputs, staging, written, engine=engine or local(), track=track)
-        receipts = conversion.make_units(tokenizer, part=part)
+        receipts = Conversion(opened, staging, engine or local(), track).make_units(part=part)
     made, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
     return PartReport(len(receipts), made, quarantined)
