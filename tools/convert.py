@@ -29,7 +29,7 @@ from mmdata.commands.next_commands import next_commands
 from mmdata.commands.paths import check_source
 from mmdata.commands.preview_lines import preview_lines, preview_table, size
 from mmdata.config.train import MASK_REMEDY
-from mmdata.convert import ConvertConfig, PartReport, Report, Retry, convert, convert_part, load_recipe, preview
+from mmdata.convert import ConvertConfig, PartReport, Report, convert, convert_part, load_recipe, preview
 from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.units.engines import Engine, local
 from mmdata.errors import Reason, counted, printable
@@ -102,7 +102,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
     config = load_recipe(options.recipe, overrides(options))
-    chosen: ChosenRows | Retry | None = None
+    chosen: ChosenRows | None = None
     if options.select:
         check_source(options.source)
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
@@ -112,8 +112,6 @@ def main() -> int:
     if options.plan:
         show_plan(options, config, chosen)
         return 0
-    if options.retry:
-        chosen = Retry(options.retry, options.reason, chosen)
     engine = choose_engine(options.engine, options.workers)
     signal.signal(signal.SIGINT, interrupt)
     began = time.monotonic()
@@ -128,8 +126,6 @@ def main() -> int:
         show_part(made, options.part)
     else:
         show(made, options.source, options.out, config)
-        if options.retry:
-            show_retry(made, options.retry, options.out)
         if not made.was_complete:
             rows = 0 if options.finish else made.accounts["rows"] - track.skipped
             print(pace(made, rows, time.monotonic() - began))
@@ -156,17 +152,6 @@ def parse_arguments() -> argparse.Namespace:
         "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
     )
     parser.add_argument("--join", metavar="TABLE", action="append", default=[], help="table that --select names")
-    parser.add_argument(
-        "--retry",
-        metavar="FOLDER",
-        action="append",
-        default=[],
-        help="folder with an earlier conversion of SOURCE: convert only rows that it left out for a --reason, and keep "
-        "their keys; given again, a retry of it that is retried as well",
-    )
-    parser.add_argument(
-        "--reason", action="append", default=[], help="with --retry, as the ledger has it; may be given more than once"
-    )
     parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
     parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
     parser.add_argument(
@@ -196,14 +181,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--workers must be at least 1: got {options.workers}")
     if options.part and (options.overwrite or options.finish):
         parser.error("--part makes a part, and neither replaces nor publishes anything: leave the other flag out")
-    if options.plan and (options.part or options.overwrite or options.finish or options.retry):
-        parser.error(
-            "--plan looks at the whole corpus and writes nothing: leave --part, --finish, --overwrite and --retry out"
-        )
+    if options.plan and (options.part or options.overwrite or options.finish):
+        parser.error("--plan looks at the whole corpus and writes nothing: leave --part, --finish and --overwrite out")
     if options.join and not options.select:
         parser.error("--join is for a condition: give --select as well")
-    if options.reason and not options.retry:
-        parser.error("--reason says which rows of an earlier conversion are tried again: give its folder with --retry")
     return options
 
 
@@ -288,8 +269,6 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     """Print the accounts, the places of the files, and the next commands."""
     if report.was_complete:
         print(f"{printable(str(out))} already holds this conversion; nothing to do")
-        for line in report.changes.in_words(str(out)):
-            print(printable(line))
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     table.add_row("in", f"{report.accounts['rows']:,}")
@@ -330,10 +309,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     elif config.caption_templates:
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
     if unfetched := accounts.get("unfetched"):
-        print(
-            f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; "
-            "--retry tries them again, into another folder"
-        )
+        print(f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image")
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
@@ -358,13 +334,6 @@ def show_next(report: Report, out: Path | str) -> None:
     folder = out if report.val is None else inside(out, "train")
     for line in next_commands(folder, report.manifest):
         print(printable(line))
-
-
-def show_retry(report: Report, earlier: list[str], out: Path | str) -> None:
-    """Print how to train on what the earlier folders and the retry hold."""
-    part = "" if report.val is None else "train"
-    listed = ", ".join(f"{{shards: {inside(folder, part) if part else folder}}}" for folder in [*earlier, out])
-    print(printable(f"to train on all of them, set data.shards: [{listed}]"))
 
 
 def pace(report: Report, made: int, seconds: float) -> str:

@@ -59,7 +59,6 @@ def convert_small(folder: Path, rows: int) -> None:
         convert(table, out, config, finish=True, engine=threads(1))
     print(f"index: {bytes_of(inner.glob('index-*.arrow')) / rows:.0f} bytes a row")
     print(f"list of rows: {bytes_of(inner.glob('rows/*')) / rows:.1f} bytes a row")
-    print(f"timings: {bytes_of(inner.glob('timings.parquet')) / rows:.1f} bytes a row")
     shards = Manifest.read(out).num_shards
     print(f"pages of the manifest: {bytes_of(inner.glob('manifest-*.arrow')) / shards:.0f} bytes a shard")
     images = pc.sum(pc.binary_length(pq.read_table(table, columns=["image"])["image"])).as_py()

@@ -5,7 +5,7 @@
 A conversion of 600 small images in 30 units is made by two processes. It is started, killed after a random time with
 SIGKILL (the first process, or one of the two that it has started), and started again in the same folder, until it ends;
 then the next one begins. After every kill the folder is read: it has no manifest, or all that its manifest names. At
-the end of each conversion every file is compared with that of a run that nobody disturbed, but for lists of timings.
+the end of each conversion every file is compared with that of a run that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def make_corpus(folder: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files but the lists of timings."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "timings.parquet")
+    """All files by name."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

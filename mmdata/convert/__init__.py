@@ -2,7 +2,7 @@
 
 `open_source` opens a folder, a table or tars as a `Source`, which gives `Row`s in one fixed order, and `open_rows` the
 dicts of a program. `fetched` brings tables behind a URL to this machine first. `annotations` are sources whose images
-have boxes. `Retry` names rows that an earlier conversion left out; `RetriedRows` is the source of these rows.
+have boxes.
 `Merges` says which rows of one image become one sample. `Units` cuts the rows into ranges, and an engine makes a unit
 of each, in processes, threads or with Ray: `fetch` replaces URLs by the bytes of the images, an `Examiner` turns a row
 into a sample or a fault, `UnitWriter` writes tars and records, and `Staging` commits the unit.
@@ -16,7 +16,6 @@ from mmdata.config.convert import ConvertConfig, load_recipe
 from mmdata.convert.convert import PartReport, Report, convert, convert_part
 from mmdata.convert.preview import Preview, preview
 from mmdata.convert.settle.accounts import Accounts
-from mmdata.convert.settle.retry import Retry
 
 __all__ = [
     "Accounts",
@@ -24,7 +23,6 @@ __all__ = [
     "PartReport",
     "Preview",
     "Report",
-    "Retry",
     "convert",
     "convert_part",
     "load_recipe",

@@ -23,7 +23,6 @@ from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, Output, publish_all
-from mmdata.convert.settle.retried import RetriedMerges, RetriedRows
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.sources.files import digest_of_zip
 from mmdata.convert.sources.remote import SOURCE_NAME
@@ -76,9 +75,7 @@ class Conversion:
         self._staging = staging
         self._engine = engine
         self._track = track
-        self._retried = source if isinstance(source, RetriedRows) else None
-        self._corpus = source.corpus if isinstance(source, RetriedRows) else source
-        self._examiner = Examiner.from_config(self._corpus, config)
+        self._examiner = Examiner.from_config(source, config)
         self._zip = digest_of_zip(source.root)
 
     def begin(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
@@ -118,7 +115,7 @@ class Conversion:
             self._track.leave_out(receipt.quarantined, receipt.rows)
             return False
 
-        with self._new_merges() as merges:
+        with Merges(self._staging.folder) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
             made = self._rows_made(job, units, receipts, is_whole=part is None)
@@ -143,7 +140,7 @@ class Conversion:
                     again = "put it back, or run all parts again, which leave its row out, and then --finish"
                     raise DataError(f"{changed}, and its row was converted; {again}")
                 raise DataError(f"{changed} since its row was converted; {again}")
-        if grouping(self._corpus, self._config) == "image":
+        if grouping(self._source, self._config) == "image":
             return  # the table alone decides the merges, and a changed table is another run
         made_of: list[str] = []
         job = self._job(tokenizer)
@@ -152,7 +149,7 @@ class Conversion:
             made_of.append(job.made_of(unit))
             return False
 
-        with self._new_merges() as merges:
+        with Merges(self._staging.folder) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, note)
             for _ in units:
@@ -201,8 +198,6 @@ class Conversion:
     def _labels(self) -> Labels:
         """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
         labels = Labels(self._source.classes)
-        if self._retried is not None:
-            labels.are_names = self._retried.labels_are_names
         rows = self._source.rows_with_labels()
         if (first := next(rows, None)) is not None:
             for row in self._passing(chain([first], rows), "number classes"):
@@ -264,32 +259,24 @@ class Conversion:
 
     def _find_merges(self, merges: Merges) -> None:
         """Find which rows of one image are merged."""
-        corpus, how = self._corpus, grouping(self._corpus, self._config)
+        source, how = self._source, grouping(self._source, self._config)
         if how == "none":
             return
         if how == "image":
-            rows = self._track(corpus.rows(), "compare images", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
-            keys = (image_key(row) for row in rows)
+            keys = (image_key(row) for row in self._passing(source.rows(), "compare images"))
         else:
-            what, folder, most = "compare images", self._staging.folder, self._source.rows_at_most
+            what, folder, most = "compare images", self._staging.folder, source.rows_at_most
 
             def rows_twice() -> Iterable[InputRow]:
-                return self._passing(refuse_urls(self._source.rows(), what), what)
+                return self._passing(refuse_urls(source.rows(), what), what)
 
             digests = equal_digests(rows_twice, self._examiner, folder, rows_at_most=most)
-            if self._retried is None:
-                keys = (digest or row_key(number) for number, digest in enumerate(digests))
-            else:
-                keys = self._retried.with_all_keys(digests)
+            keys = (digest or row_key(number) for number, digest in enumerate(digests))
 
         def again() -> Iterable[InputRow]:
-            return self._track(corpus.rows(), "group captions", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
+            return self._passing(source.rows(), "group captions")
 
-        merges.find(keys, again, self._examiner.say, rows_at_most=corpus.rows_at_most)
-
-    def _new_merges(self) -> Merges:
-        folder = self._staging.folder
-        return Merges(folder) if self._retried is None else RetriedMerges(folder, self._retried.numbers)
+        merges.find(keys, again, self._examiner.say, rows_at_most=source.rows_at_most)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
         """Rows, with their progress shown; `total` None stands for those of the source."""
@@ -313,7 +300,7 @@ class Conversion:
 
     def _changed_file(self, receipt: Receipt) -> ChangedFile | None:
         records = Records(self._staging.unit(receipt.unit) / RECORDS_NAME, receipt.start)
-        look = partial(changed_file, self._corpus.root, now={})
+        look = partial(changed_file, self._source.root, now={})
         return next(filter(None, in_order(usable_cores(), look, filter(None, records.texts("seen")))), None)
 
     def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt], *, is_whole: bool) -> Iterator[None]:
@@ -379,7 +366,6 @@ class Conversion:
             receipts,
             unit_rows=self._config.shard_rows,
             keep_duplicates=keep,
-            retried=self._retried,
         )
 
     def _refuse_empty(self, parts: Sequence[OutputFolder], lowest: int) -> None:

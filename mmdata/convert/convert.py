@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.changes import ChangedFiles, find_changes
 from mmdata.convert.conversion import Conversion, MissingUnits
 from mmdata.convert.opening import open_conversion
 from mmdata.convert.settle.accounts import CannotPublish, add_up
 from mmdata.convert.settle.output import are_complete
-from mmdata.convert.settle.retry import Retry
 from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.units.engines import Engine, local
@@ -31,14 +29,12 @@ class Report:
         was_complete: True if the folder held this conversion already and nothing was done.
         source: kind, files and columns of the source.
         val: manifest of "val"; None without `val_share`.
-        changes: of the source's files since the conversion, if it was complete already.
     """
 
     manifest: Manifest
     was_complete: bool
     source: dict[str, Any]
     val: Manifest | None = None
-    changes: ChangedFiles = field(default_factory=ChangedFiles)
 
     @property
     def accounts(self) -> dict[str, Any]:
@@ -51,7 +47,7 @@ def convert(
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
-    chosen: ChosenRows | Retry | None = None,
+    chosen: ChosenRows | None = None,
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
@@ -68,8 +64,8 @@ def convert(
             `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
             folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
-        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. Or a `Retry` of rows that an
-            earlier conversion of this source left out. None takes all.
+        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes
+            all.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
         finish: only put together what `convert_part` has made.
@@ -80,7 +76,7 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
         OSError: the disk is full or broken. The same call goes on where this one ended.
     """
-    config, changes = config or ConvertConfig(), ChangedFiles()
+    config = config or ConvertConfig()
     with ExitStack() as stack:
         corpus, config, tokenizer, outputs, run = open_conversion(
             stack, source, out, config, chosen, overwrite=overwrite
@@ -108,10 +104,9 @@ def convert(
             for output in outputs:
                 if not output.holds_unfinished(other_than=run):  # of one that is to replace this
                     output.remove_private()  # of a run that was killed after it had published
-            changes = find_changes(corpus, outputs, track)
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
-        return Report(manifests[0], was_complete, corpus.describe(), val, changes)
+        return Report(manifests[0], was_complete, corpus.describe(), val)
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ def convert_part(
     config: ConvertConfig | None = None,
     *,
     part: tuple[int, int],
-    chosen: ChosenRows | Retry | None = None,
+    chosen: ChosenRows | None = None,
     engine: Engine | None = None,
     track: Track = SILENT,
 ) -> PartReport:

@@ -11,7 +11,6 @@ from mmdata.config.convert import ALL, ConvertConfig
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.output import Output, open_outputs
-from mmdata.convert.settle.retry import Retry
 from mmdata.convert.settle.s3_output import open_s3_outputs
 from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.sources.files import exists
@@ -51,7 +50,7 @@ def open_conversion(
     source: str | os.PathLike[str] | Rows,
     out: str | os.PathLike[str],
     config: ConvertConfig,
-    chosen: ChosenRows | Retry | None,
+    chosen: ChosenRows | None,
     *,
     shared: bool = False,
     overwrite: bool = False,
@@ -60,11 +59,6 @@ def open_conversion(
 
     `stack` removes what lies on the disk of the output for them: rows of a program, or fetched tables.
     """
-    retry = chosen if isinstance(chosen, Retry) else None
-    if isinstance(chosen, Retry):
-        if is_url(out):
-            raise ConfigError(f"output '{out}': a retry is made in a folder of this machine; push it afterwards")
-        config, chosen = chosen.prepare(local_folder(out), config), chosen.chosen
     if not isinstance(source, (str, os.PathLike)):
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
@@ -77,9 +71,6 @@ def open_conversion(
     corpus = _open_any(source, config, chosen, outputs[0], stack)
     tokenizer = _load_tokenizer(config)
     run = _describe(corpus, config, tokenizer)
-    if retry is not None:
-        corpus = retry.rows(corpus, run)
-        run = {**run, "source": corpus.describe()}
     return Opened(corpus, config, tokenizer, outputs, run)
 
 

@@ -214,7 +214,7 @@ class Index:
     def class_names(self) -> list[str] | None:
         """Names of the classes, by label; None if labels are numbers only, or if folders differ in their names.
 
-        A folder may have the first of another one's names only, or no labels at all: retried rows may bring new ones.
+        A folder may have the first of another one's names only, or no labels at all.
         """
         named = [((manifest.accounts or {}).get("classes") or [], manifest.has_labels) for manifest in self.manifests]
         names: list[list[str]] = [some for some, has_labels in named if some or has_labels]

@@ -36,8 +36,8 @@ def good_rows() -> list[dict[str, Any]]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a folder but the lists of timings, which differ from run to run."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "timings.parquet")
+    """All files of a folder by name."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

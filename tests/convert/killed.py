@@ -29,11 +29,7 @@ OPERATIONS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != "timings.parquet"
-    }
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def make(table: Path, out: Path, **settings: Any) -> None:

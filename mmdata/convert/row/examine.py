@@ -19,7 +19,7 @@ from mmdata.convert.row.blur import BlurBox, blur, parse_boxes
 from mmdata.convert.row.fields import FieldReader
 from mmdata.convert.row.resize import Resize, as_jpeg
 from mmdata.convert.sources.boxes import KEY
-from mmdata.convert.sources.rows import InputRow, Source, expected_hash, files_of, grouping, numbered_key
+from mmdata.convert.sources.rows import InputRow, Source, expected_hash, grouping, numbered_key
 from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
@@ -53,7 +53,6 @@ class Examined:
         needs_label: whether a label that cannot be numbered makes the row unusable: one of a column that somebody has
             named. Else the sample is written without it.
         seen: the files that were read, as `Seen.to_json`.
-        modified_ns: of the row's files, as `Seen.modified_ns`.
     """
 
     row: int
@@ -67,7 +66,6 @@ class Examined:
     merged_into: int | None = None
     needs_label: bool = True
     seen: str = ""
-    modified_ns: list[int | None] = field(default_factory=list[Any])
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Examiner:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
         seen = Seen()
         examined = self._examined(row, seen)
-        return replace(examined, seen=seen.to_json(), modified_ns=seen.modified_ns(files_of(row)))
+        return replace(examined, seen=seen.to_json())
 
     def _examined(self, row: InputRow, seen: Seen) -> Examined:
         path = _path_of(row)

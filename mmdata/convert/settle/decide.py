@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,6 @@ from mmdata.convert.units.records import Records, Status
 from mmdata.convert.units.staging import RECORDS_NAME, Receipt, Staging
 from mmdata.errors import Reason
 from mmdata.tars.texts import Loss
-
-if TYPE_CHECKING:  # it reads lists of rows, which are written of what is decided here
-    from mmdata.convert.settle.retried import RetriedRows
 
 UNITS_REMEMBERED = 16
 """Decided units in memory: the rows of one image mostly lie near each other."""
@@ -37,7 +33,6 @@ class Decided:
         receipt: of the unit.
         records: of its rows.
         parts: int8 (rows,), the folder of each row.
-        numbers: int64 (rows,), of the rows in the corpus.
         faults: why rows are left out, by place from 0.
         differing: places of duplicates with captions or a label that the written row of their image has not.
         losses: of written samples, by place.
@@ -46,7 +41,6 @@ class Decided:
     receipt: Receipt
     records: Records
     parts: NDArray[np.int8]
-    numbers: NDArray[np.int64]
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
     differing: set[int] = field(default_factory=set[int])
     losses: dict[int, dict[Loss, str]] = field(default_factory=dict[int, dict[Loss, str]])
@@ -67,7 +61,6 @@ class Decider:
         receipts: of all units, in order.
         unit_rows: rows of each unit but the last.
         keep_duplicates: whether an image that comes again is written again.
-        retried: the rows, where they are some that an earlier conversion left out; its images are not written again.
     """
 
     def __init__(
@@ -77,14 +70,11 @@ class Decider:
         *,
         unit_rows: int,
         keep_duplicates: bool,
-        retried: RetriedRows | None = None,
     ) -> None:
         self._staging = staging
         self._receipts = receipts
         self._unit_rows = unit_rows
-        self._retried = retried
-        self._before = retried.before if retried else 0  # numbers in `_repeats` that are of earlier folders
-        rows = self._before + sum(receipt.rows for receipt in receipts)
+        rows = sum(receipt.rows for receipt in receipts)
         self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
         self._remembered = lru_cache(UNITS_REMEMBERED)(self._decide_own)
 
@@ -109,15 +99,12 @@ class Decider:
         self.close()
 
     def _prepare(self) -> None:
-        """Read the digests of all units, and those of earlier folders."""
-        if self._repeats is not None and self._retried is not None:
-            for digests, rows in self._retried.images():
-                self._repeats.add(digests, rows)
+        """Read the digests of all units."""
         for receipt in self._receipts:
             if self._repeats is not None:
                 records = self._records(receipt)
                 kept = records.kept
-                self._repeats.add(records.digests(kept), self._before + receipt.start + kept, records.said[kept])
+                self._repeats.add(records.digests(kept), receipt.start + kept, records.said[kept])
         if self._repeats is not None:
             self._repeats.sort()
 
@@ -128,9 +115,7 @@ class Decider:
         """Decide over the rows of a unit that have an image of their own."""
         receipt = self._receipts[unit]
         records = self._records(receipt)
-        numbers = np.arange(receipt.start, receipt.start + receipt.rows)
-        numbers = numbers if self._retried is None else self._retried.numbers[numbers]
-        decided = Decided(receipt, records, records.part, numbers, losses=records.losses())
+        decided = Decided(receipt, records, records.part, losses=records.losses())
         decided.faults = {place: fault for place in records.left_out() if (fault := records.fault(place))}
         if self._repeats is not None:
             self._leave_out_duplicates(decided)
@@ -138,14 +123,11 @@ class Decider:
 
     def _leave_out_duplicates(self, decided: Decided) -> None:
         assert self._repeats is not None
-        start = self._before + decided.receipt.start
+        start = decided.receipt.start
         found = self._repeats.between(start, start + decided.receipt.rows)
         for row, first, same in zip(found.rows.tolist(), found.firsts.tolist(), found.same.tolist(), strict=True):
-            number = self._retried.number(first) if self._retried else first
-            detail = f"the image of row {number} again, byte for byte"
-            if first < self._before:
-                detail += ", which an earlier folder has"
-            elif not same:
+            detail = f"the image of row {first} again, byte for byte"
+            if not same:
                 decided.differing.add(row - start)
                 detail += ", with other captions or another label"
             decided.faults[row - start] = (Reason.DUPLICATE_IMAGE, detail)

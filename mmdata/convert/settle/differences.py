@@ -18,7 +18,6 @@ _HASHES = {
     _LISTING: "files of the source were added, removed, renamed or have another size",
     "sha256": "the rows are others",
     "selected": "other rows are selected",
-    "retry": "other rows are tried again",
 }
 """What it means that a value differs which says nothing to people."""
 _NAMES = {

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from mmdata.convert.settle.differences import Run, differences
-from mmdata.convert.settle.row_list import ROWS_FOLDER, TIMINGS_NAME
+from mmdata.convert.settle.row_list import ROWS_FOLDER
 from mmdata.convert.settle.shards import Compose
 from mmdata.convert.units.compose import compose
 from mmdata.convert.units.staging import UNITS_NAME, Staging
@@ -74,10 +74,6 @@ class Output:
     def size(self, name: str) -> int:
         """Size of a published file."""
         return (self.folder / name).stat().st_size
-
-    def copy_of(self, name: str) -> Path:
-        """A published file, or a copy on this disk."""
-        return self.folder / name
 
     def names(self, manifest: Manifest) -> set[str]:
         """Paths, as in `listing`, of all that a conversion publishes; empty if the manifest is not a conversion's."""
@@ -333,7 +329,7 @@ def _names(manifest: Manifest) -> set[str]:
         return set()
     # Not from its index files: a run that was killed while moving files may have moved them.
     names = {*map(shard_name, range(manifest.num_shards)), *(INNER + name for name in manifest.files)}
-    names |= {INNER + name for name in (MANIFEST_NAME, QUARANTINE_NAME, ROWS_FOLDER, TIMINGS_NAME)}
+    names |= {INNER + name for name in (MANIFEST_NAME, QUARANTINE_NAME, ROWS_FOLDER)}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
         names.add(INNER + TOKENIZER_NAME)

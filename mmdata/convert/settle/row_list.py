@@ -1,7 +1,6 @@
 """The list of all input rows in a conversion's folder: what became of each, as Parquet.
 
-`rows/00000.parquet`, … have the same bytes for the same input and settings; `timings.parquet` has what depends on the
-machine: the seconds that each row took, and when its files were changed last.
+`rows/00000.parquet`, … have the same bytes for the same input and settings.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from mmdata.errors import Reason
 from mmdata.files import end_file, naming, sync_folder
 
 ROWS_FOLDER = "rows"
-TIMINGS_NAME = "timings.parquet"
 FILE_ROWS = 1_000_000
 """Rows of a file, at least, before another one begins."""
 
@@ -36,10 +34,9 @@ _ROWS = pa.schema(
         ("path", pa.string()),
         ("key", pa.string()),
         ("shard", pa.int32()),
-        ("digest", pa.binary(DIGEST_BYTES)),  # of the original image of a written row, for later retries
+        ("digest", pa.binary(DIGEST_BYTES)),  # of the original image of a written row
     ]
 )
-_TIMINGS = pa.schema([("row", pa.int64()), ("seconds", pa.float32()), ("modified_ns", pa.list_(pa.int64()))])
 
 
 class InputRows:
@@ -54,7 +51,6 @@ class InputRows:
         self._folder.mkdir()
         self._numbers = count()
         self._open: _ParquetFile | None = None
-        self._timings = _ParquetFile(folder / TIMINGS_NAME, _TIMINGS)
 
     def add(self, decided: Decided, part: int, shards: NDArray[np.int32]) -> None:
         """Add the rows of a unit that belong to a part.
@@ -73,25 +69,19 @@ class InputRows:
         if self._open is None:
             self._open = _ParquetFile(self._folder / f"{next(self._numbers):05d}.parquet", _ROWS)
         self._open.write(_table(decided, places, shards))
-        records = decided.records
-        columns = [pa.array(decided.numbers[places]), pa.array(records.seconds[places])]
-        columns.append(records.modified_ns.take(pa.array(places)))
-        self._timings.write(pa.table(columns, schema=_TIMINGS))
 
     def finish(self) -> None:
         """Put the lists on disk."""
-        for file in (self._open, self._timings):
-            if file is not None:
-                file.close()
+        if self._open is not None:
+            self._open.close()
         sync_folder(self._folder)
 
     def __enter__(self) -> InputRows:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._open, self._timings):
-            if file is not None:
-                file.discard()
+        if self._open is not None:
+            self._open.discard()
 
 
 class _ParquetFile:
@@ -133,7 +123,7 @@ def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32
     written = decided.written
     merged = set(records.merged.tolist())
     columns = {
-        "row": decided.numbers[places],
+        "row": decided.receipt.start + places,
         "status": [_status(place, decided, bool(written[place]), place in merged) for place in chosen],
         "reason": [fault and str(fault[0]) for fault in faults],
         "detail": [_detail(fault, records.into(place)) for fault, place in zip(faults, chosen, strict=True)],

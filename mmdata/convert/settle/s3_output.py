@@ -92,15 +92,6 @@ class S3Output(Output):
         assert size is not None
         return size
 
-    def copy_of(self, name: str) -> Path:
-        """See `Output.copy_of`."""
-        path = self.private / PurePosixPath(name).name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = self._bucket.get(name)
-        assert found is not None, f"'{name}' was listed"
-        path.write_bytes(found.data)
-        return path
-
     def names(self, manifest: Manifest) -> set[str]:
         """See `Output.names`. There are no links on S3."""
         return super().names(manifest) - {TOKENIZER_NAME}

@@ -122,14 +122,6 @@ class InputRow:
     fault: tuple[Reason, str] | None = None
 
 
-def files_of(row: InputRow) -> tuple[str, ...]:
-    """Paths of the files that a row is made of, relative to the source's root or absolute."""
-    if row.packed:
-        return (row.packed.tar,)
-    is_path = isinstance(row.image, str) and "://" not in row.image
-    return (*row.sidecars, row.image) if is_path else row.sidecars
-
-
 def numbered_key(number: int) -> str:
     """The key of a row that has none of its own."""
     return f"{number:09d}"

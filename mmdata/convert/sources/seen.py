@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,9 +16,6 @@ from mmdata.convert.sources.files import in_zip, read_member
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import fast_hash
 from mmdata.safe_read import open_regular, read_inside, spellings
-
-UNREAD = -1
-"""In place of the time of a file that the outcome of its row does not depend on."""
 
 
 class Stamp(NamedTuple):
@@ -62,11 +59,6 @@ class Seen:
         _, spans = self._files.setdefault(path, (_stamp(status), []))
         spans.append(ReadSpan(offset, len(data), fast_hash(data)))
 
-    def modified_ns(self, paths: Iterable[str]) -> list[int | None]:
-        """Times of the last changes of files; None for one that was not there, UNREAD for one that was not read."""
-        found = (self._files[path][0] if path in self._files else UNREAD for path in paths)
-        return [stamp.modified_ns if isinstance(stamp, Stamp) else stamp for stamp in found]
-
     def to_json(self) -> str:
         """The files, for `changed_file`; "" for none."""
         return json.dumps([[path, *file] for path, file in self._files.items()]) if self._files else ""
@@ -105,12 +97,6 @@ def changed_file(root: str, seen: str, *, now: dict[str, Stamp | None]) -> Chang
     return None
 
 
-def modified_ns(root: str, path: str) -> int | None:
-    """Time of the last change of a file; None if it is not there."""
-    stamp = _stamp_at(root, path)
-    return None if stamp is None else stamp.modified_ns
-
-
 def _has_bytes(root: str, path: str, before: Stamp | None, now: Stamp | None, spans: Sequence[ReadSpan]) -> bool:
     """Whether a file has the bytes that were read of it."""
     if before is None or now is None or before.size != now.size or not spans:
@@ -126,8 +112,7 @@ def _hash_at(file: Any, span: ReadSpan) -> int:
 
 
 def _stamp(status: os.stat_result) -> Stamp:
-    modified_ns = max(0, min(status.st_mtime_ns, 2**63 - 1))  # whatever a file system says, it fits into a column
-    return Stamp(status.st_size, status.st_ino, modified_ns, status.st_ctime_ns)
+    return Stamp(status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _stamp_at(root: str, path: str) -> Stamp | None:

@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
-from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from mmdata.convert.fetch import FetchStage
-from mmdata.convert.row.examine import Examined
 from mmdata.convert.sources.rows import InputRow, has_url
 from mmdata.convert.units.staging import Receipt
 from mmdata.convert.units.unit import Job, Unit, UnitWriter
@@ -134,10 +132,10 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
 
     writer: UnitWriter | None = None
     try:
-        for examined, seconds in in_order(workers, partial(_timed, job.examiner), fetch(rows())):
+        for examined in in_order(workers, job.examiner, fetch(rows())):
             if writer is None:
                 writer = UnitWriter(job, begun.popleft())
-            writer.add(examined, seconds)
+            writer.add(examined)
             yield Progress(1)
             if writer.is_full:
                 receipt = writer.finish()
@@ -171,12 +169,6 @@ def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
     iterator = iter(rows)
     while chunk := list(islice(iterator, size)):
         yield chunk
-
-
-def _timed(examine: Callable[[InputRow], Examined], row: InputRow) -> tuple[Examined, float]:
-    """An examined row, and the seconds that it took."""
-    began = perf_counter()
-    return examine(row), perf_counter() - began
 
 
 def _without_urls(units: Iterator[Unit], with_urls: list[Unit]) -> Iterator[Unit]:

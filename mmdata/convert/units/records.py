@@ -41,9 +41,7 @@ _SCHEMA = pa.schema(
         ("said", pa.int64()),
         ("into", pa.int64()),
         ("losses", pa.binary()),
-        ("seconds", pa.float32()),
         ("seen", pa.binary()),
-        ("modified_ns", pa.list_(pa.int64())),
     ]
 )
 """Text is stored as bytes: names of files, and what messages quote of them, may be no Unicode."""
@@ -66,7 +64,6 @@ class RecordWriter:
         part: int = 0,
         fault: tuple[Reason, str] | None = None,
         losses: dict[Loss, str] | None = None,
-        seconds: float = 0.0,
     ) -> None:
         """Add the next row.
 
@@ -76,7 +73,6 @@ class RecordWriter:
             part: folder to which it belongs.
             fault: why it is left out.
             losses: of its sample.
-            seconds: that its examination took.
         """
         sample = examined.sample
         values = {
@@ -91,9 +87,7 @@ class RecordWriter:
             "said": said_hash(sample.captions, examined.label) if sample else 0,
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
-            "seconds": seconds,
             "seen": _bytes(examined.seen),
-            "modified_ns": examined.modified_ns,
         }
         for name, column in self._columns.items():
             column.append(values[name])
@@ -137,16 +131,6 @@ class Records:
     def said(self) -> NDArray[np.int64]:
         """int64 (rows,): hashes of captions and label."""
         return self._numbers("said")
-
-    @cached_property
-    def seconds(self) -> NDArray[np.float32]:
-        """float32 (rows,): the time that examining each row took."""
-        return self._numbers("seconds")
-
-    @property
-    def modified_ns(self) -> Any:
-        """Times of the last changes of the files of each row, as a column of Arrow; see `Seen.modified_ns`."""
-        return self._batch.column("modified_ns")
 
     @property
     def kept(self) -> NDArray[np.int64]:

@@ -127,12 +127,11 @@ class UnitWriter:
         """Whether all rows were added."""
         return len(self._records) == len(self.unit)
 
-    def add(self, examined: Examined, seconds: float) -> None:
+    def add(self, examined: Examined) -> None:
         """Add the next row.
 
         Args:
             examined: the row.
-            seconds: that its examination took.
 
         Raises:
             OSError: the disk is full or broken.
@@ -141,7 +140,7 @@ class UnitWriter:
         assert examined.row == expected, f"engine gave row {examined.row} in place of {expected}"
         part = part_of(examined.digest, self._job.config.val_share)
         if examined.merged_into is not None:
-            self._records.add(examined, Status.MERGED, fault=examined.fault, seconds=seconds)
+            self._records.add(examined, Status.MERGED, fault=examined.fault)
             return
         fault, losses = examined.fault, examined.losses
         if fault is None:
@@ -153,7 +152,7 @@ class UnitWriter:
             self._quarantined += 1
             self._unfetched += is_unfetched(examined.path, fault[0])
         status = Status.KEPT if fault is None else Status.LEFT_OUT
-        self._records.add(examined, status, part=part, fault=fault, losses=losses, seconds=seconds)
+        self._records.add(examined, status, part=part, fault=fault, losses=losses)
 
     def finish(self) -> Receipt:
         """Commit the unit."""
