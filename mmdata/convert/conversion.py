@@ -6,10 +6,10 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
+from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TypeVar
 
 from mmdata.convert.cut import Units
@@ -22,7 +22,7 @@ from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
-from mmdata.convert.sources.chosen import numbering
+from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import digest_of_zip
 from mmdata.convert.sources.remote import SOURCE_NAME
 from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
@@ -34,6 +34,7 @@ from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.files import sync_tree
 from mmdata.hashing import least_share
+from mmdata.index.encode import Labels
 from mmdata.processes import usable_cores
 from mmdata.progress import Track
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
@@ -170,16 +171,29 @@ class Conversion:
             balance.check(self._config)
             balance.settle()
             self._refuse_empty(parts, least)
-            classes = {"classes": decider.labels.names} if decider.labels.names else {}
+            classes = {"classes": names} if (names := self._labels.names) else {}
             fingerprint = self._tokenizer.fingerprint if self._tokenizer else None
             self._track.say("end shards and manifest")
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
         publish_all(self._outputs)
 
+    @cached_property
+    def _labels(self) -> Labels:
+        """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
+        source = self._source.corpus if isinstance(self._source, ChosenSource) else self._source
+        labels = Labels(source.classes)
+        rows = source.rows_with_labels()
+        if (first := next(rows, None)) is not None:
+            for row in self._passing(chain([first], rows), "number classes", source.rows_at_most):
+                with suppress(BadSample):  # the examination of the row names its fault
+                    labels.number(self._examiner.fields.label(row))
+        labels.close()
+        return labels
+
     def _job(self) -> Job:
         source = self._source
-        about = source.classes, source.has_captions, self._config
+        about = self._labels, source.has_captions, self._config
         return Job(images_of(source), *about, self._examiner, self._tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
@@ -253,7 +267,7 @@ class Conversion:
         """Whether a unit was made of other files than those that are there now; then it is removed."""
         if (changed := self._changed_file(receipt)) is None and receipt.made_of == made_of:
             return False
-        what = str(changed or "captions of other rows have changed")
+        what = str(changed or "captions or labels of other rows have changed")
         rows = f"{receipt.start} to {receipt.start + receipt.rows - 1}"
         logger.warning("rows %s are converted again: %s", rows, printable(what))
         self._staging.remove_unit(receipt.unit)
@@ -324,7 +338,6 @@ class Conversion:
         return Decider(
             self._staging,
             receipts,
-            self._source.classes,
             numbering(self._source),
             self._opened.written,
             unit_rows=self._config.shard_rows,

@@ -103,6 +103,10 @@ class ChosenSource:
         for begin, end in pairwise(bounds):
             yield from self._of(self._images.rows_from(int(self.numbers[begin])), begin, end)
 
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """Those of the whole corpus: so a class has one number, whichever rows are chosen."""
+        return self.corpus.rows_with_labels()
+
     def check_unchanged(self) -> None:
         """Raise DataError if a file has changed since it was opened."""
         if isinstance(self.corpus, ImageSource):

@@ -74,6 +74,10 @@ class CocoSource:
             number = len(self._content.groups) + place
             yield InputRow(number, self._place(image_id), fault=(Reason.MISSING_IMAGE, detail))
 
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """None. See `Source.rows_with_labels`."""
+        return iter(())
+
     def describe(self) -> dict[str, Any]:
         """Names and hashes of the files. See `Source.describe`."""
         return {

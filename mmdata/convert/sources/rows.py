@@ -15,7 +15,7 @@ from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import Group, image_member, texts_of
+from mmdata.tars.samples import Group, image_member, label_of, texts_of
 from mmdata.tars.tar import Member
 from mmdata.tars.texts import Loss, SampleTexts
 
@@ -64,6 +64,10 @@ class PackedFiles:
     def texts(self, seen: Seen, *, needs_caption: bool = True) -> SampleTexts:
         """Captions, label and metadata; see `texts_of`."""
         return texts_of(self.group, partial(self._read, seen), needs_caption=needs_caption, members=self.members)
+
+    def label(self) -> int | str | None:
+        """The label that `texts` gives; None if it cannot be used."""
+        return label_of(self.group, partial(self._read, Seen()), self.members)
 
     def _read(self, seen: Seen, member: Member) -> bytes:
         path = os.path.join(self.root, self.tar)
@@ -145,6 +149,10 @@ class Source(Protocol):
 
     def rows(self) -> Iterator[InputRow]:
         """All rows, in the same order every time."""
+        ...
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """All rows that may have a label, in their order; they need not have an image or captions."""
         ...
 
     def describe(self) -> dict[str, Any]:

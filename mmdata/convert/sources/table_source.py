@@ -36,7 +36,7 @@ class TableSource:
         holds_images: whether rows hold the bytes of images, so that many of them do not fit into memory. The number of
             rows is known then.
         can_be_sent: whether another process can read the tables.
-        can_seek: whether rows can be read without those before them, and need no class number that these decide.
+        can_seek: whether rows can be read without those before them.
 
     Raises:
         DataError: no row, or tables that differ.
@@ -69,7 +69,7 @@ class TableSource:
                 table.refuse_as_image(self.columns.image)
                 self._refuse_to_keep(table)
         self.holds_images = self.rows_are_exact and any(self.columns.image in table.images for table in tables)
-        self.can_seek = all(isinstance(table, ArrowTable) for table in tables) and not self.columns.label
+        self.can_seek = all(isinstance(table, ArrowTable) for table in tables)
         self.has_captions = bool(self.columns.captions)
         self.classes = next((first.class_names(name) for name in self.columns.label), ())
         self.root, self._found_in = self._find_root(folder, config.images)
@@ -90,6 +90,15 @@ class TableSource:
     def rows(self) -> Iterator[InputRow]:
         """Rows of all tables. See `Source.rows`."""
         return (row for row, _ in self._read())
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """See `Source.rows_with_labels`. No other column is read."""
+        if not self.columns.label:
+            return
+        (label,), split = self.columns.label, self.columns.split
+        for place, cells, _ in (row for table in self._tables for row in table.rows([label, *split])):
+            if cells is not None and (not split or cells.get(split[0]) == self._split):
+                yield InputRow(0, place, label=as_text(cells.get(label)))
 
     def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; images before it are not read.

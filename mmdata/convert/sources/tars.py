@@ -92,6 +92,10 @@ class PackedSource:
                     yield self._row(number, tar, group, indexed)
                     number += 1
 
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """See `Source.rows_with_labels`."""
+        return self.rows()
+
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""
         chosen = {"members": self._members.content()} if self._members != USUAL else {}
