@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from mmdata.convert.cut import Units
 from mmdata.convert.fetch import refuse_urls
+from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.opening import Opened
 from mmdata.convert.row.examine import Digester, Examiner
 from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
@@ -23,10 +24,8 @@ from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.sources.chosen import ChosenSource, numbering
-from mmdata.convert.sources.files import digest_of_zip
-from mmdata.convert.sources.remote import SOURCE_NAME
+from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
 from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
-from mmdata.convert.sources.seen import ChangedFile, changed_file
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import Records
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging

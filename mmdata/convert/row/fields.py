@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mmdata.config.convert import RESERVED
-from mmdata.convert.sources.cells import as_list
+from mmdata.convert.sources.columns import as_list
+from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.folder import sidecar_label, sidecar_texts
 from mmdata.convert.sources.rows import InputRow, fill_templates
-from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.tars.texts import Loss, parse_label

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.config.convert import ALL, ConvertConfig, Grouping
-from mmdata.convert.sources.files import PARTS, FolderEntry, list_folder, names_in
+from mmdata.convert.sources.files import PARTS, FolderEntry, Seen, list_folder, names_in
 from mmdata.convert.sources.rows import InputRow
-from mmdata.convert.sources.seen import Seen
 from mmdata.convert.sources.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.sources.tables import choose_part
 from mmdata.errors import BadSample, DataError, Reason
