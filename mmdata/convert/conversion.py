@@ -23,7 +23,7 @@ from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
-from mmdata.convert.sources.chosen import numbering
+from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
 from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
 from mmdata.convert.units.engines import Engine, Progress, in_order
@@ -180,10 +180,11 @@ class Conversion:
     @cached_property
     def _labels(self) -> Labels:
         """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
-        labels = Labels(self._source.classes)
-        rows = self._source.rows_with_labels()
+        source = self._source.corpus if isinstance(self._source, ChosenSource) else self._source
+        labels = Labels(source.classes)
+        rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
-            for row in self._passing(chain([first], rows), "number classes"):
+            for row in self._passing(chain([first], rows), "number classes", source.rows_at_most):
                 with suppress(BadSample):  # the examination of the row names its fault
                     labels.number(self._examiner.fields.label(row))
         labels.close()

@@ -112,7 +112,7 @@ class Decider:
         self.close()
 
     def _prepare(self) -> None:
-        """Read the digests of all units, and those of other folders."""
+        """Read the digests of all units and of other folders."""
         if self._repeats is not None and self._written is not None:
             for digests in self._written.digests():
                 self._repeats.add(digests, np.full(len(digests) // KEY_BYTES, ELSEWHERE))

@@ -95,10 +95,6 @@ class ChosenSource:
         """The rows. See `Source.rows`."""
         return self._of(self.corpus.rows(), 0, len(self.numbers)) if self._images is None else self.rows_from(0)
 
-    def rows_with_labels(self) -> Iterator[InputRow]:
-        """Those of all rows of the corpus: its classes have the same numbers, whichever of its rows are chosen."""
-        return self.corpus.rows_with_labels()
-
     def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; images far from them are not read. See `ImageSource.rows_from`."""
         assert self._images is not None
@@ -106,6 +102,10 @@ class ChosenSource:
         bounds = [start, *(int(place) + start + 1 for place in far), len(self.numbers)]
         for begin, end in pairwise(bounds):
             yield from self._of(self._images.rows_from(int(self.numbers[begin])), begin, end)
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """Those of the whole corpus: so a class has one number, whichever rows are chosen."""
+        return self.corpus.rows_with_labels()
 
     def check_unchanged(self) -> None:
         """Raise DataError if a file has changed since it was opened."""
