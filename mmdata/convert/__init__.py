@@ -6,8 +6,8 @@ have boxes.
 `Merges` says which rows of one image become one sample. `Units` cuts the rows into ranges, and an engine makes a unit
 of each, in processes, threads or with Ray: `fetch` replaces URLs by the bytes of the images, an `Examiner` turns a row
 into a sample or a fault, `UnitWriter` writes tars and records, and `Staging` commits the unit.
-`Conversion` runs the whole. When all units are there, a `Decider` finds duplicates and numbers classes, and a `Part` of
-the output puts shards together and counts in `Accounts` what became of each row.
+`Conversion` runs the whole. When all units are there, a `Settler` finds duplicates, and an `OutputFolder`
+puts shards together and counts in `Accounts` what became of each row.
 `Output` is the folder: the conversion is made in a hidden sub-folder and moved into place whole, the manifest last.
 `preview` examines a sample of the rows, and writes nothing: how many will be written, what is wrong with the others.
 """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mmdata.convert.row.examine import Examined, Examiner
+from mmdata.convert.row.examine import Examiner, Outcome
 from mmdata.convert.sources.rows import InputRow, has_url
 from mmdata.convert.units.unit import part_of
 from mmdata.errors import BadSample, Reason
@@ -90,7 +90,7 @@ class RowLook:
         )
 
 
-def _size(examined: Examined) -> int:
+def _size(examined: Outcome) -> int:
     """Bytes of a sample in a tar; its members are hashed, as when they are written."""
     assert examined.sample is not None
     label = examined.label if isinstance(examined.label, int) else None if examined.label is None else 0
