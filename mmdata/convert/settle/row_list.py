@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mmdata.convert.row.examine import DIGEST_BYTES
-from mmdata.convert.settle.settled import Settled
+from mmdata.convert.settle.settled import Settled, numbers_of
 from mmdata.errors import Reason
 from mmdata.files import end_file, naming, sync_folder
 from mmdata.storage.folder import ROWS_NAME
@@ -108,9 +108,11 @@ def _published(settled: Settled, shards: NDArray[np.int32]) -> Any:
     is_left_out, is_written = pa.array(settled.is_left_out), pa.array(settled.is_written)
     kinds = compute.if_else(compute.equal(reason, str(Reason.DUPLICATE_IMAGE)), "duplicate", "quarantined")
     kinds = compute.if_else(compute.equal(reason, str(Reason.FILTERED)), "filtered", kinds)
-    merged = compute.binary_join_element_wise("merged into row ", settled.into.cast(pa.string()), "")
+    into = records.column("into")
+    numbers = pa.array(settled.number_of(numbers_of(into)), mask=into.is_null().to_numpy(zero_copy_only=False))
+    merged = compute.binary_join_element_wise("merged into row ", numbers.cast(pa.string()), "")
     columns = {
-        "row": pa.array(settled.numbers),
+        "row": pa.array(settled.number_of(np.arange(len(shards)) + settled.receipt.start)),
         "status": compute.if_else(is_left_out, kinds, compute.if_else(is_written, "written", "merged")),
         "reason": reason,
         "detail": compute.if_else(is_left_out, _printable(settled.detail), merged),

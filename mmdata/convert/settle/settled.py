@@ -25,10 +25,10 @@ from mmdata.errors import Reason
 
 compute: Any = pyarrow.compute  # pyarrow's functions have no types
 
+ELSEWHERE = -1
+"""In place of the row of an image that another folder has."""
 UNITS_REMEMBERED = 16
 """Settled units in memory: the rows of one image mostly lie near each other."""
-ELSEWHERE = -1
-"""Among the rows of the units, the number of all images of other folders."""
 
 
 @dataclass(frozen=True)
@@ -37,32 +37,21 @@ class Settled:
 
     Attributes:
         receipt: of the unit.
+        number_of: gives the number of a row, or of several, in the whole source, for people.
         records: of its rows.
         parts: int8 (rows,), the folder of each row.
         reason: Arrow string (rows,), why a row is left out; null for the others.
         detail: Arrow binary (rows,), of the reason.
         differing: bool (rows,), duplicates with captions or a label that the written row of their image has not.
-        number_of: gives the numbers of rows in the whole source, for people.
     """
 
     receipt: Receipt
+    number_of: Callable[[Any], Any]
     records: Any
     parts: NDArray[np.int8]
     reason: Any
     detail: Any
     differing: NDArray[np.bool_]
-    number_of: Callable[[Any], Any]
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        """int64 (rows,): the number of each row in the whole source."""
-        return self.number_of(np.arange(self.receipt.start, self.receipt.start + self.receipt.rows))
-
-    @property
-    def into(self) -> Any:
-        """Arrow int64 (rows,): the number of the row that has a row's captions; null for the others."""
-        into = self.records.column("into")
-        return pa.array(self.number_of(numbers_of(into)), mask=~_valid(into))
 
     @property
     def is_left_out(self) -> NDArray[np.bool_]:
@@ -86,8 +75,8 @@ class Settler:
     Args:
         staging: of the units.
         receipts: of all units, in order.
-        number_of: gives the numbers of rows in the whole source, for people.
-        elsewhere: images of other folders, which are left out; None for none.
+        number_of: gives the number of a row, or of several, in the whole source, for people.
+        written: images of other folders, which are left out; None for none.
         unit_rows: rows of each unit but the last.
         keep_duplicates: whether an image that comes again is written again.
     """
@@ -97,7 +86,7 @@ class Settler:
         staging: Staging,
         receipts: Sequence[Receipt],
         number_of: Callable[[Any], Any],
-        elsewhere: WrittenImages | None,
+        written: WrittenImages | None,
         *,
         unit_rows: int,
         keep_duplicates: bool,
@@ -105,16 +94,16 @@ class Settler:
         self._staging = staging
         self._receipts = receipts
         self._number_of = number_of
-        self._elsewhere = elsewhere
+        self._written = written
         self._unit_rows = unit_rows
-        rows = sum(receipt.rows for receipt in receipts) + (elsewhere.rows if elsewhere else 0)
+        rows = sum(receipt.rows for receipt in receipts) + (written.rows if written else 0)
         self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
         self._remembered = lru_cache(UNITS_REMEMBERED)(self._settle_own)
 
     def __enter__(self) -> Settler:
         """Find the duplicates in all units, and of images in other folders."""
         if self._repeats is not None:
-            for digests in self._elsewhere.digests() if self._elsewhere else ():
+            for digests in self._written.digests() if self._written else ():
                 self._repeats.add(digests, np.full(len(digests) // KEY_BYTES, ELSEWHERE))
             for receipt in self._receipts:
                 records = self._records(receipt)
@@ -161,8 +150,9 @@ class Settler:
         receipt = self._receipts[unit]
         records = self._records(receipt)
         parts, reason, detail = (records.column(name) for name in ("part", "reason", "detail"))
-        differing = np.zeros(receipt.rows, np.bool_)
-        own = Settled(receipt, records, numbers_of(parts), reason, detail, differing, self._number_of)
+        own = Settled(
+            receipt, self._number_of, records, numbers_of(parts), reason, detail, np.zeros(receipt.rows, np.bool_)
+        )
         if self._repeats is None:
             return own
         found = self._repeats.between(receipt.start, receipt.start + receipt.rows)
@@ -170,10 +160,10 @@ class Settler:
         is_elsewhere = found.firsts == ELSEWHERE
         own.differing[places] = ~found.same & ~is_elsewhere
         ends = compute.if_else(pa.array(found.same), "", ", with other captions or another label")
-        firsts = pa.array(self._number_of(np.where(is_elsewhere, 0, found.firsts))).cast(pa.string())
-        said = compute.binary_join_element_wise("the image of row ", firsts, " again, byte for byte", ends, "")
-        other = "a folder of not_in has the image, byte for byte"
-        details = compute.if_else(pa.array(is_elsewhere), other, said).cast(pa.binary())
+        numbers = pa.array(self._number_of(found.firsts)).cast(pa.string())
+        said = compute.binary_join_element_wise("the image of row ", numbers, " again, byte for byte", ends, "")
+        elsewhere = "a folder of not_in has the image, byte for byte"
+        details = compute.if_else(pa.array(is_elsewhere), elsewhere, said).cast(pa.binary())
         reasons = pa.repeat(str(Reason.DUPLICATE_IMAGE), len(places))
         return replace(own, reason=_put(reason, places, reasons), detail=_put(detail, places, details))
 

@@ -161,8 +161,8 @@ def count_rows(accounts: Accounts, settled: Settled, number: int) -> None:
     taken = pa.array(places)
     texts = [texts_of(column.take(taken)) for column in (*_columns(settled, "place", "path"), settled.detail)]
     reasons = settled.reason.take(taken).to_pylist()
-    rows = settled.numbers[places].tolist()
-    for row, place, path, detail, reason in zip(rows, *texts, reasons, strict=True):
+    for row, place, path, detail, reason in zip(places.tolist(), *texts, reasons, strict=True):
+        row = int(settled.number_of(row + settled.receipt.start))
         accounts.leave_out(row=row, place=place, path=path, reason=Reason(reason), detail=detail)
     has_losses = settled.records.column("losses").is_valid().to_numpy(zero_copy_only=False)
     taken = pa.array(np.flatnonzero(ours & is_written & has_losses))

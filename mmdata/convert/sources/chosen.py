@@ -117,6 +117,10 @@ class ChosenSource:
         selected = hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]
         return {**self.corpus.describe(), "select": self._words, "selected": selected}
 
+    def number_of(self, rows: Any) -> Any:
+        """The number in the corpus of one of these rows, or the numbers of several."""
+        return self.numbers[rows]
+
     def _of(self, rows: Iterator[InputRow], place: int, end: int) -> Iterator[InputRow]:
         """The chosen rows from place `place` to before `end`; `rows` begin at or before the first."""
         wanted = iter(self.numbers[place:end].tolist())
@@ -131,8 +135,8 @@ class ChosenSource:
 
 
 def numbering(source: Source) -> Callable[[Any], Any]:
-    """What gives the number, for people, of a row of a source; of an array of rows, an array."""
-    return source.numbers.__getitem__ if isinstance(source, ChosenSource) else lambda row: row
+    """What gives the number, for people, of a row of a source, or the numbers of several rows."""
+    return source.number_of if isinstance(source, ChosenSource) else lambda rows: rows
 
 
 def _numbers(corpus: Source, chosen: Choice) -> NDArray[np.int64]:
