@@ -17,7 +17,7 @@ from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.units.engines import local, threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import shipped
-from mmdata.index import build_index
+from mmdata.index import Index, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.fetch.sites import Answer, Site
@@ -111,6 +111,17 @@ def test_messages_have_the_numbers_of_the_whole_source(table: Path, photos: list
         (9, "t.jsonl, line 10", "the image of row 1 again, with no caption that is new"),
     ]
     assert [row["detail"] for row in rows_of(tmp_path / "out") if row["row"] == 8] == ["merged into row 1"]
+
+
+def test_class_has_one_number_whichever_rows_are_chosen(table: Path, tmp_path: Path) -> None:
+    labels = ["cat", "dog", "cat", "owl"]
+    rows = [{"image": f"{number}.jpg", "label": label} for number, label in enumerate(labels)]
+    named = jsonl(table.parent / "named.jsonl", rows)
+    make(named, tmp_path / "a", [0, 1])
+    make(named, tmp_path / "b", [2, 3], [tmp_path / "a"])
+    make(named, tmp_path / "whole")
+    assert members(tmp_path / "a", tmp_path / "b") == members(tmp_path / "whole")
+    assert Index.open([tmp_path / "a", tmp_path / "b"]).class_names == ["cat", "dog", "owl"]
 
 
 def test_any_workers_and_parts_give_the_same_bytes(table: Path, tmp_path: Path) -> None:

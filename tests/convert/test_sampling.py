@@ -35,7 +35,7 @@ class Corpus:
     def rows_from(self, start: int) -> Any:
         raise AssertionError("no row need be read")
 
-    describe = check_unchanged = rows_from
+    describe = check_unchanged = rows_with_labels = rows_from
 
 
 def sample_of(rows: int, images: int | None) -> tuple[SampledRows, np.ndarray]:

@@ -95,10 +95,6 @@ class ChosenSource:
         """The rows. See `Source.rows`."""
         return self._of(self.corpus.rows(), 0, len(self.numbers)) if self._images is None else self.rows_from(0)
 
-    def rows_with_labels(self) -> Iterator[InputRow]:
-        """Those of all rows of the corpus: its classes have the same numbers, whichever of its rows are chosen."""
-        return self.corpus.rows_with_labels()
-
     def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; images far from them are not read. See `ImageSource.rows_from`."""
         assert self._images is not None
@@ -106,6 +102,10 @@ class ChosenSource:
         bounds = [start, *(int(place) + start + 1 for place in far), len(self.numbers)]
         for begin, end in pairwise(bounds):
             yield from self._of(self._images.rows_from(int(self.numbers[begin])), begin, end)
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """Those of the whole corpus: so a class has one number, whichever rows are chosen."""
+        return self.corpus.rows_with_labels()
 
     def check_unchanged(self) -> None:
         """Raise DataError if a file has changed since it was opened."""
@@ -116,10 +116,6 @@ class ChosenSource:
         """The corpus, and which of its rows. See `Source.describe`."""
         selected = hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]
         return {**self.corpus.describe(), "select": self._words, "selected": selected}
-
-    def number_of(self, row: int) -> int:
-        """The number in the corpus of one of these rows."""
-        return int(self.numbers[row])
 
     def _of(self, rows: Iterator[InputRow], place: int, end: int) -> Iterator[InputRow]:
         """The chosen rows from place `place` to before `end`; `rows` begin at or before the first."""
@@ -134,9 +130,9 @@ class ChosenSource:
         raise DataError(f"rows: the source has no row {number}; its rows are numbered from 0")
 
 
-def numbering(source: Source) -> Callable[[int], int]:
-    """What gives the number, for people, of a row of a source."""
-    return source.number_of if isinstance(source, ChosenSource) else int
+def numbering(source: Source) -> Callable[[Any], Any]:
+    """What gives the number, for people, of a row of a source; of an array of rows, an array."""
+    return source.numbers.__getitem__ if isinstance(source, ChosenSource) else lambda row: row
 
 
 def _numbers(corpus: Source, chosen: Choice) -> NDArray[np.int64]:

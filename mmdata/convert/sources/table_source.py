@@ -106,9 +106,9 @@ class TableSource:
         if not self.columns.label:
             return
         label, split = self.columns.label, self.columns.split
-        names = [label, split] if split else [label]
-        for place, cells, _ in (row for table in self._tables for row in table.rows(names)):
-            if cells is not None and (not split or cells.get(split) == self._split):
+        wanted = [label] if split is None else [label, split]
+        for place, cells, _ in (row for table in self._tables for row in table.rows(wanted)):
+            if cells is not None and (split is None or cells.get(split) == self._split):
                 yield InputRow(0, place, label=as_text(cells.get(label)))
 
     def rows_from(self, start: int) -> Iterator[InputRow]:
