@@ -22,7 +22,7 @@ from webdataset import TarWriter  # pyright: ignore
 
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageFeature
-from tests.storage.servers import serve
+from tests.storage.servers import serve, serve_s3
 
 BALLS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (40, 70, 210), "yellow": (230, 200, 40)}
 WALLS = {"white": 230, "black": 30}
@@ -172,6 +172,13 @@ def served(folder: Path) -> Generator[dict[str, str], None, None]:
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:
             os.environ["XDG_CACHE_HOME"] = before
+
+
+@contextmanager
+def bucket(folder: Path) -> Generator[dict[str, str], None, None]:
+    """An empty s3://bucket."""
+    with serve_s3(folder / "bucket"):
+        yield {}
 
 
 def classes(folder: Path) -> None:
