@@ -64,7 +64,7 @@ def convert(
             `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
             folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
-        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes
+        chosen: of tars with an index, the rows to take; `mmdata.cli.chosen` makes it. None takes
             all.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.

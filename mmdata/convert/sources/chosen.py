@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.commands.chosen`.
+    """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.cli.chosen`.
 
     Attributes:
         words: the condition, for messages and accounts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mmdata.commands.preview_lines import preview_lines
+from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, preview
 from mmdata.convert.sampling import Estimate
 from mmdata.errors import Reason
