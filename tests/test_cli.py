@@ -73,8 +73,7 @@ def test_cli_unknown_command_names_the_near_one_or_all(name: str, message: str, 
         ),
         (
             ["c", "--batch-size", "2"],
-            "no option '--batch-size'; write it as data.global_batch_size=VALUE or train.micro_batch_size=VALUE; "
-            "`mmdata x --help` shows the arguments",
+            "no option '--batch-size'; write it as data.global_batch_size=VALUE; `mmdata x --help` shows the arguments",
         ),
         (
             ["c", "--bogus"],

@@ -66,7 +66,7 @@ def test_config_takes_paths_as_their_text():
     config = parse(Config, {"data": {**DATA, **paths}, "train": {"output": Path("e")}}, origin="c")
     assert (config.data.shards, config.data.val.shards, config.data.tokenizer) == ("a/b", "c", "d")
     assert config.train.output == "e"
-    with pytest.raises(ConfigError, match=r"'shards': Input should be a valid string; got 3"):
+    with pytest.raises(ConfigError, match=r"'shards': expected path or \[\{shards: …\}, …\]; got 3"):
         parse(DataConfig, {**DATA, "shards": 3}, origin="c")
 
 
@@ -103,11 +103,6 @@ def test_config_override_value_is_yaml(file):
     }
 
 
-def test_config_yaml_anchors_and_merges_are_read(file):
-    path = file("data: &d {seed: 1, max_rows: 2}\ntrain:\n  <<: *d\n  seed: 3\n")
-    assert read_yaml(path) == {"data": {"seed": 1, "max_rows": 2}, "train": {"seed": 3, "max_rows": 2}}
-
-
 def test_config_missing_file_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"config '.*/none\.yaml': no such file; shipped with mmdata: .*scenes\.yaml"):
         load_config(tmp_path / "none.yaml")
@@ -125,10 +120,9 @@ def test_config_missing_file_is_suggested_only_where_one_is_near(file, tmp_path:
 
 def test_config_that_is_something_else_is_said_to_be_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("shards/scenes/__mmdata__", "photos", "fifty", "my run/checkpoints"):
+    for folder in ("shards/scenes/__mmdata__", "photos", "my run/checkpoints"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "my run/config.yaml").write_text("data: {}")
-    (tmp_path / "fifty.yaml").write_text("data: {}")
     with tarfile.open("shards/scenes/0.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("0.jpg"))
     for name, text in (("c.csv", "filepath,caption\n"), ("t.py", "import x\n"), ("n.txt", "two words\n")):
@@ -139,12 +133,11 @@ def test_config_that_is_something_else_is_said_to_be_that(tmp_path: Path, monkey
         "shards/scenes": "is a folder of shards, {}: `mmdata init shards/scenes` writes one",
         "shards/scenes/0.tar": "is a tar, {}: `mmdata init shards/scenes` writes one",
         "photos": "is a folder, {}: `mmdata init photos` writes one",
-        "fifty": "is a folder, {}: 'fifty.yaml' is one",
         "c.csv": "is a table, {}: `mmdata init c.csv` writes one",
         "t.py": "is a Python file, {}; `mmdata init SOURCE` writes one for a table, a folder of images, or shards",
         "n.txt": "is a text file, {}; `mmdata init SOURCE` writes one for a table, a folder of images, or shards",
         "my run": "is the folder of a run, {}: that of the run is 'my run/config.yaml'",
-        "my run/checkpoints": "is a folder, {}: `mmdata init 'my run/checkpoints'` writes one",
+        "my run/checkpoints": "is a folder, {}: that of the run is 'my run/config.yaml'",
     }
     for path, message in told.items():
         with pytest.raises(ConfigError) as caught:
@@ -169,18 +162,21 @@ def test_config_shipped_with_mmdata_is_found_by_its_name(tmp_path: Path, monkeyp
     ("text", "message"),
     [
         ("data: [", r"config '.*c\.yaml': not valid YAML, line 1, column 8: "),
-        (b"\xff\xfe\x00", r"config '.*c\.yaml': not text in UTF-8 \(byte 0 is 0xff\): save it as UTF-8"),
-        ("data:\n\tseed: 1", r"not valid YAML, line 2, column 1: a tab; indent with spaces$"),
+        (b"\xff\xfe\x00", r"config '.*c\.yaml': not valid YAML: 'utf-8' codec can't decode byte 0xff in position 0"),
+        ("data:\n\tseed: 1", r"not valid YAML, line 2, column 1: found character '\\t' that cannot start any token$"),
         (
             "data: !!python/object/apply:os.system [ls]",
             r"not valid YAML, line 1, column 7: could not determine a constructor for the tag",
         ),
         ("data: {seed: 1, seed: 2}", r"not valid YAML, line 1, column 17: key 'seed' stands twice$"),
         ("data: {}\ntrain: {}\ndata: {}", r"not valid YAML, line 3, column 1: key 'data' stands twice$"),
-        ("", r"config '.*': empty; expected the sections data, model, train \(`mmdata init SOURCE` writes one"),
-        ("# data: {}", r"config '.*': empty; expected the sections data"),
-        ("- data", r"expected the sections data, model, train, as `data: \{shards: …\}`; got a list$"),
-        ("a photo", r"expected the sections data, model, train, as `data: \{shards: …\}`; got the text 'a photo'$"),
+        (
+            "",
+            r"config '.*': expected the sections data, model, train, as .*; got an empty file; `mmdata init",
+        ),
+        ("# data: {}", r"config '.*': expected the sections data, model, train, as .*; got an empty file"),
+        ("- data", r"expected the sections data, model, train, as `data: \{shards: …\}`; got a value of type list"),
+        ("a photo", r"expected the sections data, model, train, as `data: \{shards: …\}`; got 'a photo'; `mmdata init"),
     ],
 )
 def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, message: str):
@@ -197,7 +193,7 @@ def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, m
         ("data.seed.x=3", r"override 'data\.seed\.x=3': 'seed' is a value, not a section"),
         (
             "data.shards.0.weight=3",
-            r"override 'data\.shards\.0\.weight=3': 'shards' is a list, which is given whole, as in",
+            r"override 'data\.shards\.0\.weight=3': 'shards' is a list, which is given whole$",
         ),
         ("data.seed=[1", r"override 'data\.seed=\[1': value is not valid YAML: "),
     ],
@@ -225,22 +221,22 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ),
         (
             {"data": DATA, "train": {"miner": {"name": "top_k", "kk": 3}}},
-            "c.yaml: unknown key 'train.miner.kk'; did you mean 'train.miner.k'?",
+            "c.yaml: unknown key 'train.miner.kk'; `mmdata settings train.miner` lists the settings of this section",
         ),
         (
             {"data": DATA, "train": {"miner": {"name": "semi_hard", "k": 3}}},
-            "c.yaml: unknown key 'train.miner.k': semi_hard has false_negative_margin, drop_hardest, after_steps, "
-            "name, margin",
+            "c.yaml: unknown key 'train.miner.k'; `mmdata settings train.miner` lists the settings of this section",
         ),
         (
             {"data": DATA, "train": {"miner": {"name": "hardest"}}},
-            "c.yaml: 'train.miner.name': known are all, top_k, ratio, semi_hard, distance_weighted, gumbel_top_k, "
-            "same_group, user; got 'hardest'",
+            "c.yaml: 'train.miner': Input tag 'hardest' found using 'name' does not match any of the expected tags: "
+            "'all', 'top_k', 'ratio', 'semi_hard', 'distance_weighted', 'gumbel_top_k', 'same_group', 'user'; "
+            "got {'name': 'hardest'}",
         ),
         (
             {"data": DATA, "train": {"miner": {"k": 3}}},
-            "c.yaml: 'train.miner.name' is required and missing; known: all, top_k, ratio, semi_hard, "
-            "distance_weighted, gumbel_top_k, same_group, user",
+            "c.yaml: 'train.miner': expected {name: all, distance_weighted, gumbel_top_k, ratio, same_group, "
+            "semi_hard, top_k, user} or null; got {'k': 3}",
         ),
         (
             {"data": DATA, "train": {"miner": {"name": "same_group"}}},
@@ -250,7 +246,11 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             {"data": DATA, "train": {"miner": {"name": "ratio", "share": 2}}},
             "c.yaml: 'train.miner.share': Input should be less than or equal to 1; got 2",
         ),
-        ({"data": DATA, "train": {"miner": "top_k"}}, "c.yaml: 'train.miner': expected {name: …} or null; got 'top_k'"),
+        (
+            {"data": DATA, "train": {"miner": "top_k"}},
+            "c.yaml: 'train.miner': expected {name: all, distance_weighted, gumbel_top_k, ratio, same_group, "
+            "semi_hard, top_k, user} or null; got 'top_k'",
+        ),
         (
             {"data": {**DATA, "batch_size": 8}},
             "c.yaml: unknown key 'data.batch_size'; did you mean 'data.global_batch_size'?",
@@ -290,7 +290,7 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
             "c.yaml: unknown key 'train.loading'; did you mean 'data.loading'?; "
             "unknown key 'train.zzz'; `mmdata settings train` lists the settings of this section",
         ),
-        ({"data": DATA, "foo": {}}, "c.yaml: unknown key 'foo'; the sections are data, model, train, compare"),
+        ({"data": DATA, "foo": {}}, "c.yaml: unknown key 'foo'; `mmdata settings` lists all"),
         (
             {"data": DATA, "train": {"learning_rate": 1, "num_worker": 2}},
             "c.yaml: unknown key 'train.learning_rate'; did you mean 'train.lr'?; "
@@ -298,15 +298,17 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ),
         (
             {**DATA, "model": {"nam": "tiny"}},
-            "c.yaml: 'global_batch_size', 'shards', 'tokenizer': settings of the section data; write them below "
-            "`data:`, indented; unknown key 'model.nam'; did you mean 'model.name'?",
+            "c.yaml: 'data' is required and missing; unknown key 'model.nam'; did you mean 'model.name'?; "
+            "unknown key 'shards'; did you mean 'data.shards'?; unknown key 'tokenizer'; did you mean "
+            "'data.tokenizer'?; unknown key 'global_batch_size'; did you mean 'data.global_batch_size'?",
         ),
         (
             {"data": DATA, "model": {"name": "ViT-B-16"}, "train": {"miner": {"name": "topk"}}},
             "c.yaml: 'model.name': Input should be 'micro', 'tiny', 'small', 'base', 'vit_b_32', 'vit_b_16', "
             "'vit_l_14' or 'pretrained'; "
-            "got 'ViT-B-16'; did you mean 'vit_b_16'?; 'train.miner.name': known are all, top_k, ratio, semi_hard, "
-            "distance_weighted, gumbel_top_k, same_group, user; got 'topk'; did you mean 'top_k'?",
+            "got 'ViT-B-16'; did you mean 'vit_b_16'?; 'train.miner': Input tag 'topk' found using 'name' does not "
+            "match any of the expected tags: 'all', 'top_k', 'ratio', 'semi_hard', 'distance_weighted', "
+            "'gumbel_top_k', 'same_group', 'user'; got {'name': 'topk'}; did you mean 'top_k'?",
         ),
     ],
 )
@@ -319,16 +321,20 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("loading", {"num_workers": "many"}, "'data.loading.num_workers': Input should be a valid integer; got 'many'"),
-        ("loading", {"num_workers": True}, "'data.loading.num_workers': Input should be a valid integer; got True"),
+        ("loading", {"num_workers": "many"}, "'data.loading.num_workers': expected integer ≥ 0 or auto; got 'many'"),
+        ("loading", {"num_workers": True}, "'data.loading.num_workers': expected integer ≥ 0 or auto; got True"),
         ("loading", 3, "'data.loading': expected {num_workers: …, worker_type: …, num_processes: …}; got 3"),
         (
             "captions",
             "all",
-            "'data.captions': expected one, every or mapping of names to numbers from 0 to 1; got 'all'",
+            "'data.captions': expected one, every or {NAME: number from 0 to 1, …}; got 'all'",
         ),
-        ("join", "scores.csv", "'data.join': expected [{table: …, shards: …, name: …}]; got 'scores.csv'"),
-        ("join", ["scores.csv"], "'data.join.0': expected {table: …, shards: …, name: …}; got 'scores.csv'"),
+        ("join", "scores.csv", "'data.join': expected [{table: …, shards: …, name: …}, …]; got 'scores.csv'"),
+        (
+            "join",
+            ["scores.csv"],
+            "'data.join': expected [{table: …, shards: …, name: …}, …]; got 'scores.csv', in entry 0",
+        ),
         ("seed", True, "'data.seed': Input should be a valid integer; got True"),
         ("image_buckets", [[8, True]], "'data.image_buckets.0.1': Input should be a valid integer; got True"),
         (
@@ -342,13 +348,13 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         (
             "global_batch_size",
             "8",
-            "'data.global_batch_size': Input should be a valid integer; got '8'; write it without quotation marks",
+            "'data.global_batch_size': Input should be a valid integer; got '8'",
         ),
         ("shuffle", "maybe", "'data.shuffle': expected true or false; got 'maybe'"),
         (
             "image_buckets",
             [32, 32],
-            "'data.image_buckets': expected auto, list of [integer from 1 to 16384, integer from 1 to 16384] or null; "
+            "'data.image_buckets': expected auto, [[integer from 1 to 16384, integer from 1 to 16384], …] or null; "
             "got 32, in entry 0",
         ),
         ("image_buckets", [[100000, 32]], "'data.image_buckets.0.0': Input should be less than or equal to 16384"),
@@ -369,7 +375,7 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         ("text_buckets", [30, 20, 77], "'data': text_buckets must rise: got [30, 20, 77]"),
         ("text_buckets", [20, 20, 77], "'data': text_buckets must rise: got [20, 20, 77]"),
         ("text_buckets", [20, 30], "'data': the last of text_buckets must be max_length (77): got 30"),
-        ("text_buckets", "autos", "'data.text_buckets': Input should be 'auto'; got 'autos'; did you mean 'auto'?"),
+        ("text_buckets", "autos", "'data.text_buckets': expected auto or [integer ≥ 1, …]; got 'autos'"),
     ],
 )
 def test_config_wrong_value_is_told_what_is_expected(key: str, value: object, message: str):
@@ -582,7 +588,7 @@ def test_config_weights_that_make_whole_rows_are_taken():
     ("shards", "message"),
     [
         ([], "'shards': List should have at least 1 item after validation, not 0; got []"),
-        (["a"], "'shards.0': expected {shards: …}; got 'a'"),
+        (["a"], "'shards': expected path or [{shards: …}, …]; got 'a', in entry 0"),
         ([{"shards": "a"}, {"weight": 1}], "'shards.1.shards' is required and missing"),
         ([{"shards": "a"}, {**B, "weight": []}], "'shards.1.weight': Input should be a valid integer; got []"),
         ([{"shards": "a", "weight": 0}], "'shards.0.weight': Input should be greater than or equal to 1; got 0"),
@@ -647,7 +653,7 @@ def test_config_augment_is_for_training_crops_alone():
         "c: augment changes the crops of transform train, and transform is 'eval': leave augment out "
         "(data.augment=null)"
     )
-    with pytest.raises(ConfigError, match=r"unknown key 'augment.flip'; did you mean 'augment.horizontal_flip_prob'\?"):
+    with pytest.raises(ConfigError, match=r"unknown key 'augment.flip'; `mmdata settings augment` lists the settings"):
         data_of("a", augment={"flip": 0.5})
 
 
@@ -662,9 +668,7 @@ def test_config_evaluation_is_not_augmented():
         ("train.train_batch_size", "data.global_batch_size"),
         ("model.batch_size", "data.global_batch_size"),
         ("data.micro_batch", "train.micro_batch_size"),
-        ("train.image_lr", "train.lr"),
-        ("train.min_lr", "train.lr"),
-        ("train.queue_size", "train.queue"),
+        ("train.image_lr", None),
         ("train.clip_grad_norm", "train.grad_clip_norm"),
         ("train.num_steps", "train.steps"),
         ("data.num_steps", "train.steps"),
@@ -679,7 +683,6 @@ def test_config_evaluation_is_not_augmented():
         ("data.image_lr", None),
         ("data.image_mean", None),
         ("train.mean", None),
-        ("train.temperature", None),
         ("train.num_negatives", None),
         ("train.epsilon", None),
         ("data.mean", None),

@@ -1,10 +1,9 @@
-"""Every setting is described, and the descriptions reach `mmdata settings`, docs/settings.md, editors and `help`."""
+"""Every setting is described, and the descriptions reach `mmdata settings`, docs/settings.md and editors."""
 
 from __future__ import annotations
 
 import ast
 import json
-import pydoc
 import re
 import sys
 from collections.abc import Iterator
@@ -50,7 +49,7 @@ def test_describe_names_every_setting_that_a_config_has():
         leaves(AugmentConfig, AugmentConfig().model_dump(), "data.augment."),
         leaves(ModelConfig, config.model.model_dump(), "model."),
         leaves(TrainConfig, config.train.model_dump(), "train."),
-        leaves(TopKConfig, TopKConfig(name="top_k").model_dump(), "train.miner."),
+        leaves(TopKConfig, TopKConfig(name="top_k").model_dump(exclude={"name"}), "train.miner."),
         {f"compare.{name}" for name in CompareConfig.model_fields},
     )
     assert expected <= described
@@ -62,22 +61,22 @@ def test_describe_names_every_setting_that_a_config_has():
         ("data.global_batch_size", "integer ≥ 1", "required", False),
         (
             "data.image_buckets",
-            "auto, list of [integer from 1 to 16384, integer from 1 to 16384] or null",
+            "auto, [[integer from 1 to 16384, integer from 1 to 16384], …] or null",
             "default null",
             False,
         ),
         ("data.crop_scale", "[number from 0 to 1, number from 0 to 1]", "default [0.9, 1.0]", False),
-        ("data.shards", "path, name or list of sections", "required", True),
-        ("data.shards.N.shards", "path or name", "required", True),
-        ("data.loading", "section", "", True),
+        ("data.shards", "path or [{shards: …}, …]", "required", True),
+        ("data.shards.N.shards", "path", "required", True),
+        ("data.loading", "{num_workers: …, worker_type: …, num_processes: …}", "", False),
         ("data.loading.num_workers", "integer ≥ 0 or auto", "default auto", True),
         ("model.logit_scale_init", "number > 0 and ≤ 100 or null", "default null", False),
         ("model.clip", "text, mapping or null", "default null", False),
         ("train.loss", "clip, siglip, multi_positive, triplet, hard_negative or sogclr", "default clip", False),
         ("train.tensorboard", "true or false", "default false", True),
-        ("compare.arms", "mapping of names to sections", "required", False),
-        ("compare.arms.NAME.settings", "list of texts", "default []", False),
-        ("compare.tuning", "list of lists of texts", "default [[]]", False),
+        ("compare.arms", "{NAME: {settings: …, init_from: …, neighbours: …}, …}", "required", False),
+        ("compare.arms.NAME.settings", "[text, …]", "default []", False),
+        ("compare.tuning", "[[text, …], …]", "default [[]]", False),
     ],
 )
 def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):
@@ -108,20 +107,19 @@ def test_describe_unknown_name_is_an_error_with_what_is_near():
     ("name", "end"),
     [
         ("num_worker", "did you mean 'data.loading.num_workers'?"),
-        ("batch_size", "did you mean 'data.global_batch_size' or 'train.micro_batch_size'?"),  # and not patch_size
+        ("batch_size", "did you mean 'data.global_batch_size'?"),  # and not patch_size
         ("train.learning_rate", "did you mean 'train.lr'?"),
         ("max_grad_norm", "did you mean 'train.grad_clip_norm'?"),
-        ("train.worker", "did you mean 'data.loading.num_workers' or 'data.loading.worker_type'?"),
         ("augmentation", "did you mean 'data.augment'?"),
         ("data.prefetch_batch", "did you mean 'data.loading.prefetch_batches'?"),
         ("dta", "did you mean 'data'?"),
-        ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.rehearse, train.device"),
+        ("gpu", "`mmdata settings` lists all"),
         ("train.eps", "`mmdata settings train` lists this section"),  # and neither steps nor epochs
         ("epsilon", "`mmdata settings` lists all"),  # and not precision
         ("image_lr", "`mmdata settings` lists all"),  # and not data.members.image
     ],
 )
-def test_describe_unknown_name_names_what_is_near_in_meaning_and_nothing_else(name, end):
+def test_describe_unknown_name_names_what_is_near_and_nothing_else(name, end):
     with pytest.raises(ConfigError, match=f"^no setting or section '{name}'; {re.escape(end)}$"):
         find_sections(name)
 
@@ -158,21 +156,10 @@ def test_schema_takes_a_section_whose_settings_are_all_commented_out():
     schemas.validate({"data": SMALL, "model": None, "train": None, "compare": None}, json_schema())
 
 
-def test_schema_has_the_descriptions_without_lists_of_settings():
+def test_schema_has_the_descriptions():
     data = json_schema()["$defs"]["DataConfig"]
     assert data["description"] == "What is loaded, and in which batches."
     assert data["properties"]["seed"]["description"].startswith("Seed of everything random in the data: order, crops")
-
-
-def test_help_of_a_section_lists_its_settings_and_nothing_of_pydantic():
-    shown = pydoc.plain(pydoc.render_doc(DataConfig, renderer=pydoc.TextDoc()))
-    assert "global_batch_size: integer ≥ 1; required\n" in shown
-    assert "loading: section\n" in shown
-    assert "Seed of everything random in the data" in shown
-    assert "model_dump_json" not in shown
-    assert "Annotated" not in shown
-    assert "with_loading(self" in shown
-    assert "model_dump" in dir(DataConfig(**SMALL)), "an instance completes all its methods"
 
 
 def test_repr_of_a_section_says_what_differs_from_the_defaults():

@@ -236,8 +236,7 @@ def test_file_made_for_other_shards_is_refused(folder: Path, made: Path):
         (("--run", "run", "--size", 43), "--size 43: must be 2 to 42, the rows of data.shards"),
         (
             ("--run", "raw", "--size", 4),
-            "'raw': neither a checkpoint nor the folder of a run (it holds captions.jsonl, images); "
-            "`mmdata train CONFIG` makes a run",
+            "'raw': a folder, and a run is expected; `mmdata train CONFIG` makes one",
         ),
         (("--features", "none.npy", "--size", 4), "'none.npy': no such file or directory; check the path"),
         (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.config.config import Config, load_config
-from mmdata.config.strict_yaml import read_yaml
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import CHECKPOINT_NAME, CHECKPOINTS, LATEST, NO_RUN, Kind, find_run, recognize
+from mmdata.recognize import CHECKPOINTS, LATEST, NO_RUN, Kind, find_run, recognize
 
 
 def run_folder(path: Path, config: Config) -> Path:
@@ -23,24 +22,6 @@ def run_folder(path: Path, config: Config) -> Path:
     return Path("runs") / path.stem
 
 
-def run_of_config(path: Path) -> Path:
-    """Folder of the run of a config file, as `run_folder`; of a file with a mistake as far as it can be told."""
-    try:
-        return run_folder(path, load_config(path))
-    except ConfigError:  # the command that reads the config says what is wrong with it
-        return Path(_output_of(path) or Path("runs") / path.stem)
-
-
-def _output_of(path: Path) -> str | None:
-    """`train.output` of a config file that is not valid as a whole; None if it is not set or cannot be read."""
-    try:
-        train = read_yaml(path).get("train")
-    except ConfigError:
-        return None
-    output = train.get("output") if isinstance(train, dict) else None
-    return output if isinstance(output, str) else None
-
-
 def check_run_folder(run: Path) -> None:
     """Raise a DataError if a path is not the folder of a run; says what it is, and what to give instead."""
     if recognize(run) is not Kind.RUN:
@@ -50,30 +31,24 @@ def check_run_folder(run: Path) -> None:
 def not_a_run(path: Path) -> str:
     """What a path is that is no run, and what to give instead."""
     kind = recognize(path)
-    if path.is_file() and kind is not Kind.CONFIG and (whole := find_run(path)):
-        return f"a file of the run '{whole}': give '{whole}'"
-    if path.is_file() and kind is not Kind.CONFIG:
-        return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
-    if path.is_file():
-        own = run_of_config(path)
-        made = (own / CHECKPOINTS).is_dir()
-        remedy = f"give '{own}'" if made else f"`mmdata train {path}` makes it"
-        return f"a config, and a run is expected; its run is '{own}': {remedy}"
-    if not path.exists():
+    if kind is Kind.ABSENT:
         return NO_RUN
-    inside = sorted(entry.name for entry in path.iterdir())
-    if path.name == CHECKPOINTS and any(CHECKPOINT_NAME.fullmatch(name) for name in inside):
-        return f"the checkpoints of a run; give the run itself, '{path.parent}', or one of these"
-    if CHECKPOINTS in inside or "metrics.jsonl" in inside:
+    if kind is Kind.CONFIG:
+        return f"a config, and a run is expected; {_run_of_config(path)}"
+    if kind is Kind.RUN:
         return "a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every_steps"
-    if "manifest.json" in inside or "__mmdata__" in inside:
-        return "a folder of shards, and a run is expected; `mmdata train CONFIG` makes one from them"
-    if "config.json" in inside:
-        return (
-            "a model saved by transformers, and a run is expected; from_pretrained of transformers loads it, and "
-            "model.init_from or model.clip trains it further"
-        )
-    if runs := [name for name in inside if (path / name / CHECKPOINTS / LATEST).is_file()]:
-        return f"a folder of runs; give one of them: {', '.join(runs[:5])}{', …' if len(runs) > 5 else ''}"
-    listed = f"it holds {', '.join(inside[:5])}{', …' if len(inside) > 5 else ''}" if inside else "it is empty"
-    return f"neither a checkpoint nor the folder of a run ({listed}); `mmdata train CONFIG` makes a run"
+    if whole := path.parent if kind is Kind.CHECKPOINTS else find_run(path):
+        return f"a part of the run '{whole}': give '{whole}'"
+    if path.is_dir() and (runs := sorted(path.glob(f"*/{CHECKPOINTS}/{LATEST}"))):
+        return f"a folder of runs; give one of them: {', '.join(run.parent.parent.name for run in runs)}"
+    return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
+
+
+def _run_of_config(path: Path) -> str:
+    """What to give in place of a config."""
+    try:
+        run = run_folder(path, load_config(path))
+    except ConfigError as error:
+        return f"it has a mistake: {error}"
+    made = (run / CHECKPOINTS).is_dir()
+    return f"its run is '{run}': {f'give {str(run)!r}' if made else f'`mmdata train {path}` makes it'}"

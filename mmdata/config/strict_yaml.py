@@ -18,9 +18,7 @@ from mmdata.config.settings import Settings
 from mmdata.config.wrong_file import WRITES_ONE, not_a_config, shipped_configs
 from mmdata.errors import ConfigError, excerpt
 
-MAX_VALUES = 100_000
-"""Values in a YAML file, its aliases written out: a mixture of thousands of datasets has some ten thousand."""
-_BEING_COUNTED = -1
+YAML_SUFFIXES = (".yaml", ".yml", ".json", "")
 
 S = TypeVar("S", bound=Settings)
 
@@ -53,133 +51,6 @@ def with_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, A
     return changed
 
 
-def _read_sections(file: Path) -> dict[Any, Any]:
-    """Content of a YAML file.
-
-    Raises:
-        ConfigError: it is something else; says what.
-    """
-    looks_like_yaml = file.suffix.lower() in (".yaml", ".yml", ".json", "")
-    try:
-        content = _parse_yaml(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        if not looks_like_yaml:
-            raise ConfigError(not_a_config(file)) from None
-        raise ConfigError(
-            f"config '{file}': not text in UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x}): save it as "
-            "UTF-8, or give another file"
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        if not looks_like_yaml:
-            raise ConfigError(not_a_config(file)) from None
-        raise ConfigError(f"config '{file}': not valid YAML{_mistake(error)}") from error
-    if isinstance(content, dict):
-        return content
-    if not looks_like_yaml:
-        raise ConfigError(not_a_config(file))
-    if content is None:
-        raise ConfigError(f"config '{file}': empty; expected the sections data, model, train ({WRITES_ONE})")
-    raise ConfigError(
-        f"config '{file}': expected the sections data, model, train, as `data: {{shards: …}}`; got {_kind(content)}"
-    )
-
-
-def _parse_yaml(text: str) -> Any:
-    """Content of strict YAML; raises YAMLError or ValueError."""
-    try:
-        return yaml.load(text, _StrictLoader)
-    except RecursionError:
-        raise ValueError("lists or sections inside each other, hundreds deep") from None
-
-
-def _mistake(error: Exception) -> str:
-    """What is wrong with YAML, and where: ", line 2, column 1: found a tab; indent with spaces"."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
-        return f": {' '.join(str(error).split())}"  # PyYAML's messages have several lines
-    mark, problem = error.problem_mark or error.context_mark, error.problem
-    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-    if "'\\t'" in problem:
-        problem = "a tab; indent with spaces"
-    return f"{where}: {problem}"
-
-
-def _kind(content: Any) -> str:
-    """Of YAML that is no mapping: what it is."""
-    return "a list" if isinstance(content, list) else f"the text {excerpt(str(content))}"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Plain YAML that means no more than it says.
-
-    A key that stands twice is an error; PyYAML alone would keep the last one in silence. Aliases are followed, up to
-    `MAX_VALUES`: lists of aliases of lists of aliases make a few lines stand for more values than memory holds.
-    """
-
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None:
-            _count_values(node, {})
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key '{key.value}' stands twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _count_values(node: yaml.Node, counted: dict[int, int]) -> int:
-    """How many values, keys, lists and sections a node has with its aliases written out; each node is visited once.
-
-    Raises:
-        ConstructorError: more than `MAX_VALUES`, or without end.
-    """
-    if (known := counted.get(id(node))) is not None:
-        if known == _BEING_COUNTED:
-            raise yaml.constructor.ConstructorError(None, None, "an alias of what it is a part of", node.start_mark)
-        return known
-    counted[id(node)] = _BEING_COUNTED
-    parts: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        parts = node.value
-    elif isinstance(node, yaml.MappingNode):
-        parts = [part for pair in node.value for part in pair]
-    total = 1 + sum(_count_values(part, counted) for part in parts)
-    if total > MAX_VALUES:
-        raise yaml.constructor.ConstructorError(
-            None, None, f"more than {MAX_VALUES:,} values, aliases written out", node.start_mark
-        )
-    counted[id(node)] = total
-    return total
-
-
-def _override(content: dict[str, Any], override: str) -> None:
-    dotted, equals, value = override.partition("=")
-    keys = dotted.split(".")
-    if not equals or not all(keys):
-        wanted = f"{dotted}=VALUE" if "." in dotted and all(keys) else "data.loading.num_workers=4"
-        raise ConfigError(f"override '{override}': expected section.key=value, as in {wanted}")
-    node = content
-    for key in keys[:-1]:
-        node = node.setdefault(key, {})
-        if isinstance(node, list):
-            raise ConfigError(f"override '{override}': '{key}' is a list, which is given whole, as in '{key}=[…]'")
-        if not isinstance(node, dict):
-            raise ConfigError(f"override '{override}': '{key}' is a value, not a section")
-    try:
-        # No YAML begins with a backquote, and a condition may: `clip score` > 0.28.
-        node[keys[-1]] = value if value.lstrip().startswith("`") else _parse_yaml(value)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(
-            f"override '{override}': value is not valid YAML: {_mistake(error).partition(': ')[2]}"
-        ) from error
-
-
 def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: list[str] | None = None) -> S:
     """Validate a dictionary as settings of `kind`.
 
@@ -194,7 +65,95 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: lis
     except ValidationError as error:
         typed = [override.partition("=")[0] for override in overrides or []]
         by_origin: dict[str, list[str]] = {}
-        for told in explain_errors(kind, error):
+        for told in explain_errors(kind, content, error):
             from_override = any(f"{told.key}.".startswith(f"{name}.") for name in typed)
             by_origin.setdefault("on the command line" if from_override else origin, []).append(told.text)
         raise ConfigError("; ".join(f"{where}: {'; '.join(texts)}" for where, texts in by_origin.items())) from error
+
+
+def _read_sections(file: Path) -> dict[Any, Any]:
+    """Content of a YAML file.
+
+    Raises:
+        ConfigError: it is something else; says what.
+    """
+    looks_like_yaml = file.suffix.lower() in YAML_SUFFIXES
+    try:
+        content = _parse_yaml(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        if not looks_like_yaml:
+            raise ConfigError(not_a_config(file)) from None
+        raise ConfigError(f"config '{file}': not valid YAML{_mistake(error)}") from error
+    if isinstance(content, dict):
+        return content
+    if not looks_like_yaml:
+        raise ConfigError(not_a_config(file))
+    got = "an empty file" if content is None else excerpt(content)
+    raise ConfigError(
+        f"config '{file}': expected the sections data, model, train, as `data: {{shards: …}}`; got {got}; {WRITES_ONE}"
+    )
+
+
+def _parse_yaml(text: str) -> Any:
+    """Content of strict YAML; raises YAMLError or ValueError, as UnicodeDecodeError is."""
+    try:
+        return yaml.load(text, _StrictLoader)
+    except RecursionError:
+        raise ValueError("lists or sections inside each other, hundreds deep") from None
+
+
+def _mistake(error: Exception) -> str:
+    """What is wrong with YAML, and where: ", line 2, column 1: key 'seed' stands twice"."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return f": {' '.join(str(error).split())}"  # PyYAML's messages have several lines
+    mark = error.problem_mark or error.context_mark
+    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    return f"{where}: {error.problem}"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain YAML that means no more than it says.
+
+    A key that stands twice is an error; PyYAML alone would keep the last one in silence. So is an alias: with lists of
+    aliases of lists of aliases, a few lines stand for more values than memory holds.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            alias = self.get_event()
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the alias *{alias.anchor}: write out what it stands for", alias.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key '{key.value}' stands twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    dotted, equals, value = override.partition("=")
+    keys = dotted.split(".")
+    if not equals or not all(keys):
+        wanted = f"{dotted}=VALUE" if "." in dotted and all(keys) else "data.loading.num_workers=4"
+        raise ConfigError(f"override '{override}': expected section.key=value, as in {wanted}")
+    node = content
+    for key in keys[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            kind = "a list, which is given whole" if isinstance(node, list) else "a value, not a section"
+            raise ConfigError(f"override '{override}': '{key}' is {kind}")
+    try:
+        # No YAML begins with a backquote, and a condition may: `clip score` > 0.28.
+        node[keys[-1]] = value if value.lstrip().startswith("`") else _parse_yaml(value)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"override '{override}': value is not valid YAML: {_mistake(error).partition(': ')[2]}"
+        ) from error

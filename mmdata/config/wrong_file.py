@@ -24,10 +24,8 @@ def not_a_config(path: Path) -> str:
     if kind is Kind.ABSENT:
         return _no_such_file(path)
     named = f"'{path}' is {kind.value}, {EXPECTED}"
-    if kind in (Kind.RUN, Kind.CHECKPOINTS, Kind.CHECKPOINT) and (run := find_run(path)):
+    if run := find_run(path):
         return f"{named}: that of the run is '{run / 'config.yaml'}'"
-    if (config := path.with_name(f"{path.name}.yaml")).is_file():
-        return f"{named}: '{config}' is one"
     if kind.is_corpus:
         source = path.parent if kind is Kind.TAR and recognize(path.parent) is Kind.SHARDS else path
         return f"{named}: `mmdata init {shlex.quote(str(source))}` writes one"
@@ -43,7 +41,7 @@ def _no_such_file(path: Path) -> str:
     if "=" in path.name:
         return f"config '{path}': this is a setting; the config comes first, as in `mmdata train CONFIG {path}`"
     ours = shipped_configs()
-    beside = {other.stem: str(other) for other in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
+    beside = {other.stem: str(other) for other in path.parent.glob("*.y*ml")}
     known = {**{name.removesuffix(".yaml"): name for name in ours}, **beside}
     near = known.get(nearest(path.stem, known) or "")
     meant = f"; did you mean '{near}'?" if near else f"; shipped with mmdata: {', '.join(ours)}"

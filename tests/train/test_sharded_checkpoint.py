@@ -304,7 +304,7 @@ def test_sharded_checkpoint_is_found_as_a_folder_and_not_as_its_part(tmp_path: P
         DataError, match=r"run.pt': a part of a sharded checkpoint; give its folder, '.*step-0000000002'"
     ):
         load_checkpoint(find_checkpoint(path / "run.pt"))
-    with pytest.raises(DataError, match=r"the checkpoints of a run; give the run itself, '.*/run', or one of these"):
+    with pytest.raises(DataError, match=r"a part of the run '.*/run': give '.*/run'"):
         find_checkpoint(path.parent)
 
 

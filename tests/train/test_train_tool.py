@@ -381,7 +381,7 @@ def test_train_on_other_shards_than_the_run_names_them_before_the_settings_that_
         (["train.epochs=null"], "train.epochs or train.steps is required"),
         (["train.steps=5"], "epochs (3) and steps (5) exclude each other"),
         (["data.shards=/nowhere"], "/nowhere"),
-        (["train.miner={name: hardest}"], "train.miner.name"),
+        (["train.miner={name: hardest}"], "'train.miner': Input tag 'hardest' found using 'name'"),
         (
             ["train.precision=fp8"],
             "'train.precision': Input should be 'auto', 'bf16', 'fp16', 'tf32' or 'fp32'; got 'fp8'",
@@ -441,7 +441,7 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ([classes], f"'{classes}': a JSON file, and a run is expected; `mmdata train CONFIG` makes one"),
         (
             [tmp_path / "run" / "metrics.jsonl"],
-            f"metrics.jsonl': a file of the run '{tmp_path / 'run'}': give '{tmp_path / 'run'}'",
+            f"metrics.jsonl': a part of the run '{tmp_path / 'run'}': give '{tmp_path / 'run'}'",
         ),
         ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),

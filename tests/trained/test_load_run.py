@@ -239,10 +239,10 @@ def test_load_run_reads_as_a_line(make_run: MakeRun):
 def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = make_run()
-    config = tmp_path / "photos.yaml"
-    config.write_text("data: {shards: s}\n")
-    made = tmp_path / "made.yaml"
-    made.write_text(f"train: {{output: {folder}}}\n")
+    data = "data: {shards: s, tokenizer: clip, global_batch_size: 8}\n"
+    (tmp_path / "photos.yaml").write_text(data)
+    (tmp_path / "made.yaml").write_text(f"{data}train: {{output: {folder}}}\n")
+    (tmp_path / "bad.yaml").write_text("data: {shards: s}\n")
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "checkpoints").symlink_to(folder / "checkpoints")
     (tmp_path / "begun").mkdir()
@@ -250,19 +250,20 @@ def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.txt").touch()
     (tmp_path / "empty").mkdir()
-    (tmp_path / "clip").mkdir()
-    (tmp_path / "clip" / "config.json").touch()
     for given, said in (
         ("photos.yaml", r"a config, and a run is expected; its run is 'runs/photos': `mmdata train photos.yaml` makes"),
         ("made.yaml", rf"a config, and a run is expected; its run is '{folder}': give '{folder}'"),
+        (
+            "bad.yaml",
+            r"a config, and a run is expected; it has a mistake: bad.yaml: 'data.global",
+        ),
         ("none", r"no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"),
         ("runs", r"a folder of runs; give one of them: one$"),
         ("begun", r"a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every"),
         (str(photos / "shards"), r"a folder of shards, and a run is expected; `mmdata train CONFIG` makes one"),
-        (str(folder / "checkpoints"), rf"the checkpoints of a run; give the run itself, '{folder}'"),
-        ("clip", r"a model saved by transformers, and a run is expected; .*model.init_from"),
-        ("other", r"neither a checkpoint nor the folder of a run \(it holds a.txt\)"),
-        ("empty", r"neither a checkpoint nor the folder of a run \(it is empty\)"),
+        (str(folder / "checkpoints"), rf"a part of the run '{folder}': give '{folder}'"),
+        ("other", r"a folder, and a run is expected; `mmdata train CONFIG` makes one"),
+        ("empty", r"a folder, and a run is expected; `mmdata train CONFIG` makes one"),
     ):
         with pytest.raises(DataError, match=f"^'{given}': {said}"):
             mmdata.load_run(given)
