@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import datasets
 from mmdata import Index, Loader, cli
 from mmdata.cli.facts import Facts
 from mmdata.cli.starter import Machine, Starter, choose_share, config_text
+from mmdata.cli.starting import Start
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
@@ -72,7 +73,7 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
     said = run("init", "photos")
     assert "shards/photos: 50 rows in 1 shard\n  images: 40 to 48 pixels a side; the median is 40 × 48 (he" in said
     assert "captions: 1 a row, 6.0 words on average; the longest has " in said
-    assert "converting: mmdata convert photos shards/photos\n" in said
+    assert "converting: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
     assert "50 rows are few: a model memorizes them, and learns little about other images\n" in said
     assert said.endswith("\nnext: mmdata train photos.yaml\n")
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == before
@@ -94,6 +95,9 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
     config_of_shards = check_config(tmp_path / "photos.yaml")
     assert config_of_shards == config
     assert "the one that counted these captions" in (tmp_path / "photos.yaml").read_text()
+    assert run("init", "photos", "--overwrite").endswith("\nnext: mmdata train photos.yaml\n")
+    words = ("shards/photos", "--tokenizer", "clip", "--overwrite")
+    assert "another tokenizer has counted their captions; give a folder for a new index" in run("init", *words, code=2)
 
 
 def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_path: Path):
@@ -168,7 +172,7 @@ def test_init_takes_a_given_tokenizer(run, tmp_path: Path):
     convert(make_folder(tmp_path / "a"), tmp_path / "s", ConvertConfig(train_tokenizer=300))
     make_folder(tmp_path / "b", 40)
     said = run("init", "b", "--tokenizer", "s/tokenizer", "--shards", "here", "--out", "named.yaml")
-    assert "converting: mmdata convert b here\n" in said
+    assert "converting: mmdata convert b here --tokenizer s/tokenizer\n" in said
     data = check_config(tmp_path / "named.yaml").data
     assert (data.shards, data.tokenizer) == ("here", "s/tokenizer")
 
@@ -178,7 +182,10 @@ def test_init_of_class_folders_makes_captions_of_the_names(run, tmp_path: Path):
         paint(tmp_path / "pets" / ("cat", "sea_lion")[i % 2] / f"{i}.png", i)
     said = run("init", "pets")
     assert "  labels: 40 of 40 rows have one\n" in said
-    assert "converting: mmdata convert pets shards/pets --caption-template 'a photo of a {}.'\n" in said
+    assert (
+        "converting: mmdata convert pets shards/pets --train-tokenizer 512 --caption-template 'a photo of a {}.'"
+        in said
+    )
     config = check_config(tmp_path / "pets.yaml")
     assert config.train.mask_false_negatives
     index = Index.open("shards/pets")
@@ -215,7 +222,7 @@ def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
     message = "source 'hub': has 3 parts, which are converted one by one: test, train, validation; choose one with"
     assert run("init", "hub", code=2) == f"error: {message} --split train\n"
     said = run("init", "hub", "--split", "train")
-    assert "converting: mmdata convert hub shards/hub --split train\n" in said
+    assert "converting: mmdata convert hub shards/hub --split train --train-tokenizer 512\n" in said
     assert "other parts: test, validation\n" in said
     assert (
         "to evaluate on the part 'validation': `mmdata convert hub shards/hub-validation --split validation "
@@ -270,7 +277,8 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     assert "error: 1 of 1 rows are unusable, over max_bad_share=0.05; nothing is published. 1 missing_image " in said
     assert f"; the table's paths are relative to '{tmp_path}', and '{tmp_path}/gone.png' does not exist: " in said
     assert said.endswith(
-        "; that is an option of `mmdata convert gone.csv shards/gone`: then `mmdata init shards/gone`\n"
+        "; that is an option of `mmdata convert gone.csv shards/gone --train-tokenizer 512`: then "
+        "`mmdata init shards/gone`\n"
     )
     assert not list(tmp_path.glob("*.yaml"))
 
@@ -385,11 +393,12 @@ def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
         assert f"\n{line}" in text
 
 
-def test_facts_choose_clips_tokenizer_for_many_english_captions_and_train_one_for_others():
-    many = facts_of(200_000)
-    german = replace(many, texts=["ein rotes Viereck über Köln"] * 4)
-    assert [one.suits_clip for one in (many, german, facts_of(5_000))] == [True, False, False]
-    assert (german.tokenizer_entries, facts_of(5_000).tokenizer_entries) == (16_384, 1_024)
+def test_init_takes_clips_tokenizer_for_many_english_captions_and_trains_one_for_others():
+    options = argparse.Namespace(source="x", out="y", shards=None, tokenizer=None, overwrite=False, split=None)
+    start = Start(options, CPU, print)
+    english, german = ["a red square"] * 4, ["ein rotes Viereck über Köln"] * 4
+    many = [start._choose_tokenizer(texts, 200_000) for texts in (english, german)]
+    assert [*many, start._choose_tokenizer(english, 5_000)] == [("clip", None), (None, 16_384), (None, 1_024)]
 
 
 @pytest.mark.parametrize(
@@ -408,5 +417,5 @@ def test_init_of_too_many_bad_rows_says_how_it_goes_on(run: Callable[..., str], 
     said = run("init", "photos", code=2)
     assert said.endswith(
         "Repair the corpus, or allow more with --max-bad-share; that is an option of `mmdata convert photos "
-        "shards/photos`: then `mmdata init shards/photos`\n"
+        "shards/photos --train-tokenizer 512`: then `mmdata init shards/photos`\n"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,8 +13,6 @@ from mmdata.index import Index, ShardStore
 from mmdata.plan import IndexRows
 from mmdata.tars.captions import captions_of
 
-ENGLISH_CAPTIONS = 100_000
-"""From so many captions on, nearly all of them in ASCII, CLIP's own tokenizer is taken and none is trained."""
 LOOKED_CAPTIONS = 256
 """Rows whose captions are read."""
 LOOKED_ROWS = 2**20
@@ -58,18 +55,6 @@ class Facts:
     def short_side(self) -> int:
         """Median of the shorter sides of the images, in pixels."""
         return int(np.median(np.minimum(self.heights, self.widths)))
-
-    @property
-    def suits_clip(self) -> bool:
-        """Whether there are plenty of captions, nearly all in ASCII: CLIP's vocabulary was made of English text."""
-        is_english = bool(self.texts) and float(np.mean([text.isascii() for text in self.texts])) >= 0.9
-        return is_english and self.captions_in_all >= ENGLISH_CAPTIONS
-
-    @property
-    def tokenizer_entries(self) -> int:
-        """Entries of a tokenizer to train on the captions: a power of two, 512 to 16,384."""
-        words = self.words * self.captions_in_all
-        return min(max(2 ** int(math.log2(max(words / 8, 1))), 512), 16_384)
 
     @property
     def captions_in_all(self) -> int:

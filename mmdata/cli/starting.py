@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ from mmdata.cli.starter import Machine, Starter, choose_share, config_text
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.sources.layouts import find_parts
-from mmdata.convert.sources.open import open_source
+from mmdata.convert.row.examine import Examiner
+from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.sources.tables import shown
 from mmdata.convert.sources.tars import is_packed
+from mmdata.convert.units.engines import in_order
 from mmdata.errors import ConfigError, DataError, counted
 from mmdata.files import write_whole
 from mmdata.index import Index, build_index
 from mmdata.plan.from_config import build_plan
+from mmdata.processes import usable_cores
 from mmdata.progress import progress_in_bytes, progress_in_rows
 from mmdata.storage.folder import find_ledger, has_manifest, local_folder
 from mmdata.storage.urls import display_name, is_url
@@ -36,6 +40,10 @@ TEMPLATE = "a photo of a {}."
 """Makes the captions of a corpus of class names."""
 CLIP = "clip"
 """Name of the tokenizer that ships with mmdata."""
+ENGLISH_CAPTIONS = 100_000
+"""From so many captions on, nearly all of them in ASCII, CLIP's own tokenizer is taken and none is trained."""
+LOOKED_ROWS = 256
+"""Rows of a raw source that are examined before it is converted, for the choice of a tokenizer."""
 FEW_ROWS = 1_000
 """Below this, a model memorizes its images."""
 VALIDATION = frozenset(("val", "valid", "validation", "dev"))
@@ -51,10 +59,14 @@ class Start:
         options: of the command line.
         machine: that will train.
         say: prints a line.
+
+    Attributes:
+        why: this tokenizer was chosen.
     """
 
     def __init__(self, options: argparse.Namespace, machine: Machine, say: Callable[[str], None]) -> None:
         self.machine, self.say = machine, say
+        self.why = "the one that counted these captions"
         self.overwrite: bool = options.overwrite
         self.tokenizer: str | None = options.tokenizer
         self.shards: str | None = options.shards
@@ -85,7 +97,8 @@ class Start:
             ConfigError: the source has labels only and no names for them, or a setting is wrong.
             DataError: the source cannot be read, or too much of it is damaged.
         """
-        out, tokenizer, why = self._count(*self._make_index())
+        tars, out = self._make_index()
+        tokenizer = self._count(tars, out)
         index = Index.open(out)
         starter = self._starter(out, index)
         text = config_text(
@@ -94,7 +107,7 @@ class Start:
             made_by=shlex.join(["mmdata", "init", self.source, *self._split_words()]),
             shards=out,
             tokenizer=tokenizer,
-            about_tokenizer=f"{Tokenizer.load(tokenizer).vocab_size:,} entries, {why}",
+            about_tokenizer=f"{Tokenizer.load(tokenizer).vocab_size:,} entries, {self.why}",
         )
         # Make the plan before the config is written: what cannot train is an error here.
         data = parse(Config, yaml.safe_load(text), origin=f"config '{self.config}'").data
@@ -133,8 +146,13 @@ class Start:
             tars = self.path
         elif len(names) == 1:
             tars = tars / names[0]
-        if self.shards is None and (index.tokenizer is None or self._known_tokenizer(str(self.path), index)):
+        known = self._known_tokenizer(str(self.path), index)
+        if self.shards is None and (index.tokenizer is None or (known and self.tokenizer in (None, known))):
             return tars, str(self.path)
+        if Path(out).resolve() == self.path.resolve():
+            raise ConfigError(
+                f"'{self.path}': another tokenizer has counted their captions; give a folder for a new index (--shards)"
+            )
         self._build_index(tars, out, made=index)
         return tars, out
 
@@ -147,7 +165,14 @@ class Start:
         words = ["mmdata", "convert", str(self.path), out, *self._split_words()]
         settings: dict[str, Any] = {"split": self.split}
         with _naming_command(words, out):
-            source = open_source(self.path, parse(ConvertConfig, settings, origin="settings of the conversion"))
+            config = parse(ConvertConfig, settings, origin="settings of the conversion")
+            source = open_source(self.path, config)
+            first = in_order(usable_cores(), Examiner.from_config(source, config), islice(source.rows(), LOOKED_ROWS))
+            usable = [one.sample for one in first if one.sample is not None and not one.fault]
+            texts = [caption for sample in usable for caption in sample.captions]
+            name, entries = self._choose_tokenizer(texts, len(texts) * source.rows_at_most // max(len(usable), 1))
+            settings |= {"tokenizer": name, "train_tokenizer": entries}
+            words += ["--tokenizer", name] if name else ["--train-tokenizer", str(entries)]
             if not source.has_captions:
                 settings["caption_templates"] = [TEMPLATE]
                 words += ["--caption-template", TEMPLATE]
@@ -164,12 +189,26 @@ class Start:
     def _known_tokenizer(self, folder: str, index: Index) -> str | None:
         """Folder or name of the tokenizer that counted an index; None if it is not known."""
         for name in filter(None, (self.tokenizer, f"{folder}/tokenizer", CLIP)):
-            if (name == CLIP or Path(name).exists()) and Tokenizer.load(name).fingerprint == index.tokenizer:
+            is_there = name in (CLIP, self.tokenizer) or Path(name).exists()
+            if is_there and Tokenizer.load(name).fingerprint == index.tokenizer:
                 return name
         return None
 
-    def _count(self, tars: Path, out: str) -> tuple[str, str, str]:
-        """Count the captions, unless a known tokenizer has; returns folder, tokenizer, and why it is this one."""
+    def _choose_tokenizer(self, texts: Sequence[str], captions: int) -> tuple[str | None, int | None]:
+        """A tokenizer, or the entries of one to train; by some captions, and by how many there are."""
+        if self.tokenizer:
+            self.why = "as given"
+            return self.tokenizer, None
+        is_english = bool(texts) and sum(text.isascii() for text in texts) >= 0.9 * len(texts)
+        if is_english and captions >= ENGLISH_CAPTIONS:
+            self.why = "CLIP's, which fits plenty of English captions and ships with mmdata"
+            return CLIP, None
+        self.why = "trained on these captions"
+        words = captions * sum(len(text.split()) for text in texts) / max(len(texts), 1)
+        return None, min(max(2 ** int(math.log2(max(words / 8, 1))), 512), 16_384)
+
+    def _count(self, tars: Path, out: str) -> str:
+        """Count the captions, unless a known tokenizer has; returns that tokenizer."""
         index = Index.open(out)
         if not index.captions:
             raise ConfigError(
@@ -178,24 +217,17 @@ class Start:
                 "`mmdata init OUT`; a loader of your own needs no texts (leave data.tokenizer out)"
             )
         found = self._known_tokenizer(out, index)
-        if found is not None and self.tokenizer in (None, found):
-            why = "the one that counted these captions"
-        else:
+        if found is None or self.tokenizer not in (None, found):
             facts = facts_of_index(index)
-            found, why = self.tokenizer, "as given"
-            if found is None and facts.suits_clip:
-                found, why = CLIP, "CLIP's, which fits plenty of English captions and ships with mmdata"
-            elif found is None:
-                why = "trained on these captions"
+            found, entries = self._choose_tokenizer(facts.texts, index.captions)
             self.say(f"counting the captions of {out}; the tars stay unchanged")
-            entries = None if found else facts.tokenizer_entries
             self._build_index(tars, out, made=index, tokenizer=found, entries=entries)
             found = found or f"{out}/tokenizer"
         val = find_val(self.source)
         if val is not None and out == str(self.path) and (rows := Index.open(val)).tokenizer is None:
             self.say(f"counting the captions of {val}")
             self._build_index(val, str(val), made=rows, tokenizer=found)
-        return out, found, why
+        return found
 
     def _build_index(
         self,
@@ -278,7 +310,7 @@ def _naming_command(words: list[str], out: str) -> Generator[None]:
     try:
         yield
     except (ConfigError, DataError) as error:
-        if "--" not in str(error) or "--split" in str(error):
+        if "--" not in str(error) or "--split" in str(error) or "--out" in str(error):
             raise
         kind = ConfigError if isinstance(error, ConfigError) else DataError
         raise kind(
