@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from mmdata import Index, cli
-from mmdata.commands import compare
+from mmdata.cli import experiment as compare
 from mmdata.convert import ConvertConfig, convert
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from PIL import Image
 
 import datasets
 from mmdata import Index, Loader, cli
-from mmdata.commands.init import Init, Request
-from mmdata.commands.look import Facts, Look
-from mmdata.commands.starter import Machine, Starter, choose_share, config_text
+from mmdata.cli.facts import Facts
+from mmdata.cli.starter import Machine, Starter, choose_share, config_text
+from mmdata.cli.starting import Start
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
@@ -71,10 +71,10 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
     make_folder(tmp_path / "photos")
     before = sorted(path.name for path in (tmp_path / "photos").iterdir())
     said = run("init", "photos")
-    assert "photos: folder, 50 rows\n  images: 40 to 48 pixels a side; the median is 40 × 48 (height × width)\n" in said
+    assert "shards/photos: 50 rows in 1 shard\n  images: 40 to 48 pixels a side; the median is 40 × 48 (he" in said
     assert "captions: 1 a row, 6.0 words on average; the longest has " in said
     assert "converting: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
-    assert "50 rows are few: a model learns them by heart, and little about other images\n" in said
+    assert "50 rows are few: a model memorizes them, and learns little about other images\n" in said
     assert said.endswith("\nnext: mmdata train photos.yaml\n")
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == before
 
@@ -90,11 +90,14 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
         "init", "photos", code=2
     )
     again = run("init", "shards/photos", "--overwrite")
-    assert "shards/photos: shards with an index, 50 rows\n" in again
     assert "converting" not in again
+    assert "counting" not in again
     config_of_shards = check_config(tmp_path / "photos.yaml")
     assert config_of_shards == config
     assert "the one that counted these captions" in (tmp_path / "photos.yaml").read_text()
+    assert run("init", "photos", "--overwrite").endswith("\nnext: mmdata train photos.yaml\n")
+    words = ("shards/photos", "--tokenizer", "clip", "--overwrite")
+    assert "another tokenizer has counted their captions; give a folder for a new index" in run("init", *words, code=2)
 
 
 def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_path: Path):
@@ -106,32 +109,12 @@ def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_
     with (folder / "captions.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("filepath", "caption"), *rows])
     (tmp_path / "configs").mkdir()
-    assert f"{folder}: table captions.csv, 60 rows\n" in run("init", folder, "--dry-run")
     said = run("init", folder / "captions.csv")
-    assert re.search(r"cannot be used: 1 row \(1 not_an_image\)", said)
     assert re.search(r"left out: 1 \w+, 1 \w+; each row with its reason in shards/corpus/", said)
     assert said.endswith("next: mmdata train configs/corpus.yaml\n")
     config = check_config(Path("configs/corpus.yaml"))
     assert config.train.mask_false_negatives  # three captions
     assert "of the captions occur more than once" in Path("configs/corpus.yaml").read_text()
-
-
-def test_init_says_at_most_where_the_rows_of_a_table_are_not_counted(run, tmp_path: Path):
-    for i in range(3):
-        paint(tmp_path / f"{i}.png", i)
-    rows = [(f"{i % 3}.png", f"thing {i}\nin two lines") for i in range(300)]
-    with (tmp_path / "a.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("filepath", "caption"), *rows])
-    said = run("init", "a.csv", "--dry-run")
-    assert "a.csv: table, at most 602 rows\n" in said
-    assert "`mmdata init a.csv` for at most 602 rows and" in said
-    with (tmp_path / "few.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("filepath", "caption"), *rows[:9]])
-    assert "few.csv: table, 9 rows\n" in run("init", "few.csv", "--dry-run")
-    datasets.Dataset.from_dict({"filepath": [f"{i % 3}.png" for i in range(300)], "caption": ["x"] * 300}).to_parquet(
-        str(tmp_path / "a.parquet")
-    )
-    assert "a.parquet: table, 300 rows\n" in run("init", "a.parquet", "--dry-run")
 
 
 def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
@@ -142,7 +125,6 @@ def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
             writer.write({"__key__": f"{i:04d}", "png": paint(tmp_path / "p.png", i).read_bytes(), "txt": f"thing {i}"})
     before = tar.read_bytes()
     said = run("init", tar)
-    assert f"{tar}: WebDataset tars, 40 rows\n" in said
     assert "indexing into shards/pairs-0000; the tars stay where they are, unchanged\n" in said
     assert ([path.name for path in tar.parent.iterdir()], tar.read_bytes()) == (["pairs-0000.tar"], before)
     config = check_config(tmp_path / "pairs-0000.yaml")
@@ -160,7 +142,7 @@ def test_init_of_an_index_by_clips_tokenizer_takes_the_index_as_it_is(run, tmp_p
     theirs.mkdir()
     (tmp_path / "0.tar").rename(theirs / "0.tar")
     run("index", "theirs", "--tokenizer", "clip")
-    assert "theirs: shards with an index, 40 rows\n" in run("init", "theirs")
+    assert "theirs: 40 rows in 1 shard\n" in run("init", "theirs")
     data = check_config(tmp_path / "theirs.yaml").data
     assert (data.shards, data.tokenizer) == ("theirs", "clip")
     assert not (tmp_path / "shards").exists()
@@ -179,7 +161,6 @@ def test_init_counts_the_captions_of_an_index_of_urls_in_it(run, tmp_path: Path,
         assert f"`mmdata index '{server.url}/{{0..1}}.tar' --out FOLDER` makes an index of the tars there, for" in said
         run("index", f"{server.url}/{{0..1}}.tar", "--out", "index")
         said = run("init", "index", "--tokenizer", "clip")
-        assert "index: shards with an index without caption lengths, 40 rows\n" in said
         assert "counting the captions of index; the tars stay unchanged\n" in said
         data = check_config(tmp_path / "index.yaml").data
     assert (data.shards, data.tokenizer) == ("index", "clip")
@@ -200,7 +181,7 @@ def test_init_of_class_folders_makes_captions_of_the_names(run, tmp_path: Path):
     for i in range(40):
         paint(tmp_path / "pets" / ("cat", "sea_lion")[i % 2] / f"{i}.png", i)
     said = run("init", "pets")
-    assert "  captions: none\n  labels: 40 of 40 rows have one\n" in said
+    assert "  labels: 40 of 40 rows have one\n" in said
     assert (
         "converting: mmdata convert pets shards/pets --train-tokenizer 512 --caption-template 'a photo of a {}.'"
         in said
@@ -209,14 +190,6 @@ def test_init_of_class_folders_makes_captions_of_the_names(run, tmp_path: Path):
     assert config.train.mask_false_negatives
     index = Index.open("shards/pets")
     assert (index.captions, index.has_labels) == (40, True)
-
-
-def test_init_of_a_dry_run_writes_nothing(run, tmp_path: Path):
-    make_folder(tmp_path / "photos", 40)
-    said = run("init", "photos", "--dry-run")
-    assert "would convert: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
-    assert "would write photos.yaml, about so:\n\n# mmdata train photos.yaml\n" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 @pytest.mark.parametrize("out", ["theirs", "apart"])
@@ -229,15 +202,14 @@ def test_init_of_damaged_tars_takes_what_their_index_has(run, tmp_path: Path, ou
                 writer.write({"__key__": f"{i:04d}", "png": image, "txt": f"thing {i}"})
     tar = tmp_path / "theirs/1.tar"
     tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
-    assert "or index what can be read with `mmdata index theirs --skip-damaged`, then `mmdata init theirs`" in run(
+    assert "--skip-damaged, which counts what is lost; that is an option of `mmdata index theirs`: then" in run(
         "init", "theirs", code=2
     )
     run("index", "theirs", "--skip-damaged", "--out", out, "--max-bad-share", "0.5")
-    said = run("init", out)
-    assert f"{out}: shards with an index without caption lengths, " in said
-    assert "left out: 1 samples (damaged_shard)" in said
+    indexed = len(Index.open(out))
+    assert f"counting the captions of {out}; the tars stay unchanged\n" in run("init", out)
     loader = Loader.from_config(check_config(tmp_path / f"{out}.yaml").data)
-    assert 0 < loader.plan.num_rows < len(Index.open(f"shards/{out}")) == len(Index.open(out)) < 40
+    assert 0 < loader.plan.num_rows < len(Index.open(out)) == indexed < 40
 
 
 def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
@@ -251,8 +223,7 @@ def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
     assert run("init", "hub", code=2) == f"error: {message} --split train\n"
     said = run("init", "hub", "--split", "train")
     assert "converting: mmdata convert hub shards/hub --split train --train-tokenizer 512\n" in said
-    assert "hub: table train-00000-of-00001.parquet, 40 rows\n" in said
-    assert "  other parts: test, validation\n" in said
+    assert "other parts: test, validation\n" in said
     assert (
         "to evaluate on the part 'validation': `mmdata convert hub shards/hub-validation --split validation "
         "--tokenizer shards/hub/tokenizer`; then write `val: {shards: shards/hub-validation}` in hub.yaml\n"
@@ -262,7 +233,7 @@ def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
     validation = load_config(tmp_path / "hub.yaml", ["data.val={shards: shards/hub-validation}"])
     assert Loader.from_config(evaluation_data(validation.data)).plan.num_rows == 5
     assert "# made by `mmdata init hub --split train` for 40 rows" in (tmp_path / "hub.yaml").read_text()
-    assert run("init", "shards/hub", "--split", "train", code=2) == (
+    assert run("init", "shards/hub", "--split", "train", "--overwrite", code=2) == (
         "error: split 'train': 'shards/hub' holds shards, all of one part; give the folder of the part\n"
     )
 
@@ -288,7 +259,7 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
         (tmp_path / "broken" / f"{i}.png").write_bytes(b"no image")
         (tmp_path / "broken" / f"{i}.txt").write_text("a caption")
     said = run("init", "broken", code=2)
-    assert "source 'broken': none of 3 rows looked at can be used (not_an_image); `mmdata convert broken OUT`" in said
+    assert "error: 3 of 3 rows are unusable, over max_bad_share=0.05; nothing is published. 3 not_an_image " in said
     make_folder(tmp_path / "a --split in a name", 40)
     for name in ("one.csv", "two.csv"):
         (tmp_path / "a --split in a name" / name).write_text("a,b\n")
@@ -298,16 +269,18 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     (tmp_path / "odd.csv").write_text("picture,words\n1.png,one\n")
     said = run("init", "odd.csv", code=2)
     assert re.search(
-        r"--image-column.*; that is an option of `mmdata convert odd\.csv OUT`: then `mmdata init OUT`", said
+        r"--image-column.*; that is an option of `mmdata convert odd\.csv shards/odd`: then `mmdata init shards/odd`",
+        said,
     )
     (tmp_path / "gone.csv").write_text("filepath,caption\ngone.png,one\n")
     said = run("init", "gone.csv", code=2)
-    assert "none of 1 row looked at can be used (missing_image); `mmdata convert gone.csv OUT` lists each with" in said
+    assert "error: 1 of 1 rows are unusable, over max_bad_share=0.05; nothing is published. 1 missing_image " in said
     assert f"; the table's paths are relative to '{tmp_path}', and '{tmp_path}/gone.png' does not exist: " in said
     assert said.endswith(
-        "--images FOLDER; that is an option of `mmdata convert gone.csv OUT`: then `mmdata init OUT`\n"
+        "; that is an option of `mmdata convert gone.csv shards/gone --train-tokenizer 512`: then "
+        "`mmdata init shards/gone`\n"
     )
-    assert not (tmp_path / "shards").exists()
+    assert not list(tmp_path.glob("*.yaml"))
 
 
 def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, tmp_path: Path):
@@ -358,7 +331,6 @@ def test_init_and_plan_of_a_whole_conversion_take_its_train_part(run, tmp_path: 
     convert(tmp_path / "photos", tmp_path / "shards/coco", ConvertConfig(val_share=0.3, tokenizer="clip"))
     said = run("init", "shards/coco")
     assert "shards/coco: holds train and val, folders of shards; shards/coco/train is taken\n" in said
-    assert "shards/coco/train: shards with an index, " in said
     config = check_config(tmp_path / "coco.yaml")
     assert (config.data.shards, config.data.val.shards) == ("shards/coco/train", "shards/coco/val")
     text = (tmp_path / "coco.yaml").read_text()
@@ -422,13 +394,11 @@ def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
 
 
 def test_init_takes_clips_tokenizer_for_many_english_captions_and_trains_one_for_others():
-    init = Init(Request("x"), CPU, print)
-    many = facts_of(200_000)
-    chosen = [
-        init._choose_tokenizer(Look(Path("x"), "raw", facts))
-        for facts in (many, replace(many, texts=["ein rotes Viereck über Köln"] * 4), facts_of(5_000))
-    ]
-    assert [(one.name, one.entries) for one in chosen] == [("clip", None), (None, 16_384), (None, 1_024)]
+    options = argparse.Namespace(source="x", out="y", shards=None, tokenizer=None, overwrite=False, split=None)
+    start = Start(options, CPU, print)
+    english, german = ["a red square"] * 4, ["ein rotes Viereck über Köln"] * 4
+    many = [start._choose_tokenizer(texts, 200_000) for texts in (english, german)]
+    assert [*many, start._choose_tokenizer(english, 5_000)] == [("clip", None), (None, 16_384), (None, 1_024)]
 
 
 @pytest.mark.parametrize(
@@ -446,6 +416,6 @@ def test_init_of_too_many_bad_rows_says_how_it_goes_on(run: Callable[..., str], 
     (tmp_path / "photos/000.png").write_bytes(b"no image")
     said = run("init", "photos", code=2)
     assert said.endswith(
-        "Repair the corpus, or allow more with --max-bad-share; that is an option of the command above: then `mmdata "
-        "init shards/photos`\n"
+        "Repair the corpus, or allow more with --max-bad-share; that is an option of `mmdata convert photos "
+        "shards/photos --train-tokenizer 512`: then `mmdata init shards/photos`\n"
     )

@@ -48,9 +48,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "train": ["batch", "config", "errors", "files", "launcher", "recognize"],
     "trained": [*DATA_HALF, "train"],
     "inspect": [*DATA_HALF, "train", "trained"],
-    "commands": [*DATA_HALF, "train", "trained", "inspect", "cli"],
     "integrations": [*DATA_HALF, "train", "trained", "inspect"],
-    "cli": [*DATA_HALF, "train", "trained", "inspect", "integrations", "commands"],
+    "cli": [*DATA_HALF, "train", "trained", "inspect", "integrations"],
     "__main__": ["cli"],
 }
 """Parts of mmdata and the other parts that each may import."""

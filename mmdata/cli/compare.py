@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--seeds must differ{tuned}: got {compare.seeds}")
     import torch
 
-    from mmdata.commands.compare import ArmRun, Experiment, Stopped, metrics_of
+    from mmdata.cli.experiment import ArmRun, Experiment, Stopped, metrics_of
 
     torch.set_num_threads(1)
     metric = options.metric or config.compare.primary

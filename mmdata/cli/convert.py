@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmdata.cli.paths import check_source
+from mmdata.cli.paths import check_source, next_commands
 from mmdata.errors import ConfigError, Reason, counted, printable
 from mmdata.progress import duration, progress_in_rows
 from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     rows: Choice | None = options.rows
     if options.select:
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
-        from mmdata.commands.chosen import chosen_rows
+        from mmdata.cli.chosen import chosen_rows
 
         rows = chosen_rows(options.source, options.select, options.join)
     if options.plan:
@@ -351,8 +351,6 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
 
 def show_next(report: Report, out: Path | str) -> None:
     """Print the next commands."""
-    from mmdata.commands.next_commands import next_commands
-
     folder = out if report.val is None else inside(out, "train")
     for line in next_commands(folder, report.manifest):
         print(printable(line))
@@ -360,7 +358,7 @@ def show_next(report: Report, out: Path | str) -> None:
 
 def pace(report: Report, made: int, seconds: float) -> str:
     """A sentence about how long a conversion took; `made` are the rows that no earlier run had examined."""
-    from mmdata.commands.preview_lines import size
+    from mmdata.cli.preview_lines import size
 
     rows = report.accounts["rows"]
     written = size(sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None))
@@ -374,7 +372,7 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice |
     """Print what a conversion would give; nothing is written."""
     from rich.console import Console
 
-    from mmdata.commands.preview_lines import preview_lines, preview_table
+    from mmdata.cli.preview_lines import preview_lines, preview_table
     from mmdata.convert import preview
 
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     check_run(options.run)
     if options.shards is not None:
         check_folder(options.shards)
-    from mmdata.commands.evaluate import evaluate_pairs, evaluate_shards, named_classes, with_settings
+    from mmdata.cli.evaluation import evaluate_pairs, evaluate_shards, named_classes, with_settings
     from mmdata.config.corpus import ValConfig, val_in_words
     from mmdata.train.evaluation.prompts import read_classes
     from mmdata.train.ranks import collectives

@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmdata.cli.paths import next_commands
 from mmdata.errors import ConfigError, Reason, counted, printable
 from mmdata.progress import progress_in_bytes
 
@@ -43,7 +44,6 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--caption-template {template!r}: needs --tokenizer, which counts, and {{}} once, where the caption stands"
         )
-    from mmdata.commands.next_commands import next_commands
     from mmdata.index import build_index
     from mmdata.index.caption_lengths import counts_of
     from mmdata.storage import ShardCache
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
             out=options.out,
             count_tokens=count_tokens,
             tokenizer=tokenizer,
-            make_tokenizer=_trainer(options.train_tokenizer) if options.train_tokenizer else None,
+            make_tokenizer=trainer(options.train_tokenizer) if options.train_tokenizer else None,
             members=Members.parse(**given) if any(given.values()) else None,
             max_bad_share=options.max_bad_share,
             skip_damaged=options.skip_damaged,
@@ -196,7 +196,7 @@ def _unread(report: IndexReport, shard: str) -> str:
     return f", what follows byte {found[0]['offset']:,} of {size:,} is not counted" if found else ""
 
 
-def _trainer(vocab_size: int) -> MakeTokenizer:
+def trainer(vocab_size: int) -> MakeTokenizer:
     """What trains the tokenizer of the index."""
 
     def train(captions: Iterable[str], folder: Path) -> tuple[CountTokens, str]:

@@ -13,9 +13,20 @@ A table that changed since, and a column that is not there, are refused until th
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mmdata.cli.paths import check_config_or_shards
-from mmdata.errors import printable
+from mmdata.cli.paths import check_config_or_shards, find_part
+from mmdata.errors import ConfigError, printable
+from mmdata.recognize import Kind, recognize
+
+if TYPE_CHECKING:
+    from mmdata.config import DataConfig
+
+_SETTING = re.compile(r"(data|model|train)\.[\w.]+=")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +45,116 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Join the tables, and say what was found."""
     check_config_or_shards(options.place)
-    from mmdata.commands.join import is_config, join_tables, settings_of
-
     data = settings_of(
         options.place, options.words, key=options.key, captions=options.captions, tokenizer=options.tokenizer
     )
     for line in join_tables(data, all_columns=not is_config(options.place)):
         print(printable(line), flush=True)
     return 0
+
+
+def is_config(place: str) -> bool:
+    """Whether a place is a config or the folder of a run, and no folder or URL of shards."""
+    return "://" not in place and (not Path(place).is_dir() or recognize(Path(place)) is Kind.RUN)
+
+
+def settings_of(
+    place: str,
+    words: Sequence[str],
+    *,
+    key: str | None = None,
+    captions: str | None = None,
+    tokenizer: str | None = None,
+) -> DataConfig:
+    """The settings that name the tables.
+
+    Args:
+        place: a config, the folder of a run, or a folder or URL of shards.
+        words: settings, "section.key=value"; of shards also the files of the table.
+        key, captions: of the table of shards: column of the keys, column of captions.
+        tokenizer: counts them.
+
+    Raises:
+        ConfigError: no table is named, or a table beside a config.
+    """
+    from mmdata.config import Config, load_config
+    from mmdata.config.strict_yaml import parse, with_overrides
+    from mmdata.tables.joined import JOINED
+
+    overrides = [word for word in words if _SETTING.match(word)]
+    tables = [word for word in words if not _SETTING.match(word)]
+    if is_config(place):
+        path = Path(place) / "config.yaml" if Path(place).is_dir() else place
+        data = load_config(path, overrides + ([f"data.tokenizer={tokenizer}"] if tokenizer else [])).data
+        if tables or key or captions:
+            raise ConfigError(
+                f"'{tables[0] if tables else '--key' if key else '--captions'}': the tables of a config are those of "
+                "its data.join; leave it out, or give a folder of shards in place of the config"
+            )
+    else:
+        given: dict[str, Any] = {"shards": find_part(place) or place, "global_batch_size": 1}
+        given |= {"tokenizer": tokenizer} if tokenizer else {}
+        if tables:
+            given["join"] = [{"table": tables} | ({"key": key} if key else {})]
+        if captions:
+            given["captions"] = {JOINED + captions: 1}
+        content = with_overrides({"data": given}, overrides)
+        data = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
+    if not data.join:
+        named = f"the config '{place}' has no data.join" if is_config(place) else "none is given"
+        raise ConfigError(f"no table to join: {named}; `mmdata join SHARDS TABLE` joins one")
+    if captions and data.tokenizer is None:
+        raise ConfigError("--captions: captions are counted by a tokenizer: give it, too (--tokenizer NAME_OR_FOLDER)")
+    return data
+
+
+def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]:
+    """Write what a start with these settings reads of tables and joined tars; says what was done.
+
+    Args:
+        data: settings.
+        all_columns: write every column of the tables, not those alone that the settings name.
+
+    Raises:
+        ConfigError: a table or a column is wrong, or no folder can be written.
+        DataError: a file is damaged.
+    """
+    from mmdata.config.data import evaluation_data
+    from mmdata.index.caption_lengths import counts_of
+    from mmdata.loader.corpus import open_index
+    from mmdata.loader.fields import Fields
+    from mmdata.plan import IndexRows
+    from mmdata.plan.captions import caption_sources
+    from mmdata.plan.from_config import equal_rows
+    from mmdata.plan.rows import starts_of
+    from mmdata.plan.weights import row_weights
+    from mmdata.tables.captions import TableCaptions
+    from mmdata.tables.joined import Joined
+    from mmdata.tables.select import select_rows
+    from mmdata.tables.selection import row_chunks
+    from mmdata.text.tokenizer import load_tokenizer
+
+    index = open_index(data)
+    joined = Joined.from_config(data, index, writes=True)
+    for part in joined.parts:
+        yield f"{part}: {part.num_found:,} of {len(index):,} rows have a row in it; kept in {part.path}"
+    for name in joined.types if all_columns else ():
+        joined.column(name)
+    sources = caption_sources(data, index, joined)
+    tokenizer = load_tokenizer(data)
+    counts = counts_of(tokenizer, data.caption_template) if tokenizer is not None else None
+    for name, source in zip(sources.names, sources.sources, strict=True) if sources is not None else ():
+        if isinstance(source, TableCaptions):
+            if counts is not None:
+                source.count(counts)
+            yield f"{name}: {len(source):,} captions{', counted' if counts is not None else ''}"
+    starts = starts_of(index, data.max_rows)
+    selection = select_rows(data, index, starts, joined)
+    row_weights(data, index, IndexRows(index, limit=data.max_rows, selection=selection), joined)
+    equal_rows(data, index, joined)
+    if data.fields:
+        fields = Fields(data, index, joined)
+        fields.check(partial(row_chunks, selection, int(starts[-1])))
+        yield fields.name
+    if data.val and (val := evaluation_data(data)).join:
+        select_rows(val, index, index.starts, joined)

@@ -1,7 +1,8 @@
-"""Looks at the paths of a command line before torch is imported, which takes seconds: a wrong one is told at once."""
+"""What commands share: paths are looked at before anything slow is imported; what to type next."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,10 @@ from mmdata.recognize import Kind, recognize
 
 if TYPE_CHECKING:
     from mmdata.config.corpus import CorpusConfig
+    from mmdata.index import Manifest
+
+PARTS = TRAIN, VAL = "train", "val"
+"""Folders of shards in the output of `mmdata convert --val-share`."""
 
 
 def check_config_or_shards(place: str, overrides: list[str] | None = None) -> None:
@@ -72,3 +77,54 @@ def check_shards(data: CorpusConfig) -> None:
     for setting, folder in named:
         if "://" not in folder and not Path(folder).exists():
             raise ConfigError(f"{setting}: folder '{folder}': no such folder")
+
+
+def find_part(place: str, split: str | None = None) -> str | None:
+    """The folder of shards to take where `place` holds one for each of PARTS; None for any other place.
+
+    Args:
+        place: a path or a URL.
+        split: one of PARTS; None takes "train".
+
+    Example:
+        find_part("shards/coco") == "shards/coco/train", if `mmdata convert coco.json shards/coco --val-share 0.01`
+        has made shards/coco.
+    """
+    folder, part = Path(place), split or TRAIN
+    if "://" in place or part not in PARTS or recognize(folder) is Kind.SHARDS:
+        return None
+    return str(folder / part) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
+
+
+def find_val(place: str) -> Path | None:
+    """The folder to evaluate on beside `place`, if that is the folder to train on; None if there is none with rows."""
+    from mmdata.index import Index
+
+    folder = Path(place)
+    val = folder.parent / VAL
+    if folder.name != TRAIN or recognize(val) is not Kind.SHARDS:
+        return None
+    return val if len(Index.open(val)) else None
+
+
+def next_commands(folder: Path | str, manifest: Manifest) -> list[str]:
+    """Lines of a command's output that name the commands to type next, each with what it does.
+
+    Args:
+        folder: of the shards or of their index; text if it is a URL.
+        manifest: of this folder.
+    """
+    quoted = shlex.quote(str(folder))
+    lines = [f"mmdata plan {quoted}    # batches, shapes and padding"]
+    if manifest.has_captions:  # a config for a dual encoder needs texts
+        lines.insert(0, f"mmdata init {quoted}    # writes a config to train with")
+    behind_urls = "://" in manifest.location
+    if not behind_urls:
+        lines.append(f"mmdata report {quoted}    # a page about the corpus")
+    if manifest.has_captions and manifest.tokenizer is None and isinstance(folder, Path):
+        reads = "fetches each tar again" if behind_urls else "reads no image again"
+        beside = manifest.location == "." or behind_urls
+        tars = quoted if beside else shlex.quote(str(folder / manifest.location))
+        out = "" if tars == quoted else f" --out {quoted}"
+        lines.insert(0, f"mmdata index {tars}{out} --tokenizer clip    # counts captions; {reads}")
+    return [("next: " if i == 0 else "      ") + line for i, line in enumerate(lines)]

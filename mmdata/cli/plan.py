@@ -9,9 +9,26 @@ mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mmdata.cli.paths import check_config_or_shards
-from mmdata.errors import counted, printable
+from mmdata.cli.paths import check_config_or_shards, find_part
+from mmdata.errors import ConfigError, counted, printable
+from mmdata.recognize import Kind, recognize
+
+if TYPE_CHECKING:
+    from mmdata.config import DataConfig
+    from mmdata.index import Index
+    from mmdata.index.caption_lengths import CountsTokens
+    from mmdata.loader.corpus import Corpus
+    from mmdata.plan import Plan
+
+BATCH_ROWS = 256
+"""`data.global_batch_size` of a folder's plan; all rows where the folder has fewer."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from mmdata.commands.plan import plan_of
     from mmdata.inspect.epoch import epoch_in_words
     from mmdata.plan import IndexRows, summarize
     from mmdata.plan.weights import WeightedPlan
@@ -60,3 +76,130 @@ def run(arguments: argparse.Namespace) -> int:
     for line in epoch_in_words(summary, plan, planned.index, planned.data, masked=planned.masks):
         print(line)
     return 0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what it was made from.
+
+    Attributes:
+        data: settings.
+        index: of the shards.
+        plan: with known caption lengths.
+        assumed: settings that nobody gave, as on the command line; empty for a config.
+        problems: what the config's model does not take, in words; none where the config names no model.
+        masks: rows that are alike are no negatives of each other, as the config says.
+    """
+
+    data: DataConfig
+    index: Index
+    plan: Plan
+    assumed: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    masks: bool = False
+
+
+def plan_of(place: str, overrides: list[str]) -> Planned:
+    """The plan that `mmdata plan` prints.
+
+    Args:
+        place: a config; the folder of a run, whose config is taken; or a folder or URL of shards. Of a folder that
+            holds `train` and `val`, as `mmdata convert --val-share` makes it, `train` is planned.
+        overrides: "section.key=value".
+
+    Raises:
+        ConfigError: a setting is wrong, or no tokenizer has counted the captions of the folder and none is given.
+        DataError: the folder has no index.
+    """
+    from mmdata.config import load_config
+    from mmdata.loader.corpus import open_corpus
+    from mmdata.train.models.expected_inputs import with_inputs_of_model
+    from mmdata.train.models.limits import limits_of, shape_problems
+
+    if "://" not in place and recognize(Path(place)) is Kind.RUN:
+        place = str(Path(place) / "config.yaml")
+    if not (Path(place).is_dir() or "://" in place):
+        config = with_inputs_of_model(load_config(place, overrides))
+        data, corpus = config.data, open_corpus(config.data)
+        problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
+        plan = _plan(data, corpus, corpus.tokenizer)
+        masks = config.train.mask_false_negatives
+        return Planned(data, corpus.index, plan, problems=problems, masks=masks)
+    part = None if any(override.startswith("data.shards=") for override in overrides) else find_part(place)
+    planned = _plan_of_shards(part or place, overrides)
+    return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned
+
+
+def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
+    from mmdata.config import Config
+    from mmdata.config.strict_yaml import parse, with_overrides
+    from mmdata.index import Index
+    from mmdata.loader.corpus import open_corpus
+    from mmdata.plan.from_config import num_rows
+
+    content = with_overrides({"data": {"shards": place}}, overrides)
+    given = content["data"]
+    index = Index.open(place)
+    assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
+    if "tokenizer" not in given and isinstance(given.get("captions"), dict):
+        raise ConfigError("data.captions names tables, whose tokens no index has: give data.tokenizer=NAME_OR_FOLDER")
+    if "tokenizer" not in given and given.get("caption_template") is not None:
+        raise ConfigError("data.caption_template changes the lengths of captions: give data.tokenizer=NAME_OR_FOLDER")
+    if "tokenizer" not in given and index.has_captions:
+        if index.tokenizer is None:
+            raise ConfigError(
+                f"shards '{place}': no tokenizer has counted their captions, and a plan needs the lengths: give one "
+                f"(data.tokenizer=NAME_OR_FOLDER), or store the lengths with `mmdata index {place} --tokenizer …`"
+            )
+        assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
+    origin = f"settings for shards '{place}'"
+    if "global_batch_size" not in given and {"select", "join", "val", "max_rows"} & given.keys():
+        content["data"] = assumed | given | {"global_batch_size": 1}
+        with _quiet():  # the plan says the same again
+            selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)
+        assumed["global_batch_size"] = max(min(BATCH_ROWS, selected), 1)
+    content["data"] = assumed | given
+    data = parse(Config, content, origin=origin, overrides=overrides).data
+    # Where the index holds the lengths, the plan needs no more of a tokenizer.
+    counted = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else None
+    corpus = open_corpus(data.model_copy(update={"tokenizer": None}) if counted else data)
+    shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
+    listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]
+    return Planned(data, corpus.index, _plan(data, corpus, counted or corpus.tokenizer), listed)
+
+
+@contextmanager
+def _quiet() -> Generator[None, None, None]:
+    """Without mmdata's warnings."""
+    logger = logging.getLogger("mmdata")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _plan(data: DataConfig, corpus: Corpus, tokenizer: CountsTokens | None) -> Plan:
+    """The plan; what batches are made with is looked at, too, so that a run refuses nothing that a plan has passed."""
+    from mmdata.images.pixels import PixelTransform
+    from mmdata.loader.fields import Fields
+    from mmdata.plan.from_config import build_plan
+    from mmdata.text.transform import TextTransform
+
+    Fields(data, corpus.index, corpus.joined)
+    TextTransform.from_config(data)
+    PixelTransform.from_config(data)
+    return build_plan(data, corpus.index, tokenizer, count_lengths=True, joined=corpus.joined, captions=corpus.captions)
+
+
+@dataclass(frozen=True)
+class CountedLengths:
+    """Stands for the tokenizer that counted an index: it has the fingerprint, and cannot count anything else."""
+
+    fingerprint: str
+    name: str = ""
+
+    def count(self, captions: Sequence[str]) -> Sequence[int]:
+        """Never called: captions are counted only for a tokenizer of another fingerprint."""
+        raise NotImplementedError(f"{len(captions)} captions to count, and only the index's own lengths are known")

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmdata.cli.paths import check_config_or_shards
 from mmdata.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from mmdata.config import DataConfig
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +35,6 @@ def run(given: argparse.Namespace) -> int:
 
     overrides = [word for word in given.words if "=" in word]
     check_config_or_shards(given.config, overrides)
-    from mmdata.commands.replay import data_of
     from mmdata.inspect.replay import find_step, replay, row_of_key
     from mmdata.loader import Loader
 
@@ -73,3 +76,29 @@ def check_image_name(path: Path) -> None:
         raise ConfigError(f"--save '{path}': its ending names no image format; give a name such as row.png")
     if not path.parent.is_dir():
         raise ConfigError(f"--save '{path}': there is no folder '{path.parent}'; make it, or give another")
+
+
+def data_of(place: str, overrides: list[str]) -> DataConfig:
+    """The settings with which a row is made again.
+
+    Of a folder of shards they are the defaults, in batches of one row, with the caption as text: no tokenizer is known.
+
+    Args:
+        place: a YAML file, or a folder or a URL of shards.
+        overrides: "section.key=value".
+
+    Raises:
+        ConfigError: a setting is wrong.
+        DataError: the folder has no index.
+    """
+    from mmdata.config import Config, load_config
+    from mmdata.config.strict_yaml import parse, with_overrides
+    from mmdata.index import Index
+    from mmdata.train.models.expected_inputs import with_inputs_of_model
+
+    if not (Path(place).is_dir() or "://" in place):
+        return with_inputs_of_model(load_config(place, overrides)).data
+    given = with_overrides({"data": {"shards": place}}, overrides)
+    assumed = {"global_batch_size": 1, "add_captions": Index.open(place).has_captions}
+    content = {**given, "data": assumed | given["data"]}
+    return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data

@@ -9,17 +9,26 @@ mmdata report shards/photos "data.select=width >= 64"      # with the plan of th
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmdata.cli.paths import check_folder
-from mmdata.errors import ConfigError, printable
+from mmdata.errors import ConfigError, DataError, printable
 from mmdata.recognize import Kind, recognize
 from mmdata.storage.folder import local_folder
+
+if TYPE_CHECKING:
+    from mmdata.inspect.page import ReportSection
 
 QUERY_ROWS = 1000
 """Images that the queries of a report are asked among, unless --query-rows says otherwise."""
 MAX_QUERY_ROWS = 10_000
 """Every caption is compared with every image: 10,000 of them take 400 MB."""
+
+MAX_SECONDS = 60.0
+"""After this time the report embeds no further images; several runs share it."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +85,7 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     for folder in shards:
         check_folder(str(folder))
-    from mmdata.commands.plan import plan_of
-    from mmdata.commands.report import found_by
+    from mmdata.cli.plan import plan_of
     from mmdata.inspect.report import write_report
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
@@ -100,3 +108,41 @@ def run(given: argparse.Namespace) -> int:
     )
     print(f"{printable(str(given.out))}: {given.out.stat().st_size / 1000:.0f} kB; open it in a browser")
     return 0
+
+
+def found_by(runs: Sequence[Path], *, max_rows: int) -> list[ReportSection]:
+    """Sections with queries and what they find, on the CPU; where something is missing, a section that says what.
+
+    Args:
+        runs: folders that `mmdata train` wrote. Runs with one validation set get the same queries.
+        max_rows: images to search; with 0 there are no sections.
+    """
+    from mmdata.inspect.runs import short_names
+
+    if not max_rows:
+        return []
+    sections: list[ReportSection] = []
+    for run, name in zip(runs, short_names(runs), strict=True):
+        found = _found_by(run, max_rows, MAX_SECONDS / len(runs))
+        sections += [replace(part, title=f"{part.title}: {name}") for part in found] if len(runs) > 1 else found
+    return sections
+
+
+def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[ReportSection]:
+    from mmdata.inspect.page import ReportSection
+    from mmdata.inspect.queries import TITLE, queries
+    from mmdata.trained import TrainedRun
+
+    try:
+        trained = TrainedRun.load(run)
+        with trained.numerics():
+            return queries(
+                trained.model,
+                trained.config.data,
+                name=str(run),
+                max_rows=max_rows,
+                max_seconds=max_seconds,
+                autocast_dtype=trained.autocast_dtype,
+            )
+    except (ConfigError, DataError, OSError) as error:
+        return [ReportSection(TITLE, missing=f"No queries: {error}")]

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides)
     check_shards(config.data)
     output = run_folder(options.config, config)
-    from mmdata.commands.train import train
+    from mmdata.cli.training import train
     from mmdata.train.ranks import collectives
 
     return train(config, output, collectives.init(config.train.device), command=launch_command(options.command_line))

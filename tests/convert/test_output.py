@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from mmdata import Loader, stream
-from mmdata.commands.look import look
-from mmdata.commands.plan import plan_of
+from mmdata.cli.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
@@ -284,7 +283,6 @@ def test_whoever_opens_the_folder_of_a_stopped_conversion_is_told(
         lambda: stream(str(out), settings),
         lambda: plan_of(str(out), []),
         lambda: convert(out, tmp_path / "other"),
-        lambda: look(str(out)),
     ]
     for opening in openings:
         with pytest.raises(DataError, match=f"^{re.escape(message)}"):

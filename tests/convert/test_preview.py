@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.commands.preview_lines import preview_lines
+from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, Preview, Report, convert, preview
 from mmdata.convert.preview import STATUSES
 from mmdata.convert.sampling import Estimate

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.commands.chosen import chosen_rows
+from mmdata.cli.chosen import chosen_rows
 from mmdata.convert import convert
 from mmdata.errors import ConfigError
 from mmdata.index import Index, build_index

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmdata.cli import main
-from mmdata.commands.train import train
+from mmdata.cli.training import train
 from mmdata.config import Config
 from mmdata.images import probe
 from mmdata.tars.write import Sample

@@ -17,7 +17,7 @@ import webdataset
 from PIL import Image
 
 import mmdata
-from mmdata.commands.evaluate import evaluate_shards, named_classes
+from mmdata.cli.evaluation import evaluate_shards, named_classes
 from mmdata.config import Config
 from mmdata.config.corpus import ValConfig
 from mmdata.config.data import evaluation_data

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmdata import Loader
-from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.cli.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, Problems

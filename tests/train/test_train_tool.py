@@ -21,7 +21,7 @@ from transformers.models.bert import BertTokenizerFast  # pyright: ignore[report
 
 import mmdata
 from mmdata import Index, Loader, cli
-from mmdata.commands.evaluate import evaluate_shards, with_settings
+from mmdata.cli.evaluation import evaluate_shards, with_settings
 from mmdata.config import DataConfig, load_config
 from mmdata.config.corpus import ValConfig
 from mmdata.convert import ConvertConfig, convert

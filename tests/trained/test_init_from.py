@@ -20,8 +20,8 @@ from transformers import (
 )
 
 import mmdata
-from mmdata.commands.plan import plan_of
-from mmdata.commands.train import train
+from mmdata.cli.plan import plan_of
+from mmdata.cli.training import train
 from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError

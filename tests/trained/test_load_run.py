@@ -12,7 +12,7 @@ from PIL import Image
 import mmdata
 from mmdata import Loader
 from mmdata.cli import main
-from mmdata.commands.evaluate import evaluate_shards, named_classes
+from mmdata.cli.evaluation import evaluate_shards, named_classes
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError

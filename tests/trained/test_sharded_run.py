@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmdata
-from mmdata.commands.evaluate import evaluate_shards
+from mmdata.cli.evaluation import evaluate_shards
 from mmdata.config import ModelConfig
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import DualEncoder

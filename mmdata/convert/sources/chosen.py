@@ -31,7 +31,7 @@ Choice = str | os.PathLike[str] | Sequence[int] | Callable[[Source], NDArray[np.
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.commands.chosen`.
+    """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.cli.chosen`.
 
     Attributes:
         words: the condition, for messages and accounts.

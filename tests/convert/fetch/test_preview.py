@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdata.commands.preview_lines import preview_lines
+from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, preview
 from mmdata.errors import DataError, Reason
 from tests.convert.conftest import jsonl

@@ -11,8 +11,8 @@ import torch
 import yaml
 from torch import nn
 
-from mmdata.commands.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
-from mmdata.commands.evaluate import ledger_of, of_evaluation
+from mmdata.cli.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.cli.evaluation import ledger_of, of_evaluation
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse

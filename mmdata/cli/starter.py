@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +11,8 @@ import numpy as np
 import torch
 import yaml
 
-from mmdata.commands.look import Facts
+from mmdata.cli.facts import Facts
+from mmdata.errors import counted
 from mmdata.processes import usable_cores
 
 VAL_ROWS = 5000
@@ -197,7 +197,8 @@ def config_text(starter: Starter, *, path: str, made_by: str, shards: str, token
     }
     lines = [
         f"# {starter.launch} {path}",
-        f"# made by `{made_by}` for {starter.facts.rows_in_words} and {starter.machine}; change what you know better",
+        f"# made by `{made_by}` for {counted(starter.facts.rows, 'row')} and {starter.machine}; change what you know "
+        "better",
     ]
     for section, settings in sections.items():
         lines.append(f"{section}:")
@@ -217,8 +218,3 @@ def _about_model(starter: Starter) -> str:
 def _quoted(text: str) -> str:
     """A text as YAML: in quotes where it would mean something else without them."""
     return yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=math.inf).strip()[1:-1]
-
-
-def default_path(name: str) -> str:
-    """configs/NAME.yaml if there is a folder configs, else NAME.yaml."""
-    return os.path.join("configs", f"{name}.yaml") if os.path.isdir("configs") else f"{name}.yaml"
