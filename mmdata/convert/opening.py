@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from mmdata.config.convert import ALL, ConvertConfig
+from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.output import Output, open_outputs
@@ -26,7 +26,7 @@ from mmdata.storage.urls import display_name, is_url
 from mmdata.text.tokenizer import Tokenizer
 
 LIMITS = ("max_bad_share", "max_unfetched_share")
-HOW_TO_ASK = ("contact", "connections", "connections_per_host")
+HOW_TO_ASK = ("contact", "connections_per_host")
 PARTS = ("train", "val")
 """Folders of a conversion that sets samples aside for validation."""
 
@@ -100,7 +100,7 @@ def open_alone(
 
 
 def _load_tokenizer(config: ConvertConfig) -> Tokenizer | None:
-    return Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
+    return Tokenizer.load(config.tokenizer, max_length=TEXT_LENGTH) if config.tokenizer else None
 
 
 def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:

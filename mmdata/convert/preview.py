@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdata.config.convert import ConvertConfig
+from mmdata.config.convert import TEXT_LENGTH, ConvertConfig
 from mmdata.convert.fetch import FetchStage, is_unfetched
 from mmdata.convert.opening import open_alone
 from mmdata.convert.packing import Packing, pack
@@ -39,7 +39,7 @@ class Lengths:
     Attributes:
         captions: how many were counted.
         half, most, longest: tokens that half of them have at most, 95 % of them, and all.
-        cut: captions longer than the recipe's `max_length`.
+        cut: captions longer than a text of CLIP's length.
     """
 
     captions: int
@@ -233,7 +233,7 @@ class _SampleCounts:
         tokens = sorted(length for one in self._seen if one.is_written for length in one.tokens)
         if not tokens:
             return None
-        cut = sum(length > self._config.max_length for length in tokens)
+        cut = sum(length > TEXT_LENGTH for length in tokens)
         half, most = (tokens[max(0, -(-len(tokens) * share // 100) - 1)] for share in (50, 95))
         return Lengths(len(tokens), half, most, tokens[-1], cut)
 

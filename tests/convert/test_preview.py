@@ -103,7 +103,7 @@ def test_preview_of_a_small_corpus_is_what_the_conversion_gives(raw_corpus: Path
     table.write_text(table.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n')
     first = ConvertConfig(train_tokenizer=300)
     convert(table, tmp_path / "first", first, engine=threads(1))
-    config = ConvertConfig(tokenizer=str(tmp_path / "first/tokenizer"), shard_rows=9, max_length=60)
+    config = ConvertConfig(tokenizer=str(tmp_path / "first/tokenizer"), shard_rows=9)
     found = preview(table, config)
     report = convert(table, tmp_path / "out", config, engine=threads(1))
     assert [getattr(found, status) for status in STATUSES] == [
@@ -119,7 +119,7 @@ def test_preview_of_a_small_corpus_is_what_the_conversion_gives(raw_corpus: Path
     assert found.lengths is not None
     assert (found.lengths.captions, found.lengths.longest) == (82, tokens[-1])
     assert (found.lengths.half, found.lengths.most) == (tokens[40], tokens[77])
-    assert found.lengths.cut == sum(length > 60 for length in tokens) > 0
+    assert found.lengths.cut == sum(length > 77 for length in tokens)
 
 
 def test_preview_reads_images_in_a_table_at_some_places(tmp_path: Path, photo: Callable[..., bytes]) -> None:
@@ -171,7 +171,7 @@ def run(*words: Any) -> Any:
 
 
 def test_program_prints_what_a_conversion_would_give(mixed: Path, tmp_path: Path) -> None:
-    done = run(mixed, tmp_path / "out", "--plan", "--keep-duplicates", "--max-bad-share", "0.01", "--workers", "1")
+    done = run(mixed, tmp_path / "out", "--plan", "keep_duplicates=true", "--max-bad-share", "0.01", "--workers", "1")
     assert (done.returncode, done.stderr) == (0, "")
     found = preview(mixed, ConvertConfig(keep_duplicates=True, max_bad_share=0.01))
     lines = done.stdout.splitlines()

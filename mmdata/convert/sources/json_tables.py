@@ -34,7 +34,7 @@ class JsonLinesTable(SourceTable):
         if not self.columns and first_fault:
             raise DataError(
                 f"table '{path}': no line of it is a JSON object ({first_fault}); JSON Lines have one object a line, "
-                "and one document over several lines is read with --format json"
+                "and one document over several lines is read with format=json"
             )
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
