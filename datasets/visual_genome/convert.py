@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from mmdata.convert import convert, load_recipe
-from mmdata.convert.sources.boxes import Boxes
-from mmdata.convert.sources.json_stream import stream_entries
+from mmdata.convert.sources.coco import Boxes
+from mmdata.convert.sources.json_tables import stream_entries
 from mmdata.errors import BadSample, ConfigError, DataError, excerpt
 from mmdata.tars.captions import clean_caption
 

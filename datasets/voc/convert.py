@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 import yaml
 
 from mmdata.convert import convert, load_recipe
-from mmdata.convert.sources.boxes import Boxes
+from mmdata.convert.sources.coco import Boxes
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.safe_read import read_inside
 from mmdata.tars.captions import clean_caption

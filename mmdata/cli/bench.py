@@ -2,7 +2,6 @@
 
 mmdata bench configs/scenes.yaml
 mmdata bench configs/scenes.yaml data.loading.num_workers=4 --steps 200 --step-ms 50
-mmdata bench configs/scenes.yaml --against webdataset,torch
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from mmdata.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mmdata.config import DataConfig
     from mmdata.inspect.profile import Profile
 
 BAR = 40  # characters of a full bar
@@ -27,17 +25,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--steps", type=int, default=50, help="batches to measure after the first (50)")
     parser.add_argument("--step-ms", type=float, default=0.0, help="how long a training step takes; 0: full speed")
-    parser.add_argument("--against", metavar="NAMES", help="also these loaders, in turn: webdataset,torch")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each loader with --against (3)")
 
 
 def run(given: argparse.Namespace) -> int:
     """Measure, and print the numbers, a bar for each stage, and what to do."""
-    if given.steps < 1 or given.step_ms < 0 or given.rounds < 1:
-        raise ConfigError(
-            "--steps and --rounds must be 1 or more and --step-ms 0 or more: "
-            f"got {given.steps}, {given.rounds}, {given.step_ms}"
-        )
+    if given.steps < 1 or given.step_ms < 0:
+        raise ConfigError(f"--steps must be 1 or more and --step-ms 0 or more: got {given.steps}, {given.step_ms}")
     from mmdata.config import load_config
 
     config = load_config(given.config, given.overrides)
@@ -45,7 +38,6 @@ def run(given: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from mmdata.inspect.against import peers_of
     from mmdata.inspect.profile import profile
     from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
     from mmdata.loader import Loader
@@ -54,9 +46,6 @@ def run(given: argparse.Namespace) -> int:
 
     console = Console(highlight=False)
     data = with_inputs_of_model(config).data
-    if given.against is not None:
-        print_comparison(console, data, peers_of(given.against), steps=given.steps, rounds=given.rounds)
-        return 0
     loader = Loader.from_config(data, rank=0, world_size=1)
     batches = DevicePrefetcher(loader, "cuda") if torch.cuda.is_available() else loader
     found = profile(batches, given.steps, step_s=given.step_ms / 1000)
@@ -91,48 +80,13 @@ def print_profile(console: Console, found: Profile) -> None:
     if found.stats and found.stats.transfer_s:
         share = found.stats.transfer_s / found.seconds
         table.add_row("copying to the device", f"{share:.1%}", bar(share))
-    table.add_row("padding", f"{found.padding_share:.1%}")
     if found.stage_shares:
         table.add_row("workers' time", "")
     for name, share in found.stage_shares.items():
         table.add_row(f"  {name}", f"{share:.1%}", bar(share))
-    for name, worker_ms in found.worker_ms.items():
-        table.add_row(f"  {name}", f"{worker_ms:.2f} ms", "a sample")
     console.print(table)
 
 
 def bar(share: float) -> str:
     """A bar of up to `BAR` characters."""
     return "█" * round(BAR * min(1.0, share))
-
-
-def print_comparison(console: Console, data: DataConfig, names: list[str], *, steps: int, rounds: int) -> None:
-    """Medians of all loaders, and their ratios."""
-    from rich.table import Table
-
-    from mmdata.inspect.against import WHAT, compare, fit_workers
-    from mmdata.processes import most_workers
-
-    fitted = fit_workers(data, names)
-    if fitted is not data:
-        console.print(
-            f"data.loading.num_workers=auto is {fitted.loading.num_workers} here: webdataset gives each worker shards "
-            "of its own, and "
-            f"there are {fitted.loading.num_workers}.",
-            soft_wrap=True,
-        )
-    data = fitted
-    rates = compare(data, names, steps=steps, rounds=rounds, said=console.print)
-    table = Table(box=None)
-    for title in ("loader", "samples/s", "mmdata is"):
-        table.add_column(title, justify="left" if title == "loader" else "right")
-    table.add_column("what it does")
-    for name, rate in rates.items():
-        ratio = "" if name == "mmdata" else f"{rates['mmdata'] / rate:.2f}x"
-        table.add_row(name, f"{rate:,.0f}", ratio, WHAT[name])
-    console.print(table)
-    console.print(
-        f"Medians of {rounds} runs in turn, each in a process of its own; {most_workers(data.loading.num_workers)} "
-        f"workers, batches of {data.global_batch_size}, {steps} batches after the first three.",
-        soft_wrap=True,
-    )

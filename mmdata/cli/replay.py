@@ -3,7 +3,7 @@
 mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
 mmdata replay configs/scenes.yaml --key 00001234
 mmdata replay shards/photos 1234               # a folder of shards: default settings, without a tokenizer
-mmdata replay runs/scenes/config.yaml --ledger runs/scenes/ledger-rank0.jsonl --line 1
+mmdata replay runs/scenes/config.yaml 1234 --epoch 2         # row and epoch of a line of a run's ledger-rank0.jsonl
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
     parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
     parser.add_argument("--key", help="the row's key, in place of its number")
-    parser.add_argument("--ledger", type=Path, metavar="FILE", help="a run's ledger-rankN.jsonl, in place of ROW")
-    parser.add_argument("--line", type=int, default=1, metavar="N", help="of the ledger, from 1 (1)")
-    parser.add_argument("--epoch", type=int, default=0, help="decides caption and crop (0, or what the ledger says)")
+    parser.add_argument("--epoch", type=int, default=0, help="decides caption and crop (0)")
     parser.add_argument("--save", type=Path, metavar="PNG", help="write the pixels that the model sees")
 
 
@@ -34,18 +32,13 @@ def run(given: argparse.Namespace) -> int:
     overrides = [word for word in given.words if "=" in word]
     check_config_or_shards(given.config, overrides)
     from mmdata.commands.replay import data_of
-    from mmdata.inspect.replay import find_step, place_in_ledger, replay, row_of_key
+    from mmdata.inspect.replay import find_step, replay, row_of_key
     from mmdata.loader import Loader
 
     data = data_of(given.config, overrides)
     loader = Loader.from_config(data, rank=0, world_size=1)
-    epoch, step = given.epoch, 0
-    if given.ledger:
-        row, epoch, step = place_in_ledger(given.ledger, given.line, loader.index)
-    else:
-        row = row_of_key(loader.index, given.key) if given.key else row
-    place = find_step(loader.plan, row, epoch, step=step)
-    found = replay(loader.builder, place)
+    row = row_of_key(loader.index, given.key) if given.key else row
+    found = replay(loader.builder, find_step(loader.plan, row, given.epoch))
     for name, words, seconds in found.stages():
         print(f"{name:10}{'' if seconds is None else f'{1e3 * seconds:.2f} ms':>10}  {printable(words)}")
     if found.is_masked:
@@ -57,15 +50,13 @@ def run(given: argparse.Namespace) -> int:
 
 
 def chosen_row(given: argparse.Namespace) -> int:
-    """The number of the row; -1 if --key or --ledger names it."""
+    """The number of the row; -1 if --key names it."""
     if given.config.isdecimal() and not Path(given.config).exists():
         raise ConfigError(f"the config comes first, then the row: `mmdata replay CONFIG {given.config}`")
     rows = [word for word in given.words if "=" not in word]
-    ways = [*map(repr, rows), *(name for name in ("--key", "--ledger") if getattr(given, name[2:]) is not None)]
+    ways = [*map(repr, rows), *(["--key"] if given.key is not None else [])]
     if len(ways) != 1:
-        raise ConfigError(
-            f"say which row: a number, --key or --ledger, one of them; got {' and '.join(ways) or 'none'}"
-        )
+        raise ConfigError(f"say which row: a number or --key, one of them; got {' and '.join(ways) or 'none'}")
     if not rows:
         return -1
     try:

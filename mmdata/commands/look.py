@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from mmdata.convert import ConvertConfig
 from mmdata.convert.row.examine import Examined, Examiner
 from mmdata.convert.row.numbers import refuse_numbers
-from mmdata.convert.sources.layouts import find_parts
-from mmdata.convert.sources.missing import where_looked
-from mmdata.convert.sources.open import open_source
+from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.sources.rows import Source
+from mmdata.convert.sources.table_source import where_looked
 from mmdata.convert.sources.tars import is_packed
 from mmdata.convert.units.engines import in_order
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason, counted

@@ -1,8 +1,8 @@
 """Converts raw corpora to shards. Rows in = written + merged + duplicate + filtered + quarantined, or all is undone.
 
 `open_source` opens a folder, a table or tars as a `Source`, which gives `Row`s in one fixed order, and `open_rows` the
-dicts of a program. `fetched` brings tables behind a URL to this machine first. `annotations` are sources whose images
-have boxes.
+dicts of a program. `fetched` brings tables behind a URL to this machine first. COCO's annotations are a source whose
+images have boxes or captions.
 `Merges` says which rows of one image become one sample. `Units` cuts the rows into ranges, and an engine makes a unit
 of each, in processes, threads or with Ray: `fetch` replaces URLs by the bytes of the images, an `Examiner` turns a row
 into a sample or a fault, `UnitWriter` writes tars and records, and `Staging` commits the unit.

@@ -7,15 +7,16 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
+from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TypeVar
 
 from mmdata.config.convert import TEXT_LENGTH, ConvertConfig
 from mmdata.convert.cut import Units
 from mmdata.convert.fetch import refuse_urls
+from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.row.examine import Digester, Examiner
 from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
 from mmdata.convert.settle.decide import Decider
@@ -24,10 +25,8 @@ from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, Output, publish_all
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
-from mmdata.convert.sources.files import digest_of_zip
-from mmdata.convert.sources.remote import SOURCE_NAME
+from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
 from mmdata.convert.sources.rows import ImageSource, InputRow, Source, grouping, image_key, images_of, row_key
-from mmdata.convert.sources.seen import ChangedFile, changed_file
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import Records
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
@@ -35,6 +34,7 @@ from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.files import sync_tree
 from mmdata.hashing import least_share
+from mmdata.index.encode import Labels
 from mmdata.processes import usable_cores
 from mmdata.progress import Track
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
@@ -186,16 +186,28 @@ class Conversion:
             balance.check(self._config)
             balance.settle()
             self._refuse_empty(parts, least)
-            classes = {"classes": decider.labels.names} if decider.labels.names else {}
+            classes = {"classes": names} if (names := self._labels.names) else {}
             fingerprint = tokenizer.fingerprint if tokenizer else None
             self._track.say("end shards and manifest")
             for part in parts:
                 part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
         publish_all(self._outputs)
 
+    @cached_property
+    def _labels(self) -> Labels:
+        """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
+        labels = Labels(self._source.classes)
+        rows = self._source.rows_with_labels()
+        if (first := next(rows, None)) is not None:
+            for row in self._passing(chain([first], rows), "number classes"):
+                with suppress(BadSample):  # the examination of the row names its fault
+                    labels.number(self._examiner.fields.label(row))
+        labels.close()
+        return labels
+
     def _job(self, tokenizer: Tokenizer | None) -> Job:
         source = self._source
-        about = source.classes, source.has_captions, self._config
+        about = self._labels, source.has_captions, self._config
         return Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
@@ -279,7 +291,7 @@ class Conversion:
         """Whether a unit was made of other files than those that are there now; then it is removed."""
         if (changed := self._changed_file(receipt)) is None and receipt.made_of == made_of:
             return False
-        what = str(changed or "captions of other rows have changed")
+        what = str(changed or "captions or labels of other rows have changed")
         rows = f"{receipt.start} to {receipt.start + receipt.rows - 1}"
         logger.warning("rows %s are converted again: %s", rows, printable(what))
         self._staging.remove_unit(receipt.unit)
@@ -351,7 +363,6 @@ class Conversion:
         return Decider(
             self._staging,
             receipts,
-            self._source.classes,
             unit_rows=self._config.shard_rows,
             keep_duplicates=keep,
         )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
 from mmdata.convert.settle.merges import Merges
-from mmdata.convert.sources.rows import InputRow, Source, images_of
+from mmdata.convert.sources.rows import Source, images_of
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.units.unit import Unit
-from mmdata.errors import BadSample
-from mmdata.index.encode import Labels
-from mmdata.tars.texts import parse_label
 
 
 class Units:
@@ -66,20 +62,10 @@ class Units:
             yield replace(unit, rows=list(islice(rows, len(unit))))
 
     def _lists(self) -> Iterator[Unit]:
-        labels = Labels(self._source.classes)
         rows = iter(self._source.rows())
         while chunk := list(islice(rows, self._unit_rows)):
-            _note(labels, chunk)
             start = self.rows
             number, self.rows, self._count = self._count, start + len(chunk), self._count + 1
             unit = Unit(number, start, self.rows, merges=self._merges.between(start, self.rows))
             if self._wanted(unit):
-                yield replace(unit, rows=chunk, names=tuple(labels.names))
-
-
-def _note(labels: Labels, rows: list[InputRow]) -> None:
-    """Number the labels of rows, as far as they can be read without the files."""
-    for row in rows:
-        if isinstance(row.label, str):
-            with suppress(BadSample):
-                labels.number(parse_label(row.label))
+                yield replace(unit, rows=chunk)

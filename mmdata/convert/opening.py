@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
+from mmdata.convert.fetch.tables import fetched
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.output import Output, open_outputs
 from mmdata.convert.settle.s3_output import open_s3_outputs
 from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.sources.files import exists
-from mmdata.convert.sources.given_rows import Rows
-from mmdata.convert.sources.given_source import open_rows
+from mmdata.convert.sources.given_rows import Rows, open_rows
 from mmdata.convert.sources.open import open_source
-from mmdata.convert.sources.remote import fetched
 from mmdata.convert.sources.rows import Source
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt

@@ -112,12 +112,18 @@ class Labels:
         self.names = list(names)
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self.are_names: bool | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take no further names: all labels were seen."""
+        self.are_names = self.are_names is not False
+        self._is_closed = True
 
     def number(self, label: int | str | None) -> int | None:
         """The class number of a label, or None.
 
         Raises:
-            BadSample: the label is a name, and those before it are numbers.
+            BadSample: the label is a name, and those before it are numbers; or it is new after `close`.
         """
         if label is None:
             return None
@@ -130,6 +136,8 @@ class Labels:
             return label
         name = str(label)
         if name not in self._numbers:
+            if self._is_closed:
+                raise BadSample(Reason.FILE_CHANGED, f"label {excerpt(label)} was not there when classes were numbered")
             self._numbers[name] = len(self.names)
             self.names.append(name)
         return self._numbers[name]

@@ -137,7 +137,9 @@ def shard_cache(folder: Path | None = None) -> Check:
         try:
             from mmdata.storage.cache import default_folder
         except Exception as error:
-            return Check("shard cache", "fail", _in_one_line(error), "`pip install -e .` in the checkout")
+            return Check(
+                "shard cache", "fail", _in_one_line(error), "`pip install .` in the checkout brings what is missing"
+            )
         folder = default_folder()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from mmdata.errors import BadSample, Reason
-from mmdata.hashing import hash64
+from mmdata.errors import BadSample
 from mmdata.images import FORMATS
 from mmdata.images.decode import decode
 from mmdata.index import Index, Manifest, ShardStore
 from mmdata.inspect.page import Card, ReportSection
+from mmdata.loader.reader import RowReader
 from mmdata.tars import captions_of
 
 GALLERY = 24
@@ -45,7 +45,7 @@ def _card(index: Index, store: ShardStore, row: int) -> Card:
         captions = captions_of(found, cells["caption_format"], index.caption_keys(shard))
     except BadSample as error:
         return Card(key, [], note, problem=str(error))
-    return Card(key, captions, note, *row_thumbnail(index, store, row))
+    return Card(key, captions, note, *picture_of(RowReader(index, store, rows, np.zeros(1, np.int64)), 0))
 
 
 def class_name(manifest: Manifest, label: int) -> str:
@@ -54,37 +54,21 @@ def class_name(manifest: Manifest, label: int) -> str:
     return names[label] if label < len(names) else str(label)
 
 
-def row_thumbnail(index: Index, store: ShardStore, row: int, *, size: tuple[int, int] = THUMBNAIL) -> tuple[str, str]:
-    """A row's image as a `thumbnail` and "", or "" and why it cannot be shown.
+def picture_of(samples: RowReader, i: int, *, size: tuple[int, int] = THUMBNAIL) -> tuple[str, str]:
+    """A sample's image as a small WebP in a data URI and "", or "" and why it cannot be shown.
 
     Args:
-        index: of the row.
-        store: reads the shards.
-        row: its number.
+        samples: reads the image.
+        i: place of the sample among them.
         size: largest width and height, in pixels.
     """
-    rows = np.array([row])
-    names = ["image_offset", "image_bytes", "image_format", "orientation", "image_hash"]
-    cells = {name: int(values[0]) for name, values in index.take(rows, names).items()}
     try:
-        image = store.read(int(index.locate(rows)[0][0]), cells["image_offset"], cells["image_bytes"])
-        if hash64(image) != cells["image_hash"]:
-            raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
-        kind = FORMATS[cells["image_format"]]
-        return thumbnail(image, format=kind, orientation=cells["orientation"], size=size), ""
+        image = samples.image(i)
+        pixels = decode(image.data, format=image.format, orientation=image.orientation)
     except BadSample as error:
         return "", str(error)
-
-
-def thumbnail(data: bytes | memoryview, *, format: str, orientation: int, size: tuple[int, int] = THUMBNAIL) -> str:
-    """A small WebP of an image, as a data URI.
-
-    Raises:
-        BadSample: the image does not decode.
-    """
-    pixels = decode(data, format=format, orientation=orientation).permute(1, 2, 0).contiguous().numpy()
-    picture = Image.fromarray(pixels)
+    picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     picture.thumbnail(size, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, "WEBP", quality=72)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode(), ""

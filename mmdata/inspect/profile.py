@@ -12,8 +12,6 @@ from mmdata.loader.stats import Stats
 KEEPS_UP = 0.05
 """Share of time spent waiting for data below which the loader is fast enough."""
 CORE = "waiting for a core"
-SLOW_WORKER = 1.5
-"""A worker is named if a row takes it this many times as long as the median worker."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,6 @@ class Profile:
         seconds: their time.
         first_batch_s: seconds until the first batch.
         wait_share: share of `seconds` spent waiting for a batch; 1 if the loop does nothing else.
-        padding_share: share of the text positions of valid rows that hold padding.
         step_s: seconds that the loop was busy with each batch.
         stats: the loader's times by stage over these batches; None if the loader has none.
     """
@@ -36,7 +33,6 @@ class Profile:
     seconds: float
     first_batch_s: float
     wait_share: float
-    padding_share: float
     step_s: float = 0.0
     stats: Stats | None = field(default=None, repr=False)
 
@@ -67,17 +63,6 @@ class Profile:
         total = sum(seconds.values()) or 1.0
         return {name: seconds[name] / total for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
 
-    @property
-    def worker_ms(self) -> dict[str, float]:
-        """Milliseconds for a row by name of the worker, the slowest first."""
-        workers = self.stats.workers if self.stats else {}
-        spent = {
-            name: 1000 * (sum(sums.values()) - sums["rows"]) / sums["rows"]
-            for name, sums in workers.items()
-            if sums["rows"] > 0
-        }
-        return {name: spent[name] for name in sorted(spent, key=spent.__getitem__, reverse=True)}
-
     def in_words(self) -> str:
         """Where the time goes, in a sentence or two."""
         if self.step_s:
@@ -89,16 +74,7 @@ class Profile:
             return f"{speed}; this loader keeps no clock of its stages."
         if self.keeps_up:
             return f"{speed}: the loader keeps up, and there is nothing to do. Only a faster step would be felt."
-        return f"{speed}; {found.words}.{self._slow_worker()}"
-
-    def _slow_worker(self) -> str:
-        spent = list(self.worker_ms.items())
-        if len(spent) < 2:
-            return ""
-        (slowest, slowest_ms), (_, median_ms) = spent[0], spent[len(spent) // 2]
-        if slowest_ms < SLOW_WORKER * median_ms:
-            return ""
-        return f" Worker {slowest} takes {slowest_ms / median_ms:.1f} times as long for a row as the median worker."
+        return f"{speed}; {found.words}."
 
 
 def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Profile:
@@ -120,17 +96,13 @@ def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Prof
     first_batch_s = time.perf_counter() - started
     clock: Stats | None = getattr(loader, "stats", None)
     before = clock.copy() if clock else None
-    rows = tokens = places = 0
-    wait_s = 0.0
+    rows, wait_s = 0, 0.0
     started = time.perf_counter()
     for _ in range(steps):
         asked = time.perf_counter()
         batch = next(batches)
         wait_s += time.perf_counter() - asked
         rows += int(batch["valid"].sum())
-        if "attention_mask" in batch:
-            mask = batch["attention_mask"][batch["valid"]]
-            tokens, places = tokens + int(mask.sum()), places + mask.numel()
         time.sleep(step_s)
     seconds = time.perf_counter() - started
     return Profile(
@@ -139,7 +111,6 @@ def profile(loader: Iterable[Batch], steps: int, *, step_s: float = 0.0) -> Prof
         seconds=seconds,
         first_batch_s=first_batch_s,
         wait_share=wait_s / seconds,
-        padding_share=1 - tokens / places if places else 0.0,
         step_s=step_s,
         stats=clock.since(before) if clock and before else None,
     )

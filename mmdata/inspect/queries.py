@@ -17,7 +17,7 @@ from mmdata.config.corpus import val_in_words
 from mmdata.config.data import evaluation_data
 from mmdata.errors import BadSample, DataError
 from mmdata.index import Index, ShardStore
-from mmdata.inspect.gallery import row_thumbnail
+from mmdata.inspect.gallery import picture_of
 from mmdata.inspect.page import FoundImage, Query, ReportSection
 from mmdata.loader import Loader
 from mmdata.loader.reader import RowReader
@@ -132,7 +132,7 @@ def retrieve(image: Tensor, text: Tensor, ids: Tensor, *, rows: Tensor) -> Retri
 
 
 def sections(retrieved: Retrieved, index: Index, note: str) -> list[ReportSection]:
-    """Twelve different captions at even distances, and those with the largest ranks that are not among the twelve."""
+    """Twelve different captions at even distances, and those with the largest ranks."""
     store = ShardStore(index)
     first = retrieved.ranks == 1
     top = retrieved.ranks <= NUM_FOUND
@@ -140,16 +140,10 @@ def sections(retrieved: Retrieved, index: Index, note: str) -> list[ReportSectio
     different = np.sort(np.unique(retrieved.ids[:, 1], return_index=True)[1])  # an equal caption finds the same images
     chosen = different[np.unique(np.linspace(0, len(different) - 1, NUM_QUERIES).round().astype(np.int64))]
     worst = _worst(retrieved)
-    above = [i for i in worst if i in chosen]
-    missed = [i for i in worst if i not in chosen]
     why = "None: each caption finds its own image first."
     if worst:
         why = "The captions whose own image comes last. Often the caption is wrong, not the model: look at both."
-    if above:
-        keys = index.keys(retrieved.rows[above])
-        named = ", ".join(f"{key} (rank {retrieved.ranks[i]:,})" for key, i in zip(keys, above, strict=True))
-        why += f" Already among the queries of the section before: {named}."
-    shown, misses = ([_query(retrieved, index, store, int(i)) for i in part] for part in (chosen, missed))
+    shown, misses = ([_query(retrieved, index, store, int(i)) for i in part] for part in (chosen, worst))
     return [ReportSection(TITLE, note, queries=shown), ReportSection(TITLE_OF_MISSES, why, queries=misses)]
 
 
@@ -173,7 +167,7 @@ def _query(retrieved: Retrieved, index: Index, store: ShardStore, i: int) -> Que
     rows = retrieved.rows[[i, *retrieved.nearest[i]]]
     samples = RowReader(index, store, rows, np.zeros(len(rows), np.int64))
     captions = [_caption(samples, place) for place in range(len(rows))]
-    pictures = [row_thumbnail(index, store, int(row), size=THUMBNAIL) for row in rows]
+    pictures = [picture_of(samples, place, size=THUMBNAIL) for place in range(len(rows))]
     found = [
         FoundImage(f"{place} · {score:.3f}", captions[place], bool(right), *pictures[place])
         for place, (score, right) in enumerate(zip(retrieved.scores[i], retrieved.right[i], strict=True), start=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from mmdata.images.decode import oriented_size
 from mmdata.images.pixels import Decoded, EncodedImage
 from mmdata.index import Index
 from mmdata.loader.builder import BatchBuilder
+from mmdata.loader.reader import RowReader
 from mmdata.loader.unfinished import LoadedBatch
 from mmdata.picture import pixels_of
 from mmdata.plan import Plan, Step
@@ -37,10 +37,9 @@ class Replay:
 
     Attributes:
         step: its batch's epoch, step and bucket, with this row alone.
-        shard, key: where it lies.
+        samples: reads this row alone.
         image: as read from the shard.
         size: (height, width) of the image as displayed, in pixels, by the index.
-        image_offset, caption_offset: of its members in the shard, in bytes.
         decoded: None where the image does not decode, or is not the one indexed.
         caption: as a `text_transform` changes it; "" where it cannot be used.
         caption_source: where it lies, where rows draw from several sources; else "".
@@ -49,12 +48,9 @@ class Replay:
     """
 
     step: Step
-    shard: str
-    key: str
+    samples: RowReader
     image: EncodedImage
     size: tuple[int, int]
-    image_offset: int
-    caption_offset: int
     decoded: Decoded | None
     caption: str
     caption_source: str
@@ -69,10 +65,11 @@ class Replay:
     def stages(self) -> Iterator[tuple[str, str, float | None]]:
         """What happened, in order: (name, words, seconds), seconds only where the stage was timed."""
         step, batch, wall_s = self.step, self.made.batch, self.made.stats.wall_s
-        yield "row", f"{step.rows[0]}, key '{self.key}', shard '{self.shard}'", None
+        yield "row", f"{step.rows[0]}, key '{self.samples.keys[0]}', shard '{self.samples.shard(0)}'", None
         yield "batch", f"epoch {step.epoch}, step {step.number}: {step.bucket.length} tokens, {step.bucket.image}", None
-        bytes_read = f"image {len(self.image.data):,} bytes at {self.image_offset}; caption at {self.caption_offset}"
-        yield "read", bytes_read, wall_s["read"]
+        image_offset, caption_offset = (self.samples.offset(0, kind) for kind in ("image", "caption"))
+        read = f"image {len(self.image.data):,} bytes at {image_offset}; caption at {caption_offset}"
+        yield "read", read, wall_s["read"]
         image = f"{self.image.format} {_by(self.size)}, EXIF orientation {self.image.orientation}"
         if self.decoded is None:
             yield "decode", image, wall_s["decode"]
@@ -111,14 +108,13 @@ def _by(size: Sequence[int]) -> str:
     return " × ".join(map(str, size))
 
 
-def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
+def find_step(plan: Plan, row: int, epoch: int) -> Step:
     """The row's place in an epoch, as a step of one row.
 
     Args:
         plan: of the epoch; as much of it is made as lies before the row.
         row: in the index.
         epoch: from 0.
-        step: where the search begins.
 
     Raises:
         ConfigError: there is no such row or epoch; says which there are.
@@ -133,7 +129,7 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
         what = f"row {row} is not loaded: {selection.name}"
         raise ConfigError(f"{what}; `mmdata replay SHARDS` makes any row of a folder of shards")
     weights = plan.weights if isinstance(plan, WeightedPlan) else None
-    if weights is not None and not step and (first := weights.next_epoch(row, epoch)) != epoch:
+    if weights is not None and (first := weights.next_epoch(row, epoch)) != epoch:
         if first is None:
             of_epochs = "any epoch" if not weights.values[row] > 0 else f"any epoch from {epoch} on"
             raise ConfigError(
@@ -143,12 +139,12 @@ def find_step(plan: Plan, row: int, epoch: int, *, step: int = 0) -> Step:
             f"row {row} is in no batch of epoch {epoch}: its weight is {weights.values[row]:g} ({weights.name}), and "
             f"it comes next in epoch {first}: try --epoch {first}"
         )
-    for one in plan.steps(epoch, start=step):
+    for one in plan.steps(epoch):
         places = np.flatnonzero(one.rows == row)[:1]
         if len(places):
             return Step(epoch, one.number, one.bucket, one.rows[places], one.passes[places])
     raise DataError(
-        f"row {row} is in no batch of epoch {epoch} from step {step} on; a mixture leaves some rows for later epochs: "
+        f"row {row} is in no batch of epoch {epoch}; a mixture leaves some rows for later epochs: "
         f"try --epoch {epoch + 1}"
     )
 
@@ -178,20 +174,9 @@ def replay(builder: BatchBuilder, step: Step) -> Replay:
     source = ""
     if builder.spec.captions is not None and caption:
         source = f"of {samples.caption_sources()[0]}, number {int(samples.chosen.position[0])}"
-    return Replay(
-        step,
-        samples.shard(0),
-        samples.keys[0],
-        image,
-        oriented_size(int(size["height"][0]), int(size["width"][0]), image.orientation),
-        samples.offset(0, "image"),
-        samples.offset(0, "caption"),
-        decoded,
-        caption,
-        source,
-        fields,
-        made,
-    )
+    height, width = (int(size[name][0]) for name in ("height", "width"))
+    displayed = oriented_size(height, width, image.orientation)
+    return Replay(step, samples, image, displayed, decoded, caption, source, fields, made)
 
 
 def row_of_key(index: Index, key: str) -> int:
@@ -204,28 +189,3 @@ def row_of_key(index: Index, key: str) -> int:
         return index.sample(key).row
     except KeyError as error:
         raise DataError(error.args[0]) from None
-
-
-def place_in_ledger(path: Path, line: int, index: Index) -> tuple[int, int, int]:
-    """(row, epoch, step) of a line of a run's ledger, counted from 1.
-
-    Raises:
-        DataError: there is no such file or line, or it is not of a row of this index.
-    """
-    if not path.exists():
-        raise DataError(f"'{path}': no such file; a run has one for each rank that masked a row")
-    lines = path.read_bytes().decode(errors="backslashreplace").splitlines()
-    if not lines:
-        raise DataError(f"'{path}': empty, so no row was masked")
-    if not 1 <= line <= len(lines):
-        raise DataError(f"'{path}': has lines 1 to {len(lines)}, and line {line} was asked for")
-    try:
-        entry = json.loads(lines[line - 1])
-        row, epoch, step, key = int(entry["row"]), int(entry["epoch"]), int(entry["step"]), entry["key"]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"'{path}', line {line}: not a line of a run's ledger; {error!r}; give another line") from error
-    if not 0 <= row < len(index) or index.keys(np.array([row])) != [key]:
-        raise DataError(
-            f"'{path}', line {line}: row {row} with key '{key}' is not in these shards; give the config of that run"
-        )
-    return row, epoch, step

@@ -92,7 +92,8 @@ def _facts(index: Index, data: DataConfig | None, plan: Plan | None, summary: Pl
     facts = [Fact(f"{len(index):,}", "rows", f"{index.captions:,} captions{used}")]
     if data and data.val:
         facts += _validation_fact(index, data)
-    facts.append(Fact(f"{index.num_shards:,}", "shard" if index.num_shards == 1 else "shards", _bytes(index.bytes)))
+    shards = "shard" if index.num_shards == 1 else "shards"
+    facts.append(Fact(f"{index.num_shards:,}", shards, f"{index.bytes / 1e6:,.1f} MB"))
     counts = corpus.caption_lengths(index)
     if counts.sum():
         half = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
@@ -118,11 +119,3 @@ def _validation_fact(index: Index, data: DataConfig) -> list[Fact]:
     else:
         note = f"{val_in_words(data)}; {total:,} + {count:,} = {total + count:,} rows"
     return [Fact(f"{count:,}", "validation rows", note)]
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -14,6 +14,7 @@ from mmdata.convert.sampling import wilson
 from mmdata.errors import DataError, excerpt
 from mmdata.files import read_json_lines
 from mmdata.inspect.page import ReportSection, ReportTable, flat
+from mmdata.progress import duration
 from mmdata.train.run.advice import advise, measured
 from mmdata.train.run.log import METRICS
 from mmdata.train.run.sessions import SESSIONS, read_sessions
@@ -200,16 +201,6 @@ def _machine(entry: Values) -> str:
     gpus = [str(name) for name in entry.get("gpus") or []]
     counted = [f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)]
     return ", ".join([*counted, str(entry.get("cpu", "")), f"{entry.get('cores', '?')} cores"])
-
-
-def duration(seconds: float) -> str:
-    """75.3 → "1 min 15 s", 4000 → "1 h 6 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
 def _scores(evaluation: Values) -> dict[str, str]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import DatasetCard, DatasetCardData
+
 from mmdata.errors import printable
 from mmdata.push.files import PushedFolder, dataset_name
 
@@ -28,8 +30,6 @@ def dataset_card(parts: Sequence[PushedFolder], url: str, *, license: str) -> st
         url: where they are pushed to.
         license: an identifier of the hub's list.
     """
-    from huggingface_hub import DatasetCard, DatasetCardData
-
     rows, captions = (sum(getattr(part.manifest, name) for part in parts) for name in ("rows", "captions"))
     tasks = ["image-to-text", "text-to-image"] if any(part.manifest.has_captions for part in parts) else []
     tasks += ["image-classification"] if any(part.manifest.has_labels for part in parts) else []

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from typing import Any, TypeVar
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import disable_progress_bars
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.push.files import PushedFile, StoredFile
@@ -32,30 +36,16 @@ class HubStore:
     """
 
     def __init__(self, dataset: str, revision: str | None = None, *, private: bool = False) -> None:
+        self._api: Any = HfApi(library_name="mmdata")
         self.url = f"hf://datasets/{dataset}" + (f"@{revision}" if revision else "")
+        self.page = f"{self._api.endpoint}/datasets/{dataset}"
+        self.base = f"{self.page}/resolve/{revision or 'main'}/"
         self._where = {"repo_id": dataset, "repo_type": "dataset", "revision": revision}
         self._private = private
         self._head: str | None = None
-        self._additions: list[Any] = []
+        self._additions: list[CommitOperationAdd] = []
         self._removals: list[str] = []
-
-    @property
-    def page(self) -> str:
-        """See `S3Store`."""
-        return f"{self._api.endpoint}/datasets/{self._where['repo_id']}"
-
-    @property
-    def base(self) -> str:
-        """See `S3Store`."""
-        return f"{self.page}/resolve/{self._where['revision'] or 'main'}/"
-
-    @cached_property
-    def _api(self) -> Any:
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
-
         disable_progress_bars()  # `push` has one for all files
-        return HfApi(library_name="mmdata")
 
     def listing(self, prefixes: Sequence[str]) -> dict[str, StoredFile]:
         """See `S3Store`.
@@ -63,8 +53,6 @@ class HubStore:
         Raises:
             ConfigError: no such branch, or access is denied.
         """
-        from huggingface_hub.hf_api import RepoFile
-
         try:
             self._head = self._find_head()
         except _NoDataset:  # also without credentials: making it will tell
@@ -115,8 +103,6 @@ class HubStore:
         Raises:
             DataError: somebody else has committed.
         """
-        from huggingface_hub import CommitOperationDelete
-
         added = sorted(self._additions, key=lambda addition: addition.path_in_repo)
         commits = [added[start : start + COMMIT_FILES] for start in range(0, len(added), COMMIT_FILES)] or [[]]
         commits[-1] += map(self._uploaded, files)
@@ -132,10 +118,8 @@ class HubStore:
             )
             self._head, self._removals = self._repeated(commit).oid, []
 
-    def _uploaded(self, file: PushedFile) -> Any:
+    def _uploaded(self, file: PushedFile) -> CommitOperationAdd:
         """The operation that adds a file, whose content is at the hub if it is not to be sent with the commit."""
-        from huggingface_hub import CommitOperationAdd
-
         addition = CommitOperationAdd(file.name, file.source)
         file.check(addition.upload_info.sha256.hex())
         upload = partial(
@@ -162,8 +146,6 @@ class HubStore:
 
     def _as_ours(self, error: Exception) -> Exception:
         """An error of ours for one that another attempt would not change; otherwise the error."""
-        from huggingface_hub import errors
-
         cause, status = cause_of(error), status_of(error)
         if isinstance(error, errors.RepositoryNotFoundError):
             return _NoDataset(f"'{self.url}': no such dataset, or it may not be seen; {GIVE_CREDENTIALS}")

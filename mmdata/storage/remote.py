@@ -7,15 +7,18 @@ other protocols are read by fsspec, in ranges. A failed request goes on at the b
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from threading import Event
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import fsspec.asyn
 
+from mmdata.files import naming
 from mmdata.safe_read import open_regular
 from mmdata.storage.attempts import Failed, WrongAnswer, repeated
 from mmdata.storage.urls import FileSystem, awaited, display_name, is_http
@@ -116,6 +119,19 @@ class RemoteFile:
             return data
 
         return repeated(once, self.name, self._stop, start=0)
+
+    def save(self, path: Path) -> str:
+        """Write what is left of the file into one on this disk, and close it. Returns the SHA-256 of what was written.
+
+        Raises:
+            OSError: the file cannot be written; it is named.
+        """
+        digest = hashlib.sha256()
+        with closing(self), naming(path), path.open("wb") as file:
+            for data in iter(self.read, b""):
+                file.write(data)
+                digest.update(data)
+        return digest.hexdigest()
 
     def close(self) -> None:
         """End the connection."""

@@ -10,14 +10,13 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import naming
 from mmdata.processes import map_concurrently
 from mmdata.storage.attempts import Absent, cause_of, code_of, repeated, status_of
 from mmdata.storage.remote import RemoteFile
@@ -180,13 +179,7 @@ class S3Folder:
             Absent: there is none.
             DataError: it has other content.
         """
-        digest = hashlib.sha256()
-        remote = RemoteFile(self._files, self.url_of(name), Event(), size=size)
-        with closing(remote), naming(path), path.open("wb") as file:
-            for data in iter(remote.read, b""):
-                file.write(data)
-                digest.update(data)
-        if digest.hexdigest() != sha256:
+        if RemoteFile(self._files, self.url_of(name), Event(), size=size).save(path) != sha256:
             path.unlink()
             raise DataError(f"'{self.url_of(name)}': not what was written there; convert anew with --overwrite")
 

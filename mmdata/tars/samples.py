@@ -13,7 +13,7 @@ from mmdata.images.probe import sniff
 from mmdata.tars.captions import MAX_CAPTION_BYTES
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.tar import Member
-from mmdata.tars.texts import SampleTexts, TextKind, read_texts
+from mmdata.tars.texts import ReadText, SampleTexts, TextKind, read_label, read_texts
 
 IMAGE_EXTENSIONS = frozenset(
     ("jpg", "jpeg", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "hif", "jxl")
@@ -104,6 +104,16 @@ def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, memb
     Raises:
         BadSample: no member has a usable caption.
     """
+    return read_texts(*_text_members(group, read, members), needs_caption=needs_caption, members=members)
+
+
+def label_of(group: Group, read: ReadMember, members: Members = USUAL) -> int | str | None:
+    """The label that `texts_of` gives; None if it cannot be used."""
+    return read_label(*_text_members(group, read, members), members)
+
+
+def _text_members(group: Group, read: ReadMember, members: Members) -> tuple[list[TextKind], ReadText]:
+    """The kinds of text that a sample has, and what reads one."""
 
     def read_member(kind: TextKind) -> bytes:
         member = group.members[kind]
@@ -113,8 +123,7 @@ def texts_of(group: Group, read: ReadMember, *, needs_caption: bool = True, memb
         return read(member)
 
     named = [selector.extension for selector in (*members.caption, *members.label)]
-    kinds = [kind for kind in (*TEXT_MEMBERS, *named) if kind in group.members]
-    return read_texts(kinds, read_member, needs_caption=needs_caption, members=members)
+    return [kind for kind in (*TEXT_MEMBERS, *named) if kind in group.members], read_member
 
 
 def image_member(group: Group, read: ReadMember, members: Members = USUAL) -> Member:

@@ -98,6 +98,11 @@ def read_texts(
     return SampleTexts(captions, source, label, metadata, files.losses)
 
 
+def read_label(kinds: Collection[TextKind], read: ReadText, members: Members = USUAL) -> int | str | None:
+    """The label that `read_texts` gives, without the captions; None if it cannot be used."""
+    return _TextFiles(kinds, read).label(members.label or USUAL_LABELS)
+
+
 def missing_caption(members: Members = USUAL) -> BadSample:
     """The error for a sample without any caption."""
     if members.caption:

@@ -133,6 +133,26 @@ def test_stopped_conversion_takes_up_files_that_have_changed(
     assert [text.split(": ")[0] for text in messages(caplog)] == ["rows 0 to 3 are converted again"]
 
 
+def test_label_that_changes_the_numbers_of_classes_changes_all_units(
+    tmp_path: Path, pictures: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = with_json(tmp_path / "corpus", pictures), tmp_path / "out"
+    for path in source.glob("*.json"):
+        path.write_text(json.dumps({"caption": "x", "label": "cat" if path.stem < "06" else "dog"}))
+    with pytest.raises(Killed):
+        convert(source, out, SETTINGS, engine=killing(9))
+    (source / "05.json").write_text(json.dumps({"caption": "x", "label": "ape"}))
+    report = convert(source, out, SETTINGS, engine=threads(1))
+    convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
+    assert report.accounts["classes"] == ["cat", "ape", "dog"]
+    assert Index.open(out).column("label").tolist() == [0] * 5 + [1] + [2] * 6
+    assert messages(caplog) == [
+        "rows 0 to 3 are converted again: captions or labels of other rows have changed",
+        "rows 4 to 7 are converted again: '05.json' has changed",
+    ]
+
+
 def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[bytes]) -> None:
     out = tmp_path / "out"
     for name, make in (("folder", with_captions), ("tars", with_tar)):

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.open_table import fingerprint, open_table
 from mmdata.errors import DataError
 
@@ -42,7 +43,7 @@ def test_compressed_table_is_that_of_the_plain_one(tmp_path: Path, name: str, en
     data = TABLES[name].encode()
     (tmp_path / name).write_bytes(data)
     (tmp_path / (name + end)).write_bytes(COMPRESS[end](data))
-    plain, packed = open_table(tmp_path / name), open_table(tmp_path / (name + end))
+    plain, packed = (open_table(tmp_path / one, ConvertConfig()) for one in (name, name + end))
     assert type(packed) is type(plain)
     assert packed.columns == plain.columns
     assert [row.cells for row in packed.rows(())] == [row.cells for row in plain.rows(())]
@@ -51,7 +52,8 @@ def test_compressed_table_is_that_of_the_plain_one(tmp_path: Path, name: str, en
 
 def test_parts_of_a_gzip_file_follow_each_other(tmp_path: Path) -> None:
     (tmp_path / "t.csv.gz").write_bytes(b"".join(gz(part) for part in (b"image,cap", b"tion\na.jpg,x\n")))
-    assert [row.cells for row in open_table(tmp_path / "t.csv.gz").rows(())] == [{"image": "a.jpg", "caption": "x"}]
+    table = open_table(tmp_path / "t.csv.gz", ConvertConfig())
+    assert [row.cells for row in table.rows(())] == [{"image": "a.jpg", "caption": "x"}]
 
 
 def test_compressed_table_in_a_folder_of_images_is_found(corpus: Path, make: Any) -> None:

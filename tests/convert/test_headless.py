@@ -9,9 +9,7 @@ import pytest
 
 from mmdata.cli.convert import show
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.sources.delimited import DelimitedTable
-from mmdata.convert.sources.headless import name_columns
-from mmdata.convert.sources.tables import TableOptions
+from mmdata.convert.sources.delimited import DelimitedTable, name_columns
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 
@@ -52,7 +50,7 @@ def test_first_line_with_a_url_is_a_row(
     tmp_path: Path, text: str, columns: list[str], guessed: bool, num_rows: int | None
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
-    table = DelimitedTable(tmp_path / "t.csv", TableOptions())
+    table = DelimitedTable(tmp_path / "t.csv", ConvertConfig())
     assert (table.columns, table.guessed) == (columns, guessed)
     if num_rows is not None:
         assert len(list(table.rows(columns))) == num_rows
@@ -60,7 +58,7 @@ def test_first_line_with_a_url_is_a_row(
 
 def test_names_that_are_given_are_taken(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(f"a,{IMAGE}\n")
-    table = DelimitedTable(tmp_path / "t.csv", TableOptions(columns=("said", "where")))
+    table = DelimitedTable(tmp_path / "t.csv", ConvertConfig(columns=["said", "where"]))
     assert (table.columns, table.guessed) == (["said", "where"], False)
 
 

@@ -144,7 +144,6 @@ def test_s3_whole_tars_are_copied_on_the_servers_side(s3, table):
 
 
 def test_s3_output_with_validation_and_class_names_has_the_bytes_of_folders(s3, tmp_path, photo):
-    # Units of a table with its images do not know the class names of the rows before: tars are written again.
     images = [photo(20, 30, seed=seed) for seed in range(9)]
     rows = pa.table({"image": images, "caption": [f"photo {n}" for n in range(9)], "label": list("xyzyyxzxz")})
     pq.write_table(rows, tmp_path / "table.parquet")
@@ -303,10 +302,10 @@ def test_s3_unit_whose_files_are_not_all_there_is_made_again(s3, table, tmp_path
 
 def test_s3_unit_that_changed_is_an_error(s3, table):
     convert_part(table, URL, SETTINGS, part=(1, 1), engine=threads(1))
-    (name,) = (name for name in list(objects()) if re.search(r"/000001/\w{32}/labels.json", name))
+    (name,) = (name for name in list(objects()) if re.search(r"/000001/\w{32}/fragments.json", name))
     data = objects()[name].value
     objects()[name].value = data[:-1] + b" "
-    with pytest.raises(DataError, match=r"labels\.json': not what was written there; convert anew with --overwrite"):
+    with pytest.raises(DataError, match=r"fragments\.json': not what was written there; convert anew with --overwrite"):
         to_s3(table, finish=True)
     assert MANIFEST not in there()
 

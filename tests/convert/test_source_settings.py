@@ -13,7 +13,7 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.sources.cells import as_list
+from mmdata.convert.sources.columns import as_list
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
 from tests.convert.test_sources import NAMES, Photos, folder_of, frame
@@ -95,7 +95,7 @@ def test_folder_that_is_not_one_corpus_says_what_it_holds(
         (
             "t.tar",
             {"images": "x", "format": "csv"},
-            "it is WebDataset tars; format only for a table; images only for a table or annotations of boxes;",
+            "it is WebDataset tars; format only for a table; images only for a table or COCO's annotations;",
         ),
         (
             "t.json",
@@ -364,8 +364,8 @@ def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos
         found += [(line["place"], line["reason"], line["detail"]) for line in lines]
     assert found == [
         ("array.json, entry 2", "broken_row", "a JSON object is expected, got str"),
-        ("coco.json, image 1", "missing_caption", "the row has no caption"),
-        ("coco.json, image 77", "missing_image", "the image's path is null"),
+        ("coco.json, image 1", "missing_caption", "the image has no caption"),
+        ("coco.json, image 77", "missing_image", "1 annotation of image 77, which is not among the file's images"),
     ]
 
 

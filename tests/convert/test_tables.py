@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from mmdata.commands.look import look
 from mmdata.convert import preview
 from mmdata.convert.sources.arrow import ArrowFile
+from mmdata.convert.sources.table_source import TableSource
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, ShardStore
 from mmdata.tars import captions_of
@@ -284,6 +286,27 @@ def test_class_names_are_numbered_in_order_of_appearance(corpus: Path, tmp_path:
     report = make(corpus / "t.csv")
     assert report.accounts["classes"] == ["dog", "cat"]
     assert Index.open(tmp_path / "out").column("label").tolist() == [0, 1, 0]
+
+
+def test_class_of_a_row_that_is_left_out_has_its_number(corpus: Path, tmp_path: Path, make: Any) -> None:
+    lines = ["image,caption,class", "gone.jpg,v,emu", "a.jpg,,ape", "b.jpg,x,dog", "c.jpg,y,emu"]
+    (corpus / "t.csv").write_text("\n".join(lines))
+    report = make(corpus / "t.csv")
+    assert report.accounts["classes"] == ["emu", "ape", "dog"]
+    assert Index.open(tmp_path / "out").column("label").tolist() == [2, 0]
+
+
+def test_label_that_comes_after_classes_were_numbered_costs_its_row(
+    corpus: Path, tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a file of labels changes while it is read."""
+    (corpus / "t.csv").write_text("image,caption,class\na.jpg,x,dog\nb.jpg,y,cat\nc.jpg,z,dog\n")
+    monkeypatch.setattr(TableSource, "rows_with_labels", lambda self: islice(self.rows(), 1))
+    report = make(corpus / "t.csv")
+    assert report.accounts["classes"] == ["dog"]
+    assert bad(tmp_path / "out") == [
+        ("t.csv, line 3", "file_changed", "label 'cat' was not there when classes were numbered")
+    ]
 
 
 def test_class_name_among_numbers_is_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:

@@ -247,7 +247,7 @@ def test_archive_that_cannot_be_trusted_is_an_error(
     entries = members.path.read_bytes()
     members.path.write_bytes(entries.replace(b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0"))
     refused(r"corpus.zip': is encrypted; unpack it with its password, and convert the folder")
-    monkeypatch.setattr("mmdata.convert.sources.zipped.MAX_MEMBERS", 5)
+    monkeypatch.setattr("mmdata.convert.sources.files.MAX_MEMBERS", 5)
     members.add("d.txt", b"photo")
     refused(r"corpus.zip': 7 members, and 5 are read at most; unpack it, and convert the folder")
 

@@ -20,7 +20,7 @@ from mmdata.images import probe
 from mmdata.images.pixels import PixelTransform
 from mmdata.inspect import remedies as found_remedies
 from mmdata.inspect.profile import Profile, profile
-from mmdata.inspect.remedies import Remedy, cores_in_words, remedies, storage_in_words
+from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
 from mmdata.loader import BatchBuilder, BatchSpec, Loader, Stats
 from mmdata.loader.corpus import open_index
 from mmdata.loader.loader import data_config
@@ -112,16 +112,16 @@ def test_diagnosis_says_what_helps_with_large_images(make: Callable[..., dict[st
     why = "2 x the 32 pixels of a batch: room for crops"
     assert any(line.startswith(f"shrink to 64 with `{command}`, {why} (") for line in listed)
     assert any(line.startswith("data.decode=fast (") for line in listed)
-    tried = r"decoding and cropping 8 of your images; about [\d.]+x the whole loader, estimated\)$"
-    assert all(re.search(rf"{tried}| cores\)$", line) for line in listed)
+    shrunk = r"\([\d.]+x, estimated: [\d.]+x in decoding and cropping 8 of your images\)$"
+    whole = r"\([\d.]+x, measured; this machine has \d+ cores\)$"
+    assert all(re.search(f"{shrunk}|{whole}", line) for line in listed)
 
 
 def test_diagnosis_never_offers_to_shrink_what_is_small(make: Callable[..., dict[str, Any]]):
     data = data_config({**make(64), "decode": "exact"})  # 64 is what 32 would be shrunk to
     loader = Loader.from_config(data)
     found = profile(loader, 2)
-    sample = found_remedies._FirstRows(loader, found)
-    assert found_remedies._shrink(sample, data) is None
+    assert found_remedies._shrink(loader, data, found) is None
     assert not any(remedy.words.startswith("shrink") for remedy in remedies(loader, data, found))
 
 
@@ -129,13 +129,6 @@ def test_shrinking_what_is_behind_a_url_names_no_folder(make: Callable[..., dict
     data = data_config({**make(48), "shards": "https://example.org/web", "tokenizer": "my tokenizer"})
     command = "mmdata convert SOURCE OUT --resize 64 --tokenizer 'my tokenizer'"
     assert found_remedies._shrink_command(data, 64) == command
-
-
-def test_remedy_says_what_the_whole_loader_would_gain():
-    remedy = Remedy("do this", 4.0, "decoding", share=0.8)
-    assert remedy.whole == pytest.approx(2.5)  # 1 / (0.2 + 0.8 / 4)
-    assert str(remedy) == "do this (4.0x decoding; about 2.5x the whole loader, estimated)"
-    assert str(Remedy("do that", 1.5, "the whole loader")) == "do that (1.5x the whole loader)"
 
 
 class PythonTokenizer(Tokenizer):
@@ -160,9 +153,7 @@ def test_diagnosis_names_a_slow_tokenizer_though_its_lock_slows_all_else(
     loader = Loader(build_plan(data, index, slow), builder, num_workers=2)
     found = profile(loader, 6)
     assert found.bottleneck == "tokenize"
-    best = remedies(loader, data, found)[0]
-    assert best.words == f"the fast tokenizer of '{data.tokenizer}' in place of PythonTokenizer"
-    assert best.gain > 2
+    assert remedies(loader, data, found) == []
 
 
 def test_diagnosis_names_a_slow_device(make: Callable[..., dict[str, Any]]):
@@ -176,10 +167,15 @@ def test_diagnosis_names_a_slow_device(make: Callable[..., dict[str, Any]]):
 
 def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
     stats = Stats(rows=80, read_bytes=80 * 50_000)  # 0.05 MB a row
-    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, 0.0, stats)) == "the shards gave 1.0 MB/s of images"
-    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.0, 0.1, stats))
-    assert asked == "the shards gave 1.0 MB/s of images, and the loop would take 4.0 MB/s"
-    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0)) == ""
+    remedy = (
+        "; a fast local disk helps: a URL in data.shards (file:///mnt/slow) and data.loading.cache_dir keep the "
+        "shards on one"
+    )
+    came = storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0, 0.0, stats))
+    assert came == f"the shards gave 1.0 MB/s of images{remedy}"
+    asked = storage_in_words(Profile(10, 80, 4.0, 0.1, 0.9, 0.1, stats))
+    assert asked == f"the shards gave 1.0 MB/s of images, and the loop would take 4.0 MB/s{remedy}"
+    assert storage_in_words(Profile(10, 80, 4.0, 0.1, 1.0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -200,7 +196,7 @@ def test_cores_in_words_tells_a_busy_machine_from_the_lock(load: float, words: s
     waiting = Stats()
     waiting.wall_s |= {"decode": 10.0, "transform": 10.0}
     waiting.cpu_s |= {"decode": 5.0, "transform": 5.0}
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, waiting)) == words
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, waiting)) == words
     working = Stats()
     working.wall_s["decode"] = working.cpu_s["decode"] = 1.0
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, 0.0, working)) == ""
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, working)) == ""

@@ -125,6 +125,17 @@ def test_captions_in_json_say_which_value_they_are(tmp_path, photo):
     assert found["distribution"][-1]["includes"] == ["*.json"]
 
 
+def test_mlcroissant_reads_each_image_and_caption_by_its_key(shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("CROISSANT_CACHE", str(tmp_path / "cache"))  # read when the package is imported
+    mlcroissant = pytest.importorskip("mlcroissant")
+    (shards / "croissant.json").write_bytes(content(shards, "s3://bucket/photos", "https://spdx.org/licenses/MIT"))
+    dataset = mlcroissant.Dataset(shards / "croissant.json")
+    captions = {row["train/captions/key"]: row["train/captions/caption"] for row in dataset.records("train/captions")}
+    assert captions == {f"{row:04d}".encode(): f"picture {row}".encode() for row in range(10)}
+    sizes = {row["train/images/key"]: row["train/images/image"].size for row in dataset.records("train/images")}
+    assert sizes == {f"{row:04d}".encode(): (30, 20 + row) for row in range(10)}
+
+
 def test_the_same_folder_gives_the_same_bytes(shards):
     assert content(shards, "s3://b/x", "mit") == content(shards, "s3://b/x", "mit")
 

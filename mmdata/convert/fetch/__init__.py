@@ -4,6 +4,7 @@
 `Fetcher` fetches one URL: redirects by hand, each checked, and retries.
 `request` asks once, and reads no more than may come. `hosts` holds the connections, pauses and rules of each host.
 `addresses` refuses private addresses where the socket is made. `tally` counts for the log.
+`tables` fetches the tables themselves, where they are behind a URL.
 """
 
 from mmdata.convert.fetch.stage import FetchStage, is_unfetched, refuse_urls

@@ -18,9 +18,9 @@ from mmdata.config.convert import ALL, ConvertConfig
 from mmdata.convert.row.blur import BlurBox, blur, parse_boxes
 from mmdata.convert.row.fields import FieldReader
 from mmdata.convert.row.resize import Resize, as_jpeg
-from mmdata.convert.sources.boxes import KEY
+from mmdata.convert.sources.coco import KEY
+from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.rows import InputRow, Source, expected_hash, grouping, numbered_key
-from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
 from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented, oriented_size

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mmdata.config.convert import RESERVED
-from mmdata.convert.sources.cells import as_list
-from mmdata.convert.sources.folder import sidecar_texts
+from mmdata.convert.sources.columns import as_list
+from mmdata.convert.sources.files import Seen
+from mmdata.convert.sources.folder import sidecar_label, sidecar_texts
 from mmdata.convert.sources.rows import InputRow, fill_templates
-from mmdata.convert.sources.seen import Seen
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.tars.texts import Loss, parse_label
@@ -77,10 +77,19 @@ class FieldReader:
             extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
         return RowFields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
 
+    def label(self, row: InputRow) -> int | str | None:
+        """The label of a row; None if it cannot be used. Captions and image are not looked at."""
+        with suppress(BadSample):
+            if row.fault is None and row.packed:
+                return row.packed.label()
+            if row.fault is None:
+                return sidecar_label(row.sidecars, self.root) if row.sidecars else _label_in_table(row)
+        return None
+
     def _of_table(self, row: InputRow) -> tuple[int | str | None, list[str], dict[Loss, str]]:
-        """Label, captions and losses of a table's row; True and False, of booleans, are the classes 1 and 0."""
+        """Label, captions and losses of a table's row."""
         try:
-            label = parse_label(int(row.label) if isinstance(row.label, bool) else row.label)
+            label = _label_in_table(row)
         except BadSample as bad:
             if self.guesses_label:
                 with suppress(BadSample):  # without the label the row may have nothing
@@ -118,6 +127,11 @@ class FieldReader:
             raise BadSample(Reason.MISSING_CAPTION, detail)
         name = self.classes[label] if isinstance(label, int) else label
         return [clean_caption(caption) for caption in fill_templates(self.templates, name)]
+
+
+def _label_in_table(row: InputRow) -> int | str | None:
+    """The label of a table's row; True and False, of booleans, are the classes 1 and 0."""
+    return parse_label(int(row.label) if isinstance(row.label, bool) else row.label)
 
 
 def _said(value: Any) -> list[Any]:

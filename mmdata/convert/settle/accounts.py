@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
-from mmdata.convert.sources.missing import where_looked
 from mmdata.convert.sources.rows import Source
+from mmdata.convert.sources.table_source import where_looked
 from mmdata.errors import DataError, Reason
 from mmdata.tars.texts import Losses
 

@@ -1,4 +1,4 @@
-"""Decides what the units of a conversion could not: duplicates of earlier rows, class numbers, merged rows.
+"""Decides what the units of a conversion could not: duplicates of earlier rows, merged rows.
 
 The order of the rows decides, whoever made the units and whenever. Memory does not grow with the rows: records are read
 a unit at a time, and duplicates are found by sorting on disk.
@@ -6,7 +6,6 @@ a unit at a time, and duplicates are found by sorting on disk.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.units.records import Records, Status
-from mmdata.convert.units.staging import LABELS_NAME, RECORDS_NAME, Receipt, Staging
-from mmdata.errors import BadSample, Reason
-from mmdata.index.encode import Labels
+from mmdata.convert.units.staging import RECORDS_NAME, Receipt, Staging
+from mmdata.errors import Reason
 from mmdata.tars.texts import Loss
 
 UNITS_REMEMBERED = 16
@@ -37,7 +35,6 @@ class Decided:
         parts: int8 (rows,), the folder of each row.
         faults: why rows are left out, by place from 0.
         differing: places of duplicates with captions or a label that the written row of their image has not.
-        labels: int64 (rows,), class numbers, -1 for none; None if the fragments have the right ones.
         losses: of written samples, by place.
     """
 
@@ -46,7 +43,6 @@ class Decided:
     parts: NDArray[np.int8]
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
     differing: set[int] = field(default_factory=set[int])
-    labels: NDArray[np.int64] | None = None
     losses: dict[int, dict[Loss, str]] = field(default_factory=dict[int, dict[Loss, str]])
 
     @property
@@ -63,19 +59,14 @@ class Decider:
     Args:
         staging: of the units.
         receipts: of all units, in order.
-        classes: names that the corpus declares, by class number.
         unit_rows: rows of each unit but the last.
         keep_duplicates: whether an image that comes again is written again.
-
-    Attributes:
-        labels: of the whole corpus.
     """
 
     def __init__(
         self,
         staging: Staging,
         receipts: Sequence[Receipt],
-        classes: Sequence[str],
         *,
         unit_rows: int,
         keep_duplicates: bool,
@@ -85,8 +76,6 @@ class Decider:
         self._unit_rows = unit_rows
         rows = sum(receipt.rows for receipt in receipts)
         self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
-        self.labels = Labels(classes)
-        self._unsettled: set[int] = set()
         self._remembered = lru_cache(UNITS_REMEMBERED)(self._decide_own)
 
     def decide(self, receipt: Receipt) -> Decided:
@@ -110,14 +99,11 @@ class Decider:
         self.close()
 
     def _prepare(self) -> None:
-        """Read the labels and the digests of all units."""
+        """Read the digests of all units."""
         for receipt in self._receipts:
-            self._read_labels(receipt)
             if self._repeats is not None:
                 records = self._records(receipt)
                 kept = records.kept
-                if receipt.unit in self._unsettled:
-                    kept = np.setdiff1d(kept, list(self._numbered(receipt, records)[1]))
                 self._repeats.add(records.digests(kept), receipt.start + kept, records.said[kept])
         if self._repeats is not None:
             self._repeats.sort()
@@ -125,48 +111,12 @@ class Decider:
     def _records(self, receipt: Receipt) -> Records:
         return Records(self._staging.unit(receipt.unit) / RECORDS_NAME, receipt.start)
 
-    def _read_labels(self, receipt: Receipt) -> None:
-        """Number the labels of a unit, and see whether it has guessed them."""
-        used = json.loads((self._staging.unit(receipt.unit) / LABELS_NAME).read_bytes())
-        if (first := used["first"]) is None:
-            return
-        if self.labels.are_names is None:
-            self.labels.number(first)
-        numbers: dict[str, int] = used["numbers"]
-        settled = not used["has_refused"] and isinstance(first, str) == self.labels.are_names
-        if settled and all(self.labels.number(name) == number for name, number in numbers.items()):
-            return
-        self._unsettled.add(receipt.unit)
-        self._numbered(receipt, self._records(receipt))
-
-    def _numbered(self, receipt: Receipt, records: Records) -> tuple[NDArray[np.int64], dict[int, str], dict[int, str]]:
-        """Class numbers of a unit's rows, and details of the labels that are lost: with their rows, and without."""
-        labels = np.full(len(records), -1, np.int64)
-        refused: dict[int, str] = {}
-        lost: dict[int, str] = {}
-        for place, text in enumerate(records.texts("label")):
-            if text is None:
-                continue
-            try:
-                number = self.labels.number(json.loads(text))
-            except BadSample as bad:
-                (refused if records.needs_label(place) else lost)[place] = bad.detail
-            else:
-                labels[place] = -1 if number is None else number
-        return labels, refused, lost
-
     def _decide_own(self, unit: int) -> Decided:
         """Decide over the rows of a unit that have an image of their own."""
         receipt = self._receipts[unit]
         records = self._records(receipt)
         decided = Decided(receipt, records, records.part, losses=records.losses())
         decided.faults = {place: fault for place in records.left_out() if (fault := records.fault(place))}
-        if unit in self._unsettled:
-            decided.labels, refused, lost = self._numbered(receipt, records)
-            kept = records.status == Status.KEPT
-            decided.faults |= {place: (Reason.BROKEN_ROW, detail) for place, detail in refused.items() if kept[place]}
-            for place, detail in lost.items():
-                decided.losses[place] = {**decided.losses.get(place, {}), Loss.LABEL_NAME: detail}
         if self._repeats is not None:
             self._leave_out_duplicates(decided)
         return decided

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +16,7 @@ from mmdata.config.convert import ConvertConfig
 from mmdata.convert.settle.accounts import Accounts
 from mmdata.convert.settle.decide import Decided
 from mmdata.convert.settle.row_list import InputRows
-from mmdata.convert.units.compose import Composed, Fragment, compose, relabel
+from mmdata.convert.units.compose import Composed, Fragment, compose
 from mmdata.convert.units.staging import Staging
 from mmdata.convert.units.unit import fragment_name, read_tars
 from mmdata.files import end_file, naming, sync_folder
@@ -27,8 +26,6 @@ from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
 
 logger = logging.getLogger("mmdata")
-
-RELABELLED_NAME = ".relabelled"
 
 Compose = Callable[[Sequence[Fragment], Path], Composed]
 """Makes a shard of fragments."""
@@ -72,7 +69,6 @@ class OutputFolder:
         self._num_shards = 0  # begun
         self._composing: deque[Future[Composed]] = deque()
         self._most_composing = 4 * usable_cores()
-        self._relabelled = count()
 
     def __enter__(self) -> OutputFolder:
         self._stack.enter_context(naming(self._ledger))  # closing may fail too: it writes the buffer
@@ -100,9 +96,6 @@ class OutputFolder:
             start += tar.samples
             path = self._staging.unit(decided.receipt.unit) / fragment_name(self._number, number)
             fragment = Fragment(path, tar.sha256, tar.bytes, tar.samples, np.flatnonzero(written[places]))
-            if decided.labels is not None and len(fragment.rows):
-                with self._staging.at_hand(path):
-                    fragment = relabel(fragment, decided.labels[places], self._new_relabelled())
             if len(fragment.rows):
                 shards[places[written[places]]] = self._place(fragment)
         count_rows(self.accounts, decided, self._number)
@@ -125,11 +118,6 @@ class OutputFolder:
         sync_folder(self._folder / INNER)
         sync_folder(self._folder)
         self._manifest.close(tokenizer=tokenizer, accounts={**self.accounts.as_dict(), **more})
-
-    def _new_relabelled(self) -> Path:
-        folder = self._folder / RELABELLED_NAME
-        (folder / INNER).mkdir(parents=True, exist_ok=True)
-        return folder / shard_name(next(self._relabelled))
 
     def _place(self, fragment: Fragment) -> int:
         """Put a fragment into the shard that is being filled, or a new one if it does not fit; the shard's number."""

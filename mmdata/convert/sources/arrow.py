@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mmdata.convert.sources.rows import SourceKind
 from mmdata.convert.sources.tables import SourceTable, TableRow, refuse_twice
 from mmdata.errors import ConfigError, DataError, excerpt
 
@@ -27,6 +28,7 @@ class ArrowTable(SourceTable):
         form: name of the file's format, for messages.
     """
 
+    kind = SourceKind.ARROW
     form: ClassVar[str]
 
     def __init__(self, path: Path, schema: Any, num_rows: int) -> None:

@@ -1,18 +1,23 @@
-"""Which column of a table is what: image, captions, label, and the columns to keep."""
+"""Which column of a table is what: image, captions, label, and the columns to keep.
+
+`as_list` reads a list of captions that a cell holds as text, as pandas, numpy and JSON write one into a CSV.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from mmdata.config.convert import ALL, RESERVED, ConvertConfig
 from mmdata.convert.sources.arrow import as_text
-from mmdata.convert.sources.cells import as_list
 from mmdata.convert.sources.tables import SourceTable, shown
 from mmdata.errors import BadSample, ConfigError, excerpt
 from mmdata.tars.texts import parse_label
@@ -29,6 +34,11 @@ LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
 LABELS_SEEN = 1000
 """Rows that show whether a column of a usual name holds labels."""
 
+_LITERAL = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_ITEM = rf"(?:{_LITERAL}|None|nan)"
+_LIST = re.compile(rf"\[\s*(?:{_ITEM}(?:[\s,]+{_ITEM})*\s*(?:,\s*)?)?\]", re.DOTALL)
+_ITEMS = re.compile(_ITEM, re.DOTALL)
+
 
 @dataclass(frozen=True)
 class TableColumns:
@@ -37,10 +47,7 @@ class TableColumns:
     Attributes:
         image: of paths, URLs or images.
         captions: one or more, or none in a table of labels.
-        label: one or none.
-        split: one or none.
-        hash: one or none.
-        boxes: one or none.
+        label, split, hash, boxes: None without such a column.
         keep: columns by the names under which a sample's JSON holds them.
         keeps_all: whether it holds all others as well, besides image, captions and label.
         left_out: columns that it does not hold then.
@@ -48,19 +55,19 @@ class TableColumns:
 
     image: str
     captions: tuple[str, ...]
-    label: tuple[str, ...]
-    split: tuple[str, ...]
-    hash: tuple[str, ...]
-    boxes: tuple[str, ...]
+    label: str | None
+    split: str | None
+    hash: str | None
+    boxes: str | None
     keep: dict[str, str]
     keeps_all: bool = False
     left_out: frozenset[str] = frozenset()
 
     def wanted(self, there: Sequence[str]) -> list[str]:
         """The columns to read of those that are there."""
-        named = (self.image, *self.captions, *self.label, *self.split, *self.hash, *self.boxes, *self.keep.values())
+        named = (self.image, *self.captions, self.label, self.split, self.hash, self.boxes, *self.keep.values())
         others = [name for name in there if name not in self.left_out] if self.keeps_all else []
-        return list(dict.fromkeys((*named, *others)))
+        return list(dict.fromkeys(name for name in (*named, *others) if name is not None))
 
     def kept(self, cells: Mapping[str, Any]) -> dict[str, Any]:
         """The cells of a row that a sample's JSON holds, by the names under which it holds them."""
@@ -76,7 +83,7 @@ class TableColumns:
         return {name: stored for name, stored in names.items() if name != stored}
 
     def _others(self, there: Iterable[str]) -> list[str]:
-        apart = {self.image, *self.captions, *self.label, *self.left_out, *self.keep.values()}
+        apart = {self.image, *self.captions, self.label, *self.left_out, *self.keep.values()}
         return [name for name in there if name not in apart]
 
 
@@ -97,29 +104,30 @@ def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
     """
     image = config.image_column or _image_column(table)
     image = _column(table, image, IMAGE_COLUMNS, "image")
-    label: tuple[str, ...] = ()
+    label = None
     if config.label_column:
-        label = (_column(table, config.label_column, (), "label"),)
+        label = _column(table, config.label_column, (), "label")
     elif config.label_column is None:
-        label = tuple(name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name))
+        label = next((name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name)), None)
     if config.caption_columns:
         captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
     else:
         captions = tuple(_usual(table, CAPTION_COLUMNS)[:1])
     if not captions and not label and config.label_column is None:
-        label = _only_classes(table)
+        with_names = [name for name in table.columns if table.class_names(name)]
+        label = with_names[0] if len(with_names) == 1 else None
     if not captions and not label:
         captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
-    split = (_column(table, "split", (), "split"),) if config.split else ()
-    hash_column = (_column(table, config.hash_column, (), "hash"),) if config.hash_column else ()
-    boxes = (_column(table, config.blur_boxes, (), "boxes"),) if config.blur_boxes else ()
+    split = _column(table, "split", (), "split") if config.split else None
+    hash_column = _column(table, config.hash_column, (), "hash") if config.hash_column else None
+    boxes = _column(table, config.blur_boxes, (), "boxes") if config.blur_boxes else None
     named = [name for name in config.keep if name != ALL]
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in named}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
     if ALL not in config.keep:
         return TableColumns(image, captions, label, split, hash_column, boxes, keep)
-    left_out = frozenset(table.binary) - {image, *captions, *label, *keep.values()}
+    left_out = frozenset(table.binary) - {image, *captions, label, *keep.values()}
     columns = TableColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
     _say_what_is_not_kept(table, columns)
     return columns
@@ -182,12 +190,6 @@ def _is_fraction(cell: Any) -> bool:
     return False
 
 
-def _only_classes(table: SourceTable) -> tuple[str, ...]:
-    """The column whose class numbers have names, if there is one such column."""
-    found = tuple(name for name in table.columns if table.class_names(name))
-    return found if len(found) == 1 else ()
-
-
 def _image_column(table: SourceTable) -> str | None:
     """The column of images: of a usual name, one with images before one with paths; else the only one with images."""
     usual = _usual(table, IMAGE_COLUMNS)
@@ -214,3 +216,29 @@ def _column(table: SourceTable, name: str | None, usual: Sequence[str], purpose:
 def _usual(table: SourceTable, usual: Sequence[str]) -> list[str]:
     by_name = {name.casefold(): name for name in reversed(table.columns)}
     return [by_name[name] for name in usual if name in by_name]
+
+
+def as_list(text: str) -> list[str | None] | None:
+    r"""The strings and Nones of a list that is written as text, or None if it is something else. Nothing is executed.
+
+    Example:
+        `["a", "b"]` (JSON), `['a', "b's"]` (Python and pandas) and `['a' 'b']` (numpy) give two strings each;
+        `['a', None]` gives one and None; `[a photo]` gives None.
+    """
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, list):
+        items = cast("list[Any]", found)
+        return items if all(item is None or isinstance(item, str) for item in items) else None
+    # Not ast.literal_eval of the whole: it joins numpy's neighbouring strings without a word.
+    if not _LIST.fullmatch(text):
+        return None
+    try:
+        return [None if item in ("None", "nan") else str(ast.literal_eval(item)) for item in _ITEMS.findall(text)]
+    except (ValueError, SyntaxError):
+        return None

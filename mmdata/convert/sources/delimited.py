@@ -1,16 +1,21 @@
-"""CSV and TSV tables. The delimiter is counted, not guessed: the one that gives the first lines the same fields."""
+"""CSV and TSV tables. The delimiter is counted, not guessed: the one that gives the first lines the same fields.
+
+A table of URLs needs no header line: its columns are named by what its first rows hold, and the source says so.
+"""
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mmdata.convert.sources.headless import is_data, name_columns
-from mmdata.convert.sources.tables import MAX_LINE, SourceTable, TableOptions, TableRow, TextLines, refuse_twice
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.sources.rows import SourceKind
+from mmdata.convert.sources.tables import MAX_LINE, SourceTable, TableRow, TextLines, encoding_of, refuse_twice
 from mmdata.errors import DataError
 
 DELIMITERS = (",", "\t", ";", "|")
@@ -20,33 +25,37 @@ LINES_COUNTED = 100
 MAX_BROKEN_LINES = 100
 """A faulty quoted field over more lines than this has swallowed rows, which is an error and not one bad row."""
 
+URL, CAPTION = "url", "caption"
+"""Names of the columns that are found; the others are called by their place: "column3"."""
+_URL = re.compile(r"https?://\S+", re.IGNORECASE)
+_IMAGE = re.compile(r"\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif)\b", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]+")
+
 
 class DelimitedTable(SourceTable):
-    """A CSV or TSV file, with a header line unless the options name the columns.
+    """A CSV or TSV file, with a header line unless the settings name the columns.
 
     Args:
         path: of the file.
-        options: the delimiter is counted in the first lines unless they name it.
+        config: the delimiter is counted in the first lines unless it names one.
         usual: delimiter of its format, which is taken where the lines do not tell.
-
-    Attributes:
-        guessed: whether its first line is no header but a row with a URL, so that the columns were named by what they
-            hold.
     """
 
-    def __init__(self, path: Path, options: TableOptions, *, usual: str = ",") -> None:
+    kind = SourceKind.DELIMITED
+
+    def __init__(self, path: Path, config: ConvertConfig, *, usual: str = ",") -> None:
         self.path = path
-        self._encoding = options.encoding
+        self._encoding = encoding_of(config)
         self._dialect: dict[str, Any] = {
-            "delimiter": options.delimiter or sniff_delimiter(path, options, usual=usual),
-            "quoting": csv.QUOTE_MINIMAL if options.quotes else csv.QUOTE_NONE,
+            "delimiter": config.delimiter or sniff_delimiter(path, config, usual=usual),
+            "quoting": csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE,
             "strict": True,
         }
-        self.columns = list(options.columns) or self._header()
-        self.guessed = not options.columns and is_data(self.columns)
+        self.columns = list(config.columns or ()) or self._header()
+        self.guessed = not config.columns and is_data(self.columns)
         if self.guessed:
             self.columns = name_columns(self._first_records())
-        self._has_header = not (options.columns or self.guessed)
+        self._has_header = not (config.columns or self.guessed)
         refuse_twice(path, self.columns)
         self.types = dict.fromkeys(self.columns, "text")
 
@@ -59,7 +68,9 @@ class DelimitedTable(SourceTable):
 
     def _header(self) -> list[str]:
         try:
-            names = next((values for values in self._reader(TextLines(self.path, self._encoding)) if values), None)
+            names = next(
+                (values for values in _reader(TextLines(self.path, self._encoding), self._dialect) if values), None
+            )
         except csv.Error as error:
             raise DataError(f"table '{self.path}': its header line does not parse: {error}") from error
         if names is None:
@@ -69,16 +80,13 @@ class DelimitedTable(SourceTable):
     def _first_records(self) -> list[list[str]]:
         records: list[list[str]] = []
         with suppress(csv.Error):  # the rows name it
-            for values in islice(self._reader(TextLines(self.path, self._encoding)), LINES_COUNTED):
+            for values in islice(_reader(TextLines(self.path, self._encoding), self._dialect), LINES_COUNTED):
                 records += [values] if values else []
         return records
 
-    def _reader(self, lines: TextLines) -> Any:
-        return _reader(lines, self._dialect)
-
     def _records(self) -> Iterator[TableRow]:
         lines = TextLines(self.path, self._encoding)
-        reader = self._reader(lines)
+        reader = _reader(lines, self._dialect)
         while True:
             first = reader.line_num + 1
             place = f"{self.path.name}, line {first}"
@@ -105,7 +113,7 @@ class DelimitedTable(SourceTable):
         return str(error) if first == last else f"lines {first} to {last}: {error}"
 
 
-def sniff_delimiter(path: Path, options: TableOptions, *, usual: str = ",") -> str:
+def sniff_delimiter(path: Path, config: ConvertConfig, *, usual: str = ",") -> str:
     """The delimiter that splits the first line into two fields or more, and most of the next lines into as many.
 
     `usual` is taken if no delimiter splits the first line, or if several are as good.
@@ -113,10 +121,10 @@ def sniff_delimiter(path: Path, options: TableOptions, *, usual: str = ",") -> s
     Example:
         "image|caption" and lines such as "a.jpg|a dog, a cat" give "|".
     """
-    lines = list(islice(TextLines(path, options.encoding), LINES_COUNTED))
+    lines = list(islice(TextLines(path, encoding_of(config)), LINES_COUNTED))
     best, best_share = usual, 0.0
     for delimiter in (usual, *(one for one in DELIMITERS if one != usual)):
-        quoting = csv.QUOTE_MINIMAL if options.quotes else csv.QUOTE_NONE
+        quoting = csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE
         counts = list(_field_counts(lines, {"delimiter": delimiter, "quoting": quoting}))
         if counts and counts[0] > 1 and (share := counts.count(counts[0]) / len(counts)) > best_share:
             best, best_share = delimiter, share
@@ -135,3 +143,29 @@ def _field_counts(lines: list[str], dialect: dict[str, Any]) -> Iterator[int]:
 def _reader(lines: Iterable[str], dialect: dict[str, Any]) -> Any:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
     return csv.reader(lines, **dialect)
+
+
+def is_data(fields: Sequence[str]) -> bool:
+    """Whether the first line of a table is plainly a row, and no header: one of its fields is a URL."""
+    return any(_URL.fullmatch(field.strip()) for field in fields)
+
+
+def name_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names of the columns of a table without a header, from its first rows.
+
+    The URLs of the images are in the column with the most URLs, and among those with as many in the one with the most
+    that name a kind of image; the captions in the column with the most words, of those without URLs.
+
+    Example:
+        [["a dog", "http://a.example/1.jpg", "7"]] gives ["caption", "url", "column3"].
+    """
+    width = len(rows[0])
+    names = [f"column{place + 1}" for place in range(width)]
+    columns = [[row[place] for row in rows if len(row) == width] for place in range(width)]
+    urls = [sum(bool(_URL.fullmatch(cell.strip())) for cell in column) for column in columns]
+    images = [sum(bool(_IMAGE.search(cell)) for cell in column) for column in columns]
+    names[max(range(width), key=lambda place: (urls[place], images[place], -place))] = URL
+    words = [0 if urls[place] else sum(len(_WORD.findall(cell)) for cell in columns[place]) for place in range(width)]
+    if max(words):
+        names[words.index(max(words))] = CAPTION
+    return names

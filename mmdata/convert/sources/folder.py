@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmdata.config.convert import ALL, ConvertConfig, Grouping
-from mmdata.convert.sources.files import PARTS, FolderEntry, list_folder, names_in
+from mmdata.convert.sources.files import PARTS, FolderEntry, Seen, list_folder, names_in
 from mmdata.convert.sources.rows import InputRow
-from mmdata.convert.sources.seen import Seen
 from mmdata.convert.sources.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.sources.tables import choose_part
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.tars.captions import MAX_CAPTION_BYTES
-from mmdata.tars.texts import SampleTexts, TextKind, read_texts
+from mmdata.tars.texts import ReadText, SampleTexts, TextKind, read_label, read_texts
 
 COMMON = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"),
@@ -169,6 +168,10 @@ class FolderSource:
             yield InputRow(number, place, place, fault=fault)
             number += 1
 
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """See `Source.rows_with_labels`."""
+        return (row for row in self.rows() if row.label is not None or row.sidecars)
+
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""
         alone = {"ignored_texts": self._alone} if self._alone and not self._takes_alone else {}
@@ -254,6 +257,16 @@ def _pair(below: str, entries: list[FolderEntry]) -> _FolderContent:
 
 def sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_caption: bool) -> SampleTexts:
     """Captions, label and metadata in the text files of an image."""
+    return read_texts(*_text_files(sidecars, root, seen), needs_caption=needs_caption)
+
+
+def sidecar_label(sidecars: Iterable[str], root: str) -> int | str | None:
+    """The label that `sidecar_texts` gives; None if it cannot be used."""
+    return read_label(*_text_files(sidecars, root, Seen()))
+
+
+def _text_files(sidecars: Iterable[str], root: str, seen: Seen) -> tuple[list[TextKind], ReadText]:
+    """The kinds of text that an image has, and what reads one."""
     paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
 
     def read(kind: TextKind) -> bytes:
@@ -262,7 +275,7 @@ def sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_capti
         except BadSample as bad:
             raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
 
-    return read_texts([kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read, needs_caption=needs_caption)
+    return [kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read
 
 
 def _target(root: str, path: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Rows that a program gives as dicts, read as a table is: the same rows in the same order each time, or an error.
+"""Rows that a program gives as dicts, read as a table is. Each is taken once, and kept in a temporary file.
 
-What can be read once only waits in a temporary file on the disk; nothing is held in memory but some bytes a row.
+Beside what a table has, a row may have a key, and a reason why it is left out. No two samples get one key.
 """
 
 from __future__ import annotations
@@ -10,34 +10,53 @@ import io
 import json
 import os
 import tempfile
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from PIL import Image, ImageOps
 
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.arrow import as_stored
 from mmdata.convert.sources.json_tables import ROWS_SEEN
+from mmdata.convert.sources.rows import (
+    InputRow,
+    SourceKind,
+    fits_header,
+    has_url,
+    image_key,
+    numbered_key,
+    refuse_strangers,
+    row_key,
+)
+from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.sources.tables import SourceTable, TableRow
-from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.files import naming
+from mmdata.hashing import hash64
 from mmdata.images.pillow import file_of
+from mmdata.tars.tar import split_name
 
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
-"""Dicts of an image, captions and more, or a function that gives the same dicts whenever it is called."""
+"""Dicts of an image, captions and more, or a function that gives them."""
 
 MOST_COLUMNS = 1000
 """Keys of rows that may be named as columns; there may be more."""
 _HEAD_BYTES = 8
 _MOST_READ = 2**30  # Linux reads at most 2 GiB at once
+KEY = "key"
+"""Name of the cell with the key of a row's sample."""
+LEFT_OUT = "left_out"
+"""Name of the cell that says why a row is left out: "REASON: text" with a reason of the list, or any other text."""
+CAPTIONS = ["caption", "captions"]
+"""Cells that are both taken, as some rows may have the one and some the other."""
 
 
 class GivenTable(SourceTable):
-    """Rows of a program as a table. A context manager: it holds a temporary file, unless the rows can be read again.
-
-    A list and a function are read for each pass over the rows, and compared with the first pass. Of any other iterable,
-    such as a generator, each row is taken once, and kept in the file until the end.
+    """Rows of a program as a table. A context manager: each row is taken once, and kept in a temporary file.
 
     Args:
         rows: the dicts.
@@ -51,46 +70,42 @@ class GivenTable(SourceTable):
         DataError: no row, or no dict among the first.
     """
 
+    kind = SourceKind.ROWS
+
     def __init__(self, rows: Rows, folder: Path) -> None:
         self.path = Path("rows")
-        self._rows = rows
-        self._digests = array("q")  # 8 bytes of each row's hash, to tell when a later pass gives others
-        self._file = None if _can_be_read_again(rows) else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._folder = folder
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         try:
-            self._take_all()
+            self._take_all(rows, folder)
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
-    def _take_all(self) -> None:
+    def _take_all(self, rows: Rows, folder: Path) -> None:
         columns: dict[str, None] = {}
         images: dict[str, None] = {}
-        whole, first_fault, seen = hashlib.sha256(), "", 0
-        for record in _records(self._rows):
-            digest = record.digest()
-            whole.update(digest)
-            self._digests.append(int.from_bytes(digest[:8], "little", signed=True))
-            if self._file is not None:
-                with naming(self._folder):
-                    self._file.writelines(record.packed())
+        whole, first_fault, taken, seen = hashlib.sha256(), "", 0, 0
+        for record in _records(rows):
+            whole.update(record.digest())
+            with naming(folder):
+                self._file.writelines(record.packed())
+            taken += 1
             if record.fault:
-                first_fault = first_fault or f"row {len(self._digests) - 1}: {record.fault}"
+                first_fault = first_fault or f"row {taken - 1}: {record.fault}"
                 continue
             seen += 1
             if len(columns) < MOST_COLUMNS:
                 columns.update(dict.fromkeys(record.cells()))
             if seen <= ROWS_SEEN:
                 images.update(dict.fromkeys(record.blobs))
-        if self._file is not None:
-            with naming(self._folder):
-                self._file.flush()
+        with naming(folder):
+            self._file.flush()
         if not seen and first_fault:
             raise DataError(
-                f"rows: none of {len(self._digests)} can be used ({first_fault}); each is a dict such as "
+                f"rows: none of {taken} can be used ({first_fault}); each is a dict such as "
                 '{"image": "a.jpg", "caption": "a dog"}'
             )
-        self.sha256, self.num_rows = whole.hexdigest(), len(self._digests)
+        self.sha256, self.num_rows = whole.hexdigest(), taken
         self.columns, self.images, self.binary = list(columns), tuple(images), tuple(images)
         self.types: dict[str, str] = {}
 
@@ -98,49 +113,23 @@ class GivenTable(SourceTable):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the temporary file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows with all their columns. See `Table.rows`."""
-        records = self._again() if self._file is None else self._kept(self._file.fileno())
-        for number, record in enumerate(records):
+        descriptor, at = self._file.fileno(), 0
+        for number in range(self.num_rows or 0):
+            size, at = int.from_bytes(_read(descriptor, _HEAD_BYTES, at), "little"), at + _HEAD_BYTES
+            record, at = _Record.of_json(_read(descriptor, size, at)), at + size
+            for name, length in record.lengths.items():
+                record.blobs[name] = _read(descriptor, length, at)
+                at += length
             yield TableRow(f"row {number}", None if record.fault else record.cells(), record.fault)
 
     def how_to_name(self, purpose: str) -> str:
         """What names a column. See `Table.how_to_name`."""
         setting = "caption_columns=[…]" if purpose == "caption" else f"{purpose}_column=…"
         return f"name it with ConvertConfig({setting})"
-
-    def _again(self) -> Iterator[_Record]:
-        """All rows from the program, as long as they are those of the first pass."""
-        number = 0
-        for record in _records(self._rows):
-            same = number < len(self._digests) and self._digests[number] == int.from_bytes(
-                record.digest()[:8], "little", signed=True
-            )
-            if not same:
-                raise _differs(number)
-            yield record
-            number += 1
-        if number < len(self._digests):
-            raise _differs(number)
-
-    def _kept(self, descriptor: int) -> Iterator[_Record]:
-        """All rows from the temporary file."""
-        at = 0
-        while head := os.pread(descriptor, _HEAD_BYTES, at):
-            size, at = int.from_bytes(head, "little"), at + _HEAD_BYTES
-            record = _Record.of_json(os.pread(descriptor, size, at))
-            at += size
-            for name, length in record.lengths.items():
-                record.blobs[name] = _read(descriptor, length, at)
-                at += length
-            yield record
 
 
 def _read(descriptor: int, size: int, at: int) -> bytes:
@@ -193,31 +182,16 @@ class _Record(NamedTuple):
         return whole.digest()
 
 
-def _can_be_read_again(rows: Any) -> bool:
-    """Whether rows are read for each pass; if not, they are an iterable that is read once.
-
-    Raises:
-        ConfigError: they are neither.
-    """
-    if isinstance(rows, (list, tuple)):
-        return True
-    if isinstance(rows, Iterable) or _has_places(rows):
-        return False
-    if callable(rows):
-        return True
-    found = type(rows).__name__
-    raise ConfigError(f"source: a path, an iterable of dicts, or a function that returns one; got {found}")
-
-
-def _has_places(rows: Any) -> bool:
-    """Whether rows are a dataset of torch's first kind, with a length and an item at each place."""
-    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
-
-
 def _records(rows: Any) -> Iterator[_Record]:
     """The rows of a program as records; an error of the program passes."""
     if not isinstance(rows, Iterable):
-        rows = map(rows.__getitem__, range(len(rows))) if _has_places(rows) else rows()
+        if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):  # as torch's datasets of the first kind
+            rows = map(rows.__getitem__, range(len(rows)))
+        elif callable(rows):
+            rows = rows()
+        else:
+            found = type(rows).__name__
+            raise ConfigError(f"source: a path, an iterable of dicts, or a function that returns one; got {found}")
         if not isinstance(rows, Iterable):
             raise ConfigError(f"source: the function is to return an iterable of dicts; got {type(rows).__name__}")
     for row in cast("Iterable[object]", rows):
@@ -281,8 +255,130 @@ def _as_json(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
-def _differs(number: int) -> DataError:
-    return DataError(
-        f"rows: row {number} is another one than when the rows were first read; they are read several times, so let "
-        "the function give the same rows whenever it is called, or give `convert` what it returns: that is read once"
-    )
+@contextmanager
+def open_rows(rows: Rows, config: ConvertConfig, folder: Path) -> Generator[GivenSource]:
+    """The rows of a program as a source, until the end of the context.
+
+    Args:
+        rows: the dicts.
+        config: the settings about columns are used.
+        folder: on the disk that has room for the rows.
+
+    Raises:
+        DataError: no row, or no dict among the first.
+        ConfigError: no such column, or a setting that is for other sources.
+    """
+    refuse_strangers(Path("rows"), config, SourceKind.ROWS)
+    with GivenTable(rows, folder) as table:
+        yield GivenSource(table, config)
+
+
+class GivenSource(TableSource):
+    """Rows of a program: dicts of an image, captions, a label, a key, and more, which a sample's JSON keeps.
+
+    A row with a text in `left_out` is left out for that reason.
+
+    Paths are those of the program: absolute, or relative to its current folder. With `images` they are relative to that
+    folder, and nothing outside it is read.
+
+    Args:
+        table: the rows.
+        config: the settings about columns are used.
+    """
+
+    can_be_sent = False  # another process cannot call the program
+
+    def __init__(self, table: GivenTable, config: ConvertConfig) -> None:
+        if config.caption_columns is None and set(CAPTIONS) <= set(table.columns):
+            config = config.model_copy(update={"caption_columns": CAPTIONS})
+        super().__init__(Path.cwd(), [table], (), config)
+        self._sha256 = table.sha256
+        self._below = os.getcwd() if config.images == "." else ""
+        self._are_merged = config.group_by != "none" and (config.group_by is not None or not config.keep_duplicates)
+        apart = {KEY, LEFT_OUT} - set(config.keep)
+        self.columns = replace(self.columns, left_out=self.columns.left_out | apart)
+
+    def rows(self) -> Iterator[InputRow]:
+        """All rows. See `Source.rows`."""
+        keys = _Keys(repeat=self._are_merged)
+        for row, cells in self._read():
+            if self._below and isinstance(row.image, str) and row.image and not has_url(row):
+                row = replace(row, image=os.path.join(self._below, row.image))
+            if (said := cells.get(LEFT_OUT)) and row.fault is None:
+                row = replace(row, fault=_left_out(said))
+            try:
+                yield replace(row, key=keys.take(row, cells.get(KEY)))
+            except BadSample as bad:
+                yield replace(row, fault=(bad.reason, bad.detail))
+
+    def rows_from(self, start: int) -> Iterator[InputRow]:
+        """The rows from one on; those before it are read too, for their keys."""
+        return islice(self.rows(), start, None)
+
+    def describe(self) -> dict[str, Any]:
+        """A hash of the rows. See `Source.describe`."""
+        columns = {name: value for name, value in super().describe().items() if name not in ("kind", "files")}
+        return {"kind": "rows", "sha256": self._sha256, **columns}
+
+    def _find_root(self, folder: Path, images: str) -> tuple[str, str]:
+        return (os.sep, "") if images == "." else super()._find_root(folder, images)
+
+
+def _left_out(said: Any) -> tuple[Reason, str]:
+    """The fault that a program gives to a row: `_left_out("missing_caption: no object")` has that reason."""
+    if not isinstance(said, str):
+        return Reason.BROKEN_ROW, f"{LEFT_OUT} is {type(said).__name__}, not a text"
+    reason, _, detail = said.partition(": ")
+    return (Reason(reason), detail) if detail and reason in [str(one) for one in Reason] else (Reason.BROKEN_ROW, said)
+
+
+class _Keys:
+    """Keys that were given, each to one row, or to rows of one image.
+
+    Args:
+        repeat: whether rows of one image become one sample, and may have one key.
+    """
+
+    def __init__(self, *, repeat: bool) -> None:
+        self._repeat = repeat
+        self._images: dict[int, bytes] = {}  # of the row with this key, by hashes of both
+        self._has_key = bytearray()  # for each row
+
+    def take(self, row: InputRow, given: Any) -> str:
+        """The key of a row's sample; "" for its number.
+
+        Raises:
+            BadSample: a key that cannot be one, or that another row has.
+        """
+        has_key = given is not None and row.fault is None
+        self._has_key.append(has_key)
+        if not has_key:
+            if self._images and row.fault is None and hash64(numbered_key(row.number).encode()) in self._images:
+                raise BadSample(Reason.BROKEN_ROW, f"key '{numbered_key(row.number)}', its number: another row has it")
+            return ""
+        key = _checked(given)
+        image = image_key(row) if self._repeat else row_key(row.number)
+        if self._images.setdefault(hash64(key.encode()), image) != image or self._is_numbered(key, row.number):
+            raise BadSample(Reason.BROKEN_ROW, f"key {excerpt(key)}: another row, of another image, has it")
+        return key
+
+    def _is_numbered(self, key: str, before: int) -> bool:
+        """Whether a key is that of a row before this one that was given none."""
+        number = int(key) if key.isascii() and key.isdigit() else before
+        return number < before and numbered_key(number) == key and not self._has_key[number]
+
+
+def _checked(given: Any) -> str:
+    """A key as the program gave it, if shards can have it; a number is one too.
+
+    Raises:
+        BadSample: they cannot.
+    """
+    if not isinstance(given, (str, int)) or isinstance(given, bool):
+        raise BadSample(Reason.BROKEN_ROW, f"the key is {type(given).__name__}, not a string")
+    key = str(given)
+    fits = key.isprintable() and fits_header(key) and split_name(f"{key}.jpg") == (key, "jpg")
+    if not fits or {"", ".", ".."} & set(key.split("/")):
+        detail = f"key {excerpt(key)}: a key has no dot and no empty folder in it, and fits into the header of a tar"
+        raise BadSample(Reason.BROKEN_ROW, detail)
+    return key

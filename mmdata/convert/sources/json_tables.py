@@ -1,6 +1,8 @@
-"""JSON Lines, and JSON documents that hold a table: arrays of objects, COCO captions, names with their captions.
+"""JSON Lines, and JSON documents that hold a table: arrays of objects, names with their captions.
 
 A document is read as a whole and held in memory, about ten times its size on disk; JSON Lines are read line by line.
+COCO's annotations are streamed: `stream_entries` takes the memory of the largest entry. Python's own decoder parses
+each entry; the outermost array, or the arrays of the outermost object, are walked here.
 """
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TextIO, cast
 
-from mmdata.convert.sources.compressed import naming_damage
-from mmdata.convert.sources.files import size_and_time
+from mmdata.convert.sources.files import check_file, size_and_time
 from mmdata.convert.sources.folder import IMAGE_SUFFIXES
-from mmdata.convert.sources.tables import SourceTable, TableRow, TextLines, open_text, shown
+from mmdata.convert.sources.rows import SourceKind
+from mmdata.convert.sources.tables import SourceTable, TableRow, TextLines, naming_damage, open_text, shown
 from mmdata.errors import DataError, excerpt
 from mmdata.tars.captions import unique_keys
 
@@ -22,9 +24,19 @@ ROWS_SEEN = 100
 MAX_DOCUMENT_BYTES = 2**32
 """Largest JSON document, 4 GiB."""
 
+CHUNK = 2**18
+"""Characters that are read at once."""
+MAX_ENTRY = 2**26
+"""Longest entry in characters; a document with a longer one is something else."""
+_NUMBER_ENDS = 64
+"""A number that ends nearer to the end of what was read may go on in the next chunk."""
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
+
 
 class JsonLinesTable(SourceTable):
     """A file with a JSON object in each line."""
+
+    kind = SourceKind.JSON
 
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
         self.path = path
@@ -57,9 +69,11 @@ class JsonLinesTable(SourceTable):
 class JsonTable(SourceTable):
     """One JSON document with a table in it.
 
-    It is an array of objects, COCO's `images` and `annotations`, Karpathy's `images` with `sentences`, an object with
-    one such array, an object of columns, or an object of image names and their captions.
+    It is an array of objects, Karpathy's `images` with `sentences`, an object with one such array, an object of
+    columns, or an object of image names and their captions.
     """
+
+    kind = SourceKind.JSON
 
     def __init__(self, path: Path, encoding: str = "utf-8") -> None:
         self.path = path
@@ -97,7 +111,12 @@ def _rows_of(path: Path, document: Any) -> Iterator[TableRow]:
     lists = {name: value for name, value in content.items() if isinstance(value, list) and value}
     images, annotations = lists.get("images"), lists.get("annotations")
     if images and annotations and _all_have(images, "id") and _all_have(annotations, "image_id"):
-        return _coco(path, images, annotations)
+        if any("caption" in annotation for annotation in annotations):
+            raise DataError(f"table '{path}': COCO's captions, which are no table; leave --format and --encoding out")
+        raise DataError(
+            f"table '{path}': COCO annotations without captions (their keys: {shown(list(annotations[0]))}); give the "
+            "file of captions (captions_train2017.json), or of boxes (instances_train2017.json)"
+        )
     if images and _all_have(images, "sentences"):
         return _karpathy(path, images)
     tables = [value for value in lists.values() if isinstance(value[0], dict)]
@@ -121,23 +140,6 @@ def _objects(path: Path, entries: Sequence[Any]) -> Iterator[TableRow]:
             yield TableRow(place, cast("dict[str, Any]", entry))
         else:
             yield TableRow(place, None, f"a JSON object is expected, got {type(entry).__name__}")
-
-
-def _coco(path: Path, images: Sequence[Any], annotations: Sequence[Any]) -> Iterator[TableRow]:
-    """A row for each image, with all its captions; a caption whose image is not listed is a row without an image."""
-    if not any("caption" in annotation for annotation in annotations):
-        raise DataError(
-            f"table '{path}': COCO annotations without captions (their keys: {shown(list(annotations[0]))}); give the "
-            "file of captions (captions_train2017.json), or of boxes (instances_train2017.json)"
-        )
-    captions: dict[Any, list[Any]] = {}
-    for annotation in annotations:
-        captions.setdefault(hashable(annotation["image_id"]), []).append(annotation.get("caption"))
-    for image in images:
-        said = captions.pop(hashable(image["id"]), [])
-        yield TableRow(f"{path.name}, image {excerpt(image['id'])}", {**image, "captions": said})
-    for number, said in captions.items():
-        yield TableRow(f"{path.name}, image {number}", {"file_name": None, "captions": said})
 
 
 def _karpathy(path: Path, images: Sequence[Any]) -> Iterator[TableRow]:
@@ -191,3 +193,140 @@ def parse_json(text: str) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+class JsonEntry(NamedTuple):
+    """One entry of a document.
+
+    Attributes:
+        key: name of its array in the document's object; "" in a document that is an array.
+        number: its place in the array, from 1; 0 if the key holds something else than an array.
+        value: as `json.loads` gives it. NaN and Infinity are floats, so that one bad number costs one box.
+    """
+
+    key: str
+    number: int
+    value: Any
+
+
+def stream_entries(path: Path) -> Iterator[JsonEntry]:
+    """The entries of the outermost array, or of all arrays of the outermost object, in the order of the file.
+
+    Raises:
+        DataError: not JSON, a key twice in one object, or an entry of more than `MAX_ENTRY` characters.
+
+    Example:
+        `{"info": {}, "images": [{"id": 1}, {"id": 2}]}` gives ("info", 0, {}), ("images", 1, {"id": 1}) and
+        ("images", 2, {"id": 2}).
+    """
+    check_file(path, "annotations")
+    with open_text(path, "utf-8") as file:
+        reader = _JsonReader(path, file)
+        if reader.peek() == "[":
+            for number, value in reader.array():
+                yield JsonEntry("", number, value)
+        elif reader.peek() == "{":
+            for key in reader.names():
+                if reader.peek() == "[":
+                    for number, value in reader.array():
+                        yield JsonEntry(key, number, value)
+                else:
+                    yield JsonEntry(key, 0, reader.value())
+        else:
+            raise reader.fault("it begins with neither [ nor {")
+        if reader.peek():
+            raise reader.fault("there is more after its end")
+
+
+class _JsonReader:
+    """A place in a JSON file that moves on value by value."""
+
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self._path = path
+        self._file = file
+        self._text = ""
+        self._at = 0
+        self._before = 0  # characters of the file before `_text`
+
+    def fault(self, problem: str, at: int | None = None) -> DataError:
+        """The error for what was found here, or at another place of the text."""
+        place = self._before + (self._at if at is None else at)
+        return DataError(
+            f"annotations '{self._path}': not JSON at character {place}: {problem}; is the file whole? Unpack or "
+            "download it again"
+        )
+
+    def peek(self) -> str:
+        """The next character that is no blank, which is not taken; "" at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def array(self) -> Iterator[tuple[int, Any]]:
+        """The values of the array that begins here, numbered from 1."""
+        self._take("[")
+        number = 0
+        while self.peek() != "]":
+            if number:
+                self._take(",")
+            number += 1
+            yield number, self.value()
+        self._take("]")
+
+    def names(self) -> Iterator[str]:
+        """The keys of the object that begins here; whoever asks for the next one has taken the value of the last."""
+        self._take("{")
+        seen = set[str]()
+        while self.peek() != "}":
+            if seen:
+                self._take(",")
+            if self.peek() != '"':
+                raise self.fault("a key is expected")
+            key = self.value()
+            if key in seen:
+                raise self.fault(f"key {excerpt(key)} is there twice")
+            seen.add(key)
+            self._take(":")
+            yield key
+        self._take("}")
+
+    def value(self) -> Any:
+        """The value that begins here."""
+        self.peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._more():  # it may only be cut where the chunk ends
+                    continue
+                raise self.fault(error.msg, error.pos) from error
+            except (ValueError, RecursionError) as error:
+                raise self.fault(str(error)) from error
+            is_open = not isinstance(value, (dict, list, str)) and len(self._text) - end < _NUMBER_ENDS
+            if is_open and self._more():
+                continue
+            self._at = end
+            return value
+
+    def _take(self, character: str) -> None:
+        if (found := self.peek()) != character:
+            raise self.fault(f"{character!r} is expected, got {found!r}" if found else "it ends too early")
+        self._at += 1
+
+    def _more(self) -> bool:
+        """Read on, as much again as is not taken yet; False at the end of the file."""
+        left = len(self._text) - self._at
+        if left > MAX_ENTRY:
+            raise DataError(
+                f"annotations '{self._path}', at character {self._before + self._at}: an entry of more than "
+                f"{MAX_ENTRY} characters; is it a file of annotations?"
+            )
+        if not (chunk := self._file.read(max(CHUNK, left))):
+            return False
+        self._before += self._at
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        return True

@@ -7,27 +7,25 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmdata.config.convert import ConvertConfig, TableFormat
 from mmdata.convert.sources.arrow import ARROW_MAGIC, ArrowFile, ParquetTable
-from mmdata.convert.sources.compressed import SUFFIXES, compression_of, name_inside, naming_damage, open_bytes
 from mmdata.convert.sources.delimited import DelimitedTable
 from mmdata.convert.sources.files import check_file, in_zip, is_file, open_file, size_and_time
 from mmdata.convert.sources.json_tables import JsonLinesTable, JsonTable, parse_json
-from mmdata.convert.sources.tables import SourceTable, TableFormat, TableOptions
+from mmdata.convert.sources.tables import (
+    COMPRESSED_SUFFIXES,
+    FORMATS,
+    SourceTable,
+    compression_of,
+    encoding_of,
+    name_inside,
+    naming_damage,
+    open_bytes,
+)
 from mmdata.errors import ConfigError, DataError, excerpt
 
 COMPRESSED_TARS = (".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ARCHIVES = (".gz", ".zst", ".bz2", ".xz", ".zip", ".rar", ".7z")
-FORMATS: dict[str, TableFormat] = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
 PARQUET_MAGIC = b"PAR1"
 HEAD_BYTES = 2**16
 """First bytes of a file that tell its format."""
@@ -83,26 +81,25 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
     raise DataError(f"source '{folder}': no table '{pattern}' in it{advice}")
 
 
-def open_table(path: Path, options: TableOptions | None = None) -> SourceTable:
-    """Open a table by its format: the one in the options, else that of its first bytes and its name.
+def open_table(path: Path, config: ConvertConfig) -> SourceTable:
+    """Open a table by its format: the one in the settings, else that of its first bytes and its name.
 
     Raises:
         DataError: unknown format, not a regular file, another encoding, no header, a duplicate column name, a Parquet
             or Arrow file that is cut short, JSON without a table in it.
     """
-    options = options or TableOptions()
     check_file(path, "table")
-    kind = options.format or find_format(path, options)
+    kind = config.format or find_format(path, config)
     if kind in ("parquet", "arrow") and (compression := "a zip" if in_zip(path) else compression_of(path)):
         raise DataError(
             f"table '{path}': {kind} in {compression}, and only text is read from a stream; unpack it first"
         )
     if kind in ("csv", "tsv"):
-        return DelimitedTable(path, options, usual="," if kind == "csv" else "\t")
+        return DelimitedTable(path, config, usual="," if kind == "csv" else "\t")
     if kind == "jsonl":
-        return JsonLinesTable(path, options.encoding)
+        return JsonLinesTable(path, encoding_of(config))
     if kind == "json":
-        return JsonTable(path, options.encoding)
+        return JsonTable(path, encoding_of(config))
     if kind == "parquet":
         return ParquetTable(path)
     if kind == "arrow":
@@ -110,7 +107,7 @@ def open_table(path: Path, options: TableOptions | None = None) -> SourceTable:
     raise DataError(f"table '{path}': {_what_it_is(path)}; known: .csv .tsv .txt .jsonl .json .parquet .arrow")
 
 
-def find_format(path: Path, options: TableOptions) -> TableFormat | None:
+def find_format(path: Path, config: ConvertConfig) -> TableFormat | None:
     """The format of a table, from its first bytes where they tell, else from its name; None if it is no table.
 
     A .json that holds a JSON object a line is JSON Lines, a .jsonl that begins with "[" is a JSON document, and a .txt
@@ -126,7 +123,7 @@ def find_format(path: Path, options: TableOptions) -> TableFormat | None:
     if suffix in (".json", ".jsonl", ".ndjson", ".txt") and head.lstrip()[:1] in (b"[", b"{"):
         return _json_format(head, usual="json" if suffix == ".json" else "jsonl")
     if suffix == ".txt":
-        return "csv" if len(DelimitedTable(path, options).columns) > 1 else None
+        return "csv" if len(DelimitedTable(path, config).columns) > 1 else None
     return FORMATS.get(suffix)
 
 
@@ -155,9 +152,9 @@ def _what_it_is(path: Path) -> str:
         return (
             f"a compressed tar, which is not read; unpack it to a plain .tar first (gunzip '{path.name}', or zstd -d)"
         )
-    if name.endswith(SUFFIXES) and compression_of(path):
+    if name.endswith(COMPRESSED_SUFFIXES) and compression_of(path):
         return "a packed file whose name does not say what is in it, as one in .csv.gz does; say it, as in format=csv"
-    if name.endswith(SUFFIXES):
+    if name.endswith(COMPRESSED_SUFFIXES):
         return "called a packed file, and its first bytes are not those of one; fetch it again, or rename it"
     if name.endswith(ARCHIVES):
         return "a packed file, which is not read; unpack it, and give the table or folder that comes out"

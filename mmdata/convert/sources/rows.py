@@ -5,21 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from mmdata.config.convert import ConvertConfig, Grouping
-from mmdata.convert.sources.seen import Seen
-from mmdata.errors import BadSample, DataError, Reason
+from mmdata.convert.sources.files import Seen
+from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import Group, image_member, texts_of
-from mmdata.tars.tar import Member
+from mmdata.tars.samples import Group, image_member, label_of, texts_of
+from mmdata.tars.tar import Member, header
 from mmdata.tars.texts import Loss, SampleTexts
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
+LONGEST_EXTENSION = ".json"
 KEY_BYTES = 16
 """Bytes of a key of an image."""
 
@@ -64,6 +68,10 @@ class PackedFiles:
     def texts(self, seen: Seen, *, needs_caption: bool = True) -> SampleTexts:
         """Captions, label and metadata; see `texts_of`."""
         return texts_of(self.group, partial(self._read, seen), needs_caption=needs_caption, members=self.members)
+
+    def label(self) -> int | str | None:
+        """The label that `texts` gives; None if it cannot be used."""
+        return label_of(self.group, partial(self._read, Seen()), self.members)
 
     def _read(self, seen: Seen, member: Member) -> bytes:
         path = os.path.join(self.root, self.tar)
@@ -123,6 +131,15 @@ def numbered_key(number: int) -> str:
     return f"{number:09d}"
 
 
+def fits_header(key: str) -> bool:
+    """Whether the names of a sample's members fit into plain tar headers."""
+    try:
+        header(key + LONGEST_EXTENSION, 0)
+    except ValueError:
+        return False
+    return True
+
+
 class Source(Protocol):
     """A raw corpus.
 
@@ -145,6 +162,10 @@ class Source(Protocol):
 
     def rows(self) -> Iterator[InputRow]:
         """All rows, in the same order every time."""
+        ...
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """All rows that may have a label, in their order; they need not have an image or captions."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -256,3 +277,59 @@ class Merge(NamedTuple):
 def fill_templates(templates: Iterable[str], name: str) -> list[str]:
     """Captions of a name: `fill_templates(["a photo of a {}."], "polar_bear") == ["a photo of a polar bear."]`."""
     return [template.replace("{}", name.replace("_", " ")) for template in templates]
+
+
+class SourceKind(Enum):
+    """Kinds of source; the value is the name for people."""
+
+    DELIMITED = "a CSV or TSV table"
+    JSON = "a JSON table"
+    ARROW = "a Parquet or Arrow table"
+    FOLDER = "a folder of images, read without a table"
+    BOXES = "COCO's annotations"
+    TARS = "WebDataset tars"
+    ROWS = "rows of a program"
+
+
+_TABLES = (SourceKind.DELIMITED, SourceKind.JSON, SourceKind.ARROW)
+_ROWS = (*_TABLES, SourceKind.ROWS)
+_BELONG: Mapping[str, tuple[SourceKind, ...]] = MappingProxyType(
+    {
+        "delimiter": (SourceKind.DELIMITED,),
+        "quotes": (SourceKind.DELIMITED,),
+        "columns": (SourceKind.DELIMITED,),
+        "encoding": (SourceKind.DELIMITED, SourceKind.JSON),
+        "table": (*_TABLES, SourceKind.FOLDER, SourceKind.TARS, SourceKind.BOXES),
+        "format": _TABLES,
+        "images": (*_ROWS, SourceKind.BOXES),
+        "image_column": (*_ROWS, SourceKind.TARS),
+        "caption_columns": (*_ROWS, SourceKind.TARS),
+        "label_column": (*_ROWS, SourceKind.TARS),
+        "hash_column": _ROWS,
+        "blur_boxes": _TABLES,
+        "contact": _ROWS,
+        "connections_per_host": _ROWS,
+        "ignore_opt_outs": _ROWS,
+        "allow_private_addresses": _ROWS,
+    }
+)
+"""Kinds of source of each setting that does not belong to all."""
+
+
+def refuse_strangers(path: Path, config: ConvertConfig, kind: SourceKind) -> None:
+    """Raise ConfigError if the settings hold one that does not belong to this kind of source."""
+    wrong: dict[str, list[str]] = {}
+    for name, kinds in _BELONG.items():
+        if kind not in kinds and getattr(config, name) != ConvertConfig.model_fields[name].default:
+            wrong.setdefault(_of(kinds), []).append(name)
+    if not wrong:
+        return
+    said = "; ".join(f"{', '.join(names)} {purpose}" for purpose, names in wrong.items())
+    advice = ", or give a table as the source" if kind is SourceKind.FOLDER else ""
+    raise ConfigError(f"source '{path}': it is {kind.value}; {said}; leave out what is not for it{advice}")
+
+
+def _of(kinds: tuple[SourceKind, ...]) -> str:
+    """Says what settings are for, as "only for a CSV or TSV table"."""
+    named = ["a table"] if set(_TABLES) <= set(kinds) else [one.value for one in kinds if one in _TABLES]
+    return "only for " + " or ".join([*named, *(one.value for one in kinds if one not in _ROWS)])

@@ -1,26 +1,36 @@
-"""Rows of tables: which cells are the image, the captions and the label, and which of the others are kept."""
+"""Rows of tables: which cells are the image, the captions and the label, and which of the others are kept.
+
+The folder that the paths are relative to is found here; where no image is found, `where_looked` says where.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from pathlib import Path
+from contextlib import suppress
+from itertools import islice, takewhile
+from pathlib import Path, PurePath
 from typing import Any
 
 from mmdata.config.convert import ConvertConfig, Grouping
 from mmdata.convert.sources.arrow import ArrowTable, as_stored, as_text
-from mmdata.convert.sources.belonging import SourceKind, refuse_strangers
 from mmdata.convert.sources.columns import choose_columns
-from mmdata.convert.sources.delimited import DelimitedTable
-from mmdata.convert.sources.files import digest_of_zip
-from mmdata.convert.sources.images_folder import find_images
+from mmdata.convert.sources.files import corpus_folder, digest_of_zip, is_file, is_folder, is_hidden, names_in
 from mmdata.convert.sources.open_table import FilePrint, fingerprint, open_table
-from mmdata.convert.sources.rows import InputRow
-from mmdata.convert.sources.tables import SourceTable, TableOptions, differences
+from mmdata.convert.sources.rows import InputRow, Source, refuse_strangers
+from mmdata.convert.sources.tables import SourceTable, differences, shown
 from mmdata.errors import ConfigError, DataError, Reason, excerpt
 
 PATHS_SEEN = 20
 """Rows whose images are looked for to find the folder of the images."""
+
+logger = logging.getLogger("mmdata")
+SHOWN_CHARACTERS = 200
+FILES_SEEN = 20_000
+"""Files below the folder of the table among which one of the image's name is looked for."""
+_OF = {"table": "table's", "annotations": "annotations'"}
+"""Whose the paths are, for each kind of source that has some."""
 
 
 class TableSource:
@@ -36,7 +46,7 @@ class TableSource:
         holds_images: whether rows hold the bytes of images, so that many of them do not fit into memory. The number of
             rows is known then.
         can_be_sent: whether another process can read the tables.
-        can_seek: whether rows can be read without those before them, and need no class number that these decide.
+        can_seek: whether rows can be read without those before them.
 
     Raises:
         DataError: no row, or tables that differ.
@@ -69,9 +79,9 @@ class TableSource:
                 table.refuse_as_image(self.columns.image)
                 self._refuse_to_keep(table)
         self.holds_images = self.rows_are_exact and any(self.columns.image in table.images for table in tables)
-        self.can_seek = all(isinstance(table, ArrowTable) for table in tables) and not self.columns.label
+        self.can_seek = all(isinstance(table, ArrowTable) for table in tables)
         self.has_captions = bool(self.columns.captions)
-        self.classes = next((first.class_names(name) for name in self.columns.label), ())
+        self.classes = first.class_names(self.columns.label) if self.columns.label else ()
         self.root, self._found_in = self._find_root(folder, config.images)
 
     @classmethod
@@ -83,13 +93,22 @@ class TableSource:
             paths: of the files.
             config: the settings about tables and columns are used.
         """
-        tables = [open_table(path, TableOptions.of(config)) for path in paths]
-        refuse_strangers(paths[0], config, _kind(tables[0]))
+        tables = [open_table(path, config) for path in paths]
+        refuse_strangers(paths[0], config, tables[0].kind)
         return cls(folder, tables, [fingerprint(path) for path in paths], config)
 
     def rows(self) -> Iterator[InputRow]:
         """Rows of all tables. See `Source.rows`."""
         return (row for row, _ in self._read())
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """See `Source.rows_with_labels`. No other column is read."""
+        if not self.columns.label:
+            return
+        (label,), split = self.columns.label, self.columns.split
+        for place, cells, _ in (row for table in self._tables for row in table.rows([label, *split])):
+            if cells is not None and (not split or cells.get(split[0]) == self._split):
+                yield InputRow(0, place, label=as_text(cells.get(label)))
 
     def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; images before it are not read.
@@ -118,7 +137,7 @@ class TableSource:
             for place, cells, fault in table.rows_from(wanted, skipped):
                 if cells is None:
                     yield InputRow(number, place, fault=(Reason.BROKEN_ROW, fault)), {}
-                elif columns.split and (part := cells.get(columns.split[0])) != self._split:
+                elif columns.split and (part := cells.get(columns.split)) != self._split:
                     yield InputRow(number, place, fault=(Reason.FILTERED, f"its split is {excerpt(part)}")), {}
                 else:
                     yield self._row(number, place, cells), cells
@@ -131,9 +150,9 @@ class TableSource:
             place,
             image=cells.get(columns.image),
             captions=tuple(as_text(cells.get(name)) for name in columns.captions),
-            label=next((as_text(cells.get(name)) for name in columns.label), None),
-            hash=next((cells.get(name) for name in columns.hash), None),
-            boxes=next((cells.get(name) for name in columns.boxes), None),
+            label=as_text(_cell(cells, columns.label)),
+            hash=_cell(cells, columns.hash),
+            boxes=_cell(cells, columns.boxes),
             extra={stored: as_stored(value) for stored, value in columns.kept(cells).items()},
         )
 
@@ -170,18 +189,124 @@ class TableSource:
             "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
             "image": self.columns.image,
             "captions": list(self.columns.captions),
-            "label": next(iter(self.columns.label), None),
+            "label": self.columns.label,
             **({"images": self._found_in} if self._found_in else {}),
             **digest_of_zip(self.root),
-            **({"columns": self._tables[0].columns} if _is_guessed(self._tables[0]) else {}),
+            **({"columns": self._tables[0].columns} if self._tables[0].guessed else {}),
         }
 
 
-def _is_guessed(table: SourceTable) -> bool:
-    return isinstance(table, DelimitedTable) and table.guessed
+def _cell(cells: dict[str, Any], name: str | None) -> Any:
+    return None if name is None else cells.get(name)
 
 
-def _kind(table: SourceTable) -> SourceKind:
-    if isinstance(table, ArrowTable):
-        return SourceKind.ARROW
-    return SourceKind.DELIMITED if isinstance(table, DelimitedTable) else SourceKind.JSON
+def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, str]:
+    """The folder that a table's paths are relative to, and its name if it was found and not named.
+
+    Args:
+        folder: of the table.
+        images: as the settings give it: relative to `folder`, to the folder above it, or to the current one.
+        paths: the first of the table. If none exists in `folder`, a sub-folder that has one is taken; COCO's
+            annotations/ have their images in folders beside annotations/. A .zip is a folder here.
+
+    Raises:
+        ConfigError: there is no such folder, or several sub-folders have the paths.
+    """
+    if images != ".":
+        for start in (folder, folder.parent, Path()):
+            if is_folder(named := start / images):
+                inner = corpus_folder(named)  # of a .zip that holds one folder, whose name the paths may lack
+                return os.path.realpath(inner if _has_any(inner, paths) else named), ""
+        raise ConfigError(f"images '{images}': no such folder in '{folder}', nor above it, nor in the current folder")
+    paths = [path for path in paths if "://" not in path]
+    if not paths or _has_any(folder, paths):
+        return os.path.realpath(folder), ""
+    near = _folders(folder) | (_folders(folder.parent) if folder.name == "annotations" else {})
+    found = [name for name, place in near.items() if _has_any(place, paths)]
+    if len(found) > 1:
+        raise ConfigError(
+            f"table in '{folder}': its images are in several folders: {shown(found)}; "
+            "name the one that the paths are relative to with --images"
+        )
+    return (os.path.realpath(near[found[0]]), found[0]) if found else (os.path.realpath(folder), "")
+
+
+def _folders(folder: Path) -> dict[str, Path]:
+    """The folders in a folder by name; of a .zip the one that it holds, if it holds nothing else.
+
+    A .zip that cannot be read is no folder: nobody has named it.
+    """
+    found: dict[str, Path] = {}
+    for name in names_in(folder):
+        try:
+            if not is_hidden(name) and is_folder(folder / name):
+                found[name] = corpus_folder(folder / name)
+        except (DataError, OSError) as error:
+            logger.warning("no images are looked for in '%s': %s", folder / name, error)
+    return found
+
+
+def _has_any(folder: Path, paths: Sequence[str]) -> bool:
+    """Whether one of the paths is a file in the folder; what is no path is none."""
+    return any(".." not in path.split("/") and "\0" not in path and is_file(folder / path) for path in paths)
+
+
+def where_looked(source: Source, path: str) -> str:
+    """For a message about a table of which no image is found: where the first was looked for, and the remedy.
+
+    Args:
+        source: any; the text is empty for one without paths in a table, or in annotations.
+        path: of the image, as the table gives it; "" if the table holds none.
+    """
+    kind = source.describe()["kind"]
+    if kind not in _OF or not path or "://" in path or "\0" in path:
+        return ""
+    looked = path if os.path.isabs(path) else os.path.join(source.root, path)
+    relative = "" if os.path.isabs(path) else f"the {_OF[kind]} paths are relative to '{source.root}', and "
+    said = f"; {relative}{excerpt(looked, SHOWN_CHARACTERS)} does not exist"
+    return f"{said}: {_remedy(source.root, path, kind)}"
+
+
+def _remedy(root: str, path: str, kind: str) -> str:
+    found = _of_that_name(root, path)
+    if found is None and os.path.isabs(path):
+        return f"give the {kind} paths that exist on this machine, absolute ones or relative to --images FOLDER"
+    if found is None:
+        return "name the folder that they are relative to with --images FOLDER"
+    wrong, right = _without_common_end(path, found)
+    if not wrong:
+        return f"{os.path.join(root, found)!r} does, so name the folder with --images {os.path.join(root, right)}"
+    return f"{os.path.join(root, found)!r} does, so write {right!r} in place of {wrong!r} in the {kind}"
+
+
+def _of_that_name(root: str, path: str) -> str | None:
+    """The file below `root`, relative to it, whose path has the longest end in common with `path`."""
+    name, best, seen = PurePath(path).name, None, 0
+    for folder, folders, files in _walk(root):
+        folders.sort()  # the order of the system differs from one to the next
+        seen += len(files)
+        if name in files:
+            found = os.path.relpath(os.path.join(folder, name), root)
+            if best is None or len(_without_common_end(path, found)[0]) < len(_without_common_end(path, best)[0]):
+                best = found
+        if seen > FILES_SEEN:
+            break
+    return best
+
+
+def _walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk, which ends here where a folder lies deeper than Python's stack: what is found is a hint."""
+    with suppress(RecursionError):
+        yield from os.walk(root)
+
+
+def _without_common_end(path: str, found: str) -> tuple[str, str]:
+    """Both without the parts of their end that are equal: ("old/", "pics/") of old/a/1.jpg and pics/a/1.jpg."""
+    ours, theirs = PurePath(path).parts, PurePath(found).parts
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(reversed(ours), reversed(theirs), strict=False))))
+    wrong, right = (PurePath(*parts[: len(parts) - same]) for parts in (ours, theirs))
+    return _folder(wrong), _folder(right)
+
+
+def _folder(path: PurePath) -> str:
+    return "" if path == PurePath() else f"{path.as_posix().rstrip('/')}/"

@@ -1,7 +1,7 @@
 """What a table is. Each row that can be delimited is yielded once, with its cells or with a fault.
 
 Text is read as UTF-8 unless the settings name another encoding; bytes that do not fit stay in the cell as surrogates,
-so that one bad cell costs one row.
+so that one bad cell costs one row. It may be compressed with gzip or zstd; the first bytes tell, and not the name.
 """
 
 from __future__ import annotations
@@ -10,61 +10,45 @@ import codecs
 import io
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TextIO, TypeVar, cast
+
+import pyarrow as pa
 
 from mmdata.config.convert import ConvertConfig, TableFormat
-from mmdata.convert.sources import compressed
-from mmdata.convert.sources.compressed import naming_damage, open_bytes
+from mmdata.convert.sources.files import in_zip, open_file
+from mmdata.convert.sources.rows import SourceKind
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.recognize import wide_encoding
 
 T = TypeVar("T")
 
+COMPRESSED_SUFFIXES = (".gz", ".zst")
+"""Ends of the names of compressed tables, as captions.csv.gz."""
+_COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+FORMATS: dict[str, TableFormat] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-SUFFIXES = (
-    *(*TEXT_SUFFIXES, ".parquet", ".pq", ".arrow", ".feather"),
-    *(text + packed for text in TEXT_SUFFIXES for packed in compressed.SUFFIXES),
-)
+SUFFIXES = (*FORMATS, *(text + packed for text in TEXT_SUFFIXES for packed in COMPRESSED_SUFFIXES))
 MAX_LINE = 64 * 2**20
 """Longest line of a text table; a file with a longer one is something else."""
 MAX_NAMES = 20
 """Columns that a message names."""
 MAX_DIFFERENCES = 5
 """Differences between two tables that a message names."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """How to read tables.
-
-    Attributes:
-        format: of all tables; None takes it from the name and the first bytes.
-        delimiter: of the fields of a CSV; None counts fields of the first lines.
-        encoding: of text.
-        quotes: whether fields of a CSV may be quoted.
-        columns: names of the columns of a CSV without a header line.
-    """
-
-    format: TableFormat | None = None
-    delimiter: str | None = None
-    encoding: str = "utf-8"
-    quotes: bool = True
-    columns: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, config: ConvertConfig) -> TableOptions:
-        """How the settings of a conversion say that tables are read."""
-        return cls(
-            format=config.format,
-            delimiter=config.delimiter,
-            encoding=config.encoding or "utf-8",
-            quotes=config.quotes,
-            columns=tuple(config.columns or ()),
-        )
 
 
 class TableRow(NamedTuple):
@@ -85,20 +69,25 @@ class SourceTable(ABC):
     """A table that can be read from its start any number of times.
 
     Attributes:
+        kind: whether it is delimited text, JSON or Arrow, or of a program.
         path: of the file.
         columns: their names.
         types: type of each column; several tables must agree. Empty if the format has no types.
         num_rows: None if that is not known without reading the rows.
         images: columns whose cells may be whole images instead of paths.
         binary: columns whose cells hold bytes, which JSON cannot.
+        guessed: whether its first line is no header but a row with a URL, so that the columns were named by what they
+            hold.
     """
 
+    kind: ClassVar[SourceKind]
     path: Path
     columns: list[str]
     types: dict[str, str]
     num_rows: int | None = None
     images: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
+    guessed: bool = False
 
     @abstractmethod
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
@@ -198,6 +187,11 @@ def open_text(path: Path, encoding: str) -> TextIO:
     return io.TextIOWrapper(open_bytes(path), encoding=name, errors="surrogateescape", newline="")
 
 
+def encoding_of(config: ConvertConfig) -> str:
+    """The encoding of text tables."""
+    return config.encoding or "utf-8"
+
+
 def is_utf8(encoding: str) -> bool:
     """Whether a name is one of UTF-8."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
@@ -211,3 +205,37 @@ def _refuse_wide(path: Path) -> None:
             f"table '{path}': looks like {encoding}; say so with encoding={encoding.lower()}, or make it UTF-8: "
             f"iconv -f {encoding} -t UTF-8 '{path.name}'"
         )
+
+
+def compression_of(path: Path) -> str | None:
+    """ "gzip" or "zstd"; None for a file that is not compressed."""
+    with open_file(path) as file:
+        head = file.read(4)
+    return next((name for magic, name in _COMPRESSION_MAGIC.items() if head.startswith(magic)), None)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file for reading, decompressed. Reading raises OSError where it is cut or damaged; see `naming_damage`."""
+    compression = compression_of(path)
+    if compression is None:
+        return open_file(path)
+    return cast(BinaryIO, pa.input_stream(open_file(path) if in_zip(path) else str(path), compression=compression))
+
+
+def name_inside(path: Path) -> str:
+    """The name of a file without the end that says how it is compressed."""
+    inside = path.name[: -len(path.suffix)] if path.suffix.lower() in COMPRESSED_SUFFIXES else path.name
+    return inside if compression_of(path) else path.name
+
+
+@contextmanager
+def naming_damage(path: Path) -> Generator[None]:
+    """Raise DataError in place of the OSError for a compressed file that is cut or damaged."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None or (compression := compression_of(path)) is None:
+            raise
+        raise DataError(
+            f"table '{path}': not whole {compression} data ({error}); fetch it again, or unpack what there is"
+        ) from error

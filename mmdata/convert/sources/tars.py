@@ -18,9 +18,9 @@ import numpy as np
 
 from mmdata.config.convert import ALL, ConvertConfig, Grouping
 from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.folder import IMAGE_SUFFIXES
-from mmdata.convert.sources.rows import InputRow, PackedFiles
-from mmdata.convert.sources.seen import Seen
+from mmdata.convert.sources.rows import InputRow, PackedFiles, fits_header
 from mmdata.errors import BadSample, DataError, Reason, excerpt
 from mmdata.hashing import hash64
 from mmdata.index import Manifest
@@ -28,9 +28,7 @@ from mmdata.storage.folder import has_manifest
 from mmdata.tars.foreign import find_shards, guess_members
 from mmdata.tars.members import USUAL, Members
 from mmdata.tars.samples import TEXT_MEMBERS, Group, SampleReader, split_sample
-from mmdata.tars.tar import header, read_members
-
-LONGEST_EXTENSION = ".json"
+from mmdata.tars.tar import read_members
 
 
 def is_packed(path: Path) -> bool:
@@ -95,6 +93,10 @@ class PackedSource:
                     yield self._row(number, tar, group, indexed)
                     number += 1
 
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """See `Source.rows_with_labels`."""
+        return self.rows()
+
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""
         chosen = {"members": self._members.content()} if self._members != USUAL else {}
@@ -148,7 +150,7 @@ class PackedSource:
         elif self._with_tar:
             key = f"{tar.stem}/{key}"
         place = f"{tar.name}, sample '{group.key}'"
-        key = key if _fits(key) else f"row-{number:09d}"
+        key = key if fits_header(key) else f"row-{number:09d}"
         offset = next((member.offset for member in group.members.values() if member.offset in indexed), None)
         image = None if offset is None else (offset, indexed[offset])
         if fault is None and self._chosen is not None and not self._chosen.holds(tar.name, offset):
@@ -206,12 +208,3 @@ def _plain(key: str) -> str | None:
     if key.startswith("/") or ".." in folders:
         return None
     return "/".join(folder for folder in folders if folder not in ("", "."))
-
-
-def _fits(key: str) -> bool:
-    """Whether the names of a sample's members fit into plain tar headers."""
-    try:
-        header(key + LONGEST_EXTENSION, 0)
-    except ValueError:
-        return False
-    return True

@@ -1,33 +1,28 @@
 """Makes shards of the tars of units. A tar whose samples are all written becomes a shard as it is; others are copied.
 
-Consecutive tars that are not full share a shard while they fit. Samples are copied byte for byte, in their order; only
-those whose class number was guessed wrongly are written again.
+Consecutive tars that are not full share a shard while they fit. Samples are copied byte for byte, in their order.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.files import end_file, naming
-from mmdata.images import ImageInfo
-from mmdata.images.probe import FORMATS
 from mmdata.index.columns import ShardColumns
 from mmdata.index.encode import CountTokens, encode, rearranged
 from mmdata.index.manifest import ShardEntry
 from mmdata.storage.folder import INNER
-from mmdata.tars.tar import BLOCK, END, read_members, split_name
-from mmdata.tars.write import Sample, TarWriter, members_of
+from mmdata.tars.tar import BLOCK, END
+from mmdata.tars.write import TarWriter
 
 COPIED_BYTES = 2**23
 """Bytes that are copied at once."""
@@ -111,33 +106,6 @@ def compose(fragments: Sequence[Fragment], tar: Path) -> Composed:
         raise
 
 
-def relabel(fragment: Fragment, labels: NDArray[np.int64], tar: Path) -> Fragment:
-    """Write the samples of a fragment again, with other class numbers.
-
-    Args:
-        fragment: its `rows` are written.
-        labels: int64 (all samples,), -1 for none.
-        tar: path of the new fragment.
-    """
-    shard = TarWriter(tar)
-    try:
-        starts, ends = fragment.bounds
-        with fragment.tar.open("rb") as file:
-            for row in fragment.rows.tolist():
-                file.seek(int(starts[row]))
-                data = file.read(int(ends[row] - starts[row]))
-                sample = _sample(fragment.columns, row, data, None if labels[row] < 0 else int(labels[row]))
-                shard.add(sample, members_of(sample))
-        offsets, lengths = fragment.columns.lists("caption_tokens")
-        counted = [lengths[offsets[row] : offsets[row + 1]] for row in fragment.rows.tolist()]
-        tokens = np.concatenate([lengths[:0], *counted]).tolist()
-        sha256 = finish_fragment(shard, partial(_counted, tokens) if len(lengths) else None)
-    except BaseException:
-        shard.discard()
-        raise
-    return Fragment(tar, sha256, shard.bytes, len(shard.rows), np.arange(len(shard.rows)))
-
-
 def take_whole(fragment: Fragment, name: str) -> Composed:
     """A shard of this name that is a whole fragment, wherever its tar is."""
     return Composed.of(fragment.columns, name, size=fragment.size, sha256=fragment.sha256)
@@ -181,28 +149,3 @@ def _copy(tar: Path, starts: NDArray[np.int64], ends: NDArray[np.int64], shard: 
                 assert data, f"'{tar}' became shorter"
                 shard.copy(data)
                 begin += len(data)
-
-
-def _counted(tokens: list[int], captions: list[str]) -> list[int]:
-    """Lengths of captions that were counted before; a `CountTokens`."""
-    assert len(tokens) == len(captions)
-    return tokens
-
-
-def _sample(columns: ShardColumns, row: int, data: bytes, label: int | None) -> Sample:
-    """A sample as it was given to `TarWriter`, with another label."""
-    (key,) = columns.keys_of(slice(row, row + 1))
-    members: dict[str, bytes] = {}
-    for member in read_members(io.BytesIO(data + END), name=key):
-        name = split_name(member.name)
-        assert name is not None
-        members[name[1]] = data[member.offset : member.offset + member.size]
-    content: dict[str, Any] = json.loads(members.get("json", b"{}"))
-    content.pop("label", None)
-    captions = content.pop("captions", None)
-    if captions is None:
-        captions = [members["txt"].decode()] if "txt" in members else []
-    height, width, orientation = (int(columns.fixed(name)[row]) for name in ("height", "width", "orientation"))
-    info = ImageInfo(FORMATS[columns.fixed("image_format")[row]], height, width, orientation)
-    image = next(iter(members.values()))  # the image comes first
-    return Sample(key, image, info, captions, label, content or None, int(columns.fixed("image_hash")[row]))

@@ -39,8 +39,6 @@ _SCHEMA = pa.schema(
         ("detail", pa.binary()),
         ("digest", pa.binary(DIGEST_BYTES)),
         ("said", pa.int64()),
-        ("label", pa.binary()),
-        ("needs_label", pa.bool_()),
         ("into", pa.int64()),
         ("losses", pa.binary()),
         ("seen", pa.binary()),
@@ -87,8 +85,6 @@ class RecordWriter:
             "detail": _bytes(fault[1]) if fault else None,
             "digest": examined.digest or None,
             "said": said_hash(sample.captions, examined.label) if sample else 0,
-            "label": None if examined.label is None else _bytes(json.dumps(examined.label)),
-            "needs_label": examined.needs_label or not (sample and sample.captions),
             "into": examined.merged_into,
             "losses": _bytes(json.dumps(losses)) if losses else None,
             "seen": _bytes(examined.seen),
@@ -172,15 +168,6 @@ class Records:
     def into(self, place: int) -> Any:
         """Number of the row that takes the captions of a merged row; None for another row."""
         return self._batch.column("into")[place].as_py()
-
-    def label(self, place: int) -> int | str | None:
-        """Class number or name."""
-        text = self.text("label", place)
-        return json.loads(text) if text else None
-
-    def needs_label(self, place: int) -> bool:
-        """Whether a label that cannot be numbered makes the row unusable; else the sample is written without it."""
-        return self._batch.column("needs_label")[place].as_py()
 
     def losses(self) -> dict[int, dict[Loss, str]]:
         """What samples have lost, by place."""

@@ -24,7 +24,6 @@ from mmdata.storage.folder import INNER
 
 UNITS_NAME = ".units"
 RECORDS_NAME = "records.arrow"
-LABELS_NAME = "labels.json"
 FRAGMENTS_NAME = "fragments.json"
 RECEIPT_NAME = "receipt.json"
 RUN_NAME = "run.json"

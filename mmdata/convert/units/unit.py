@@ -1,7 +1,8 @@
 """The unit of work of a conversion: a range of input rows in, tars with an index and a record of every row out.
 
-Its content depends on the rows and the settings alone, so that any process on any machine may make it. What depends on
-other units, it leaves: which images are duplicates of earlier ones, the numbers of classes, and how full a shard is.
+Its content depends on the rows, the settings and the numbers of all classes alone, so that any process on any machine
+may make it. What depends on other units, it leaves: which images are duplicates of earlier ones, and how full a shard
+is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -20,17 +22,15 @@ from mmdata.convert.row.examine import Examined, Examiner, hash_of
 from mmdata.convert.sources.rows import ImageSource, InputRow, Merge
 from mmdata.convert.units.compose import finish_fragment
 from mmdata.convert.units.records import RecordWriter, Status
-from mmdata.convert.units.staging import FRAGMENTS_NAME, LABELS_NAME, RECORDS_NAME, Receipt, Staging
+from mmdata.convert.units.staging import FRAGMENTS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
 from mmdata.files import write_whole
 from mmdata.hashing import in_share
 from mmdata.index.encode import Labels
 from mmdata.tars.tar import END
+from mmdata.tars.texts import Loss
 from mmdata.tars.write import Sample, TarWriter, members_of, size_in_tar
 from mmdata.text.tokenizer import Tokenizer
-
-WIDEST = 999_999_999
-"""The class number that takes most bytes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class Unit:
         start, stop: numbers of its first row, and of the row behind its last one.
         rows: the rows themselves; None if they are read from the source where the unit is made.
         merges: of its rows, by number.
-        names: class names that the rows so far have shown: a guess, which saves writing the unit again.
     """
 
     number: int
@@ -50,7 +49,6 @@ class Unit:
     stop: int
     rows: list[InputRow] | None = None
     merges: dict[int, Merge] = field(default_factory=dict[int, Merge])
-    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -62,7 +60,7 @@ class Job:
 
     Attributes:
         source: of units that come without their rows; None if all come with them.
-        classes: names that the corpus declares, by class number.
+        labels: numbers the classes of the whole corpus; closed.
         has_captions: whether any row of the corpus may have a caption.
         config: settings.
         examiner: of the rows.
@@ -71,7 +69,7 @@ class Job:
     """
 
     source: ImageSource | None
-    classes: tuple[str, ...]
+    labels: Labels
     has_captions: bool
     config: ConvertConfig
     examiner: Examiner
@@ -80,11 +78,17 @@ class Job:
 
     def made_of(self, unit: Unit) -> str:
         """A hash of what decides a unit besides its own files, and may change while the description of the source does
-        not: captions of the rows that are merged into its own, those of other files, and what all captions decide."""
+        not: captions of the rows that are merged into its own, those of other files, and what all captions and all
+        labels decide."""
         tokenizer = self.tokenizer.fingerprint if self.tokenizer else None
         merges = [[number, *merge] for number, merge in sorted(unit.merges.items())]
-        given = [self.has_captions, tokenizer, merges]
+        given = [self.has_captions, tokenizer, merges, self._classes]
         return hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _classes(self) -> str:
+        """A hash of the names of all classes, in their order."""
+        return hashlib.sha256(json.dumps([self.labels.are_names, self.labels.names]).encode()).hexdigest()
 
     def rows(self, unit: Unit) -> Iterator[InputRow]:
         """The rows of a unit, merged."""
@@ -115,7 +119,6 @@ class UnitWriter:
         self._job = job
         self._attempt = job.staging.new_attempt(unit.number)
         self._records = RecordWriter()
-        self._labels = _GuessedLabels(job.classes, unit.names)
         self._parts = [_Fragments(self._attempt, part, job) for part in range(2 if job.config.val_share else 1)]
         self._quarantined = self._unfetched = 0
 
@@ -142,7 +145,7 @@ class UnitWriter:
         fault, losses = examined.fault, examined.losses
         if fault is None:
             try:
-                self._write(examined, part)
+                losses = {**losses, **self._write(examined, part)}
             except BadSample as bad:
                 fault = (bad.reason, bad.detail)
         if fault is not None and fault[0] is not Reason.FILTERED:
@@ -157,7 +160,6 @@ class UnitWriter:
         for part in self._parts:
             part.finish()
         write_whole(self._attempt / RECORDS_NAME, self._records.to_arrow())
-        write_whole(self._attempt / LABELS_NAME, self._labels.to_json())
         tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
         write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
         unit, made_of = self.unit, self._job.made_of(self.unit)
@@ -171,14 +173,18 @@ class UnitWriter:
             part.discard()
         shutil.rmtree(self._attempt, ignore_errors=True)
 
-    def _write(self, examined: Examined, part: int) -> None:
+    def _write(self, examined: Examined, part: int) -> dict[Loss, str]:
+        """Write a sample; returns what it loses: a label that has no number, where nobody has named the label."""
         assert examined.sample is not None
-        label = self._labels.number(examined.label)
-        if label is None and not examined.sample.captions and examined.label is not None:
-            # Refused: when the units are put together, it gets its number or takes the sample with it.
-            label = 0
-        sample = examined.sample if label is None else replace(examined.sample, label=label)
-        self._parts[part].write(sample, may_change=isinstance(examined.label, str))
+        number, losses = None, dict[Loss, str]()
+        try:
+            number = self._job.labels.number(examined.label)
+        except BadSample as bad:
+            if bad.reason is Reason.FILE_CHANGED or examined.needs_label or not examined.sample.captions:
+                raise
+            losses[Loss.LABEL_NAME] = bad.detail
+        self._parts[part].write(replace(examined.sample, label=number))
+        return losses
 
 
 class _Fragments:
@@ -193,16 +199,10 @@ class _Fragments:
         self._bytes = 0  # that the open tar may have
         self.tars: list[Tar] = []  # the finished ones
 
-    def write(self, sample: Sample, *, may_change: bool) -> None:
-        """Add a sample.
-
-        Args:
-            sample: is written.
-            may_change: whether its class number is a guess. It is given the room of any number, so that neither limit
-                is passed when it is corrected.
-        """
+    def write(self, sample: Sample) -> None:
+        """Add a sample."""
         members = members_of(sample)
-        size = size_in_tar(members_of(replace(sample, label=WIDEST)) if may_change else members)
+        size = size_in_tar(members)
         if self._open and self._bytes + size + len(END) > self._max_bytes:
             self.finish()
         if self._open is None:
@@ -222,37 +222,6 @@ class _Fragments:
         """Close the tar that is open."""
         if self._open is not None:
             self._open.discard()
-
-
-class _GuessedLabels:
-    """Numbers the labels of a unit as far as the rows before it are known."""
-
-    def __init__(self, classes: Iterable[str], names: Iterable[str]) -> None:
-        declared = list(classes)
-        self._labels = Labels([*declared, *(name for name in names if name not in set(declared))])
-        self._used: dict[str, int] = {}
-        self._first: int | str | None = None
-        self._has_refused = False
-
-    def number(self, label: int | str | None) -> int | None:
-        """The guessed class number; None without a label, or for one that is refused."""
-        if label is None:
-            return None
-        if self._first is None:
-            self._first = label
-        try:
-            number = self._labels.number(label)
-        except BadSample:
-            self._has_refused = True
-            return None
-        if isinstance(self._first, str) and number is not None:
-            self._used.setdefault(str(label), number)
-        return number
-
-    def to_json(self) -> bytes:
-        """The numbers that were given, for `UnitLabels`."""
-        used = {"first": self._first, "numbers": self._used, "has_refused": self._has_refused}
-        return json.dumps(used).encode()
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.sources.find import open_annotated
-from mmdata.convert.sources.layouts import find_parts
-from mmdata.convert.sources.open import open_source
+from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
@@ -185,7 +185,7 @@ def test_kept_values_are_those_of_the_image_and_segmentation_on_request(tmp_path
     ],
 )
 def test_settings_of_tables_are_refused(coco: Path, setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"it is annotations of boxes; {message}"):
+    with pytest.raises(ConfigError, match=f"it is COCO's annotations; {message}"):
         open_source(coco / "annotations/instances_val2017.json", ConvertConfig(**setting))
 
 
@@ -244,6 +244,27 @@ def test_source_is_read_alike_each_time_and_can_be_sent(coco: Path) -> None:
     assert len(rows) == source.rows_at_most == 3
 
 
-def test_captions_alone_stay_a_table(coco: Path) -> None:
-    assert open_annotated(coco / "annotations/captions_val2017.json", ConvertConfig()) is None
-    assert open_annotated(coco / "annotations/instances_val2017.json", ConvertConfig(format="json")) is None
+def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) -> None:
+    path = coco / "annotations/captions_val2017.json"
+    convert(path, tmp_path / "out", ConvertConfig(keep=["id"]), engine=threads(1))
+    assert samples(tmp_path / "out") == [
+        {"captions": [f"photo {image}, {number}" for number in range(2)], "id": image} for image in (139, 285, 632)
+    ]
+    packed = tmp_path / "captions_val2017.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    described = open_source(packed, ConvertConfig(images=str(coco / "val2017"))).describe()
+    assert (described["kind"], described["form"]) == ("annotations", "COCO")
+
+
+def test_captions_of_coco_are_no_table(coco: Path) -> None:
+    with pytest.raises(DataError, match="COCO's captions, which are no table; leave --format and --encoding out"):
+        open_source(coco / "annotations/captions_val2017.json", ConvertConfig(format="json"))
+
+
+def test_folder_whose_only_table_is_of_captions_is_read_by_it(tmp_path: Path, coco: Path) -> None:
+    (tmp_path / "corpus/annotations").mkdir(parents=True)
+    shutil.copytree(coco / "val2017", tmp_path / "corpus/val2017")
+    shutil.copy(coco / "annotations/captions_val2017.json", tmp_path / "corpus/annotations")
+    source = open_source(tmp_path / "corpus", ConvertConfig())
+    assert source.describe()["form"] == "COCO"
+    assert source.rows_at_most == 3

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdata.convert.sources import json_stream
-from mmdata.convert.sources.json_stream import stream_entries
+from mmdata.convert.sources import json_tables
+from mmdata.convert.sources.json_tables import stream_entries
 from mmdata.errors import DataError
 
 VALUES = st.recursive(
@@ -49,7 +49,7 @@ def test_entries_are_those_of_the_json_module_wherever_a_chunk_ends(
     path.write_text(json.dumps(content, indent=indent, ensure_ascii=ascii), "utf-8", errors="surrogatepass")
     expected = {"": content} if isinstance(content, list) else content
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_stream, "CHUNK", chunk)
+        patch.setattr(json_tables, "CHUNK", chunk)
         assert put_together(path) == {key: value for key, value in expected.items() if value != []}
 
 
@@ -85,7 +85,7 @@ def test_nan_is_a_number_and_costs_no_document(tmp_path: Path) -> None:
 
 
 def test_entry_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_stream, "MAX_ENTRY", 2**20)
+    monkeypatch.setattr(json_tables, "MAX_ENTRY", 2**20)
     (tmp_path / "a.json").write_text('[{"a": 1}, "' + "x" * 2**22)
     with pytest.raises(DataError, match=r"a.json', at character 11: an entry of more than 1048576 characters"):
         list(stream_entries(tmp_path / "a.json"))

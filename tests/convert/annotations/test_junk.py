@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmdata.convert import ConvertConfig
 from mmdata.convert.row.examine import Examiner
 from mmdata.convert.row.fields import RowFields
-from mmdata.convert.sources.find import open_annotated
+from mmdata.convert.sources.open import open_coco
 from mmdata.convert.sources.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.tars.texts import Loss
@@ -81,7 +81,7 @@ def test_junk_in_json_gives_rows_or_an_error_that_names_the_file(corpora: Path, 
     config = ConvertConfig(caption_templates=["a {}"], keep=("*", "path", "segmentation"))
     said = str(junk)
     try:
-        source = open_annotated(junk, config)
+        source = open_coco([junk], config)
     except (DataError, ConfigError) as error:
         source, said = None, str(error)
     assert "junk.json" in said

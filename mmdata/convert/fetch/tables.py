@@ -9,19 +9,18 @@ import logging
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from threading import Event
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import unquote
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.sources.layouts import PARTS_OF_DICT, STATE, part_of
+from mmdata.convert.sources.open import PARTS_OF_DICT, STATE, part_of
 from mmdata.convert.sources.tables import SUFFIXES, choose_part, shown
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import naming
 from mmdata.storage.attempts import repeated
 from mmdata.storage.remote import RemoteFile
 from mmdata.storage.urls import PROTOCOLS, FileSystem, display_name, is_followed, is_http
@@ -57,51 +56,49 @@ def fetched(url: str, private: Path, config: ConvertConfig) -> Generator[Path]:
     private.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=SOURCE_NAME, dir=private))
     try:
-        yield _fetch_file_over_http(url, folder) if is_http(url) else _fetch_objects(url, folder, config)
+        tables, is_folder = _tables(url, config)
+        for file in tables.values():
+            file.begin()
+        _check_room(folder, display_name(url), [file.size or 0 for file in tables.values()])
+        for number, (name, file) in enumerate(tables.items(), 1):
+            place = folder / name
+            if not place.resolve().is_relative_to(folder.resolve()):
+                raise DataError(f"'{display_name(url)}': lists '{name}', which leads out of the folder")
+            logger.info("tables: %d of %d, %s", number, len(tables), name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.save(place)
+        yield folder if is_folder else folder / next(iter(tables))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # it holds the ledger of a conversion that failed
             private.rmdir()
 
 
-def _fetch_file_over_http(url: str, folder: Path) -> Path:
-    name = unquote(posixpath.basename(url.partition("?")[0].partition("#")[0]))
-    _refuse_tars(url, [name])
-    if "/" in name or name in ("", ".", "..") or not name.lower().endswith((*SUFFIXES, ".txt")):
-        raise ConfigError(
-            f"'{display_name(url)}': not the URL of a table, and a folder cannot be listed over HTTP; give the URL of "
-            f"the file, which ends in {', '.join(SUFFIXES[:6])}, …"
-        )
-    with closing(RemoteFile(FileSystem(url), url, Event())) as file:
-        file.begin()
-        _check_room(folder, file.size or 0, display_name(url), 1)
-        _store(folder / name, iter(file.read, b""))
-    return folder / name
-
-
-def _fetch_objects(url: str, folder: Path, config: ConvertConfig) -> Path:
-    """Fetch a table, or the tables of a folder, from a server that lists its files."""
-    files, protocol = FileSystem(url), url.partition("://")[0]
+def _tables(url: str, config: ConvertConfig) -> tuple[dict[str, RemoteFile], bool]:
+    """The tables to fetch, by their names; and whether they lie in a folder, which the server listed."""
+    files, shown_url = FileSystem(url), display_name(url)
+    if is_http(url):
+        name = unquote(posixpath.basename(url.partition("?")[0].partition("#")[0]))
+        _refuse_tars(url, [name])
+        if "/" in name or name in ("", ".", "..") or not name.lower().endswith((*SUFFIXES, ".txt")):
+            raise ConfigError(
+                f"'{shown_url}': not the URL of a table, and a folder cannot be listed over HTTP; give the URL of "
+                f"the file, which ends in {', '.join(SUFFIXES[:6])}, …"
+            )
+        return {name: RemoteFile(files, url, Event())}, False
     whole = url.rstrip("/")
-    found: dict[str, Any] = repeated(lambda: files.call("info", whole), display_name(url), start=0)
-    if found["type"] != "directory":
-        root, names = posixpath.dirname(found["name"]), [posixpath.basename(found["name"])]
-        sizes = {names[0]: int(found["size"])}
-    else:
-        listed: dict[str, Any] = repeated(lambda: files.call("find", whole, detail=True), display_name(url), start=0)
+    found: dict[str, Any] = repeated(lambda: files.call("info", whole), shown_url, start=0)
+    is_folder = found["type"] == "directory"
+    if is_folder:
         root = str(found["name"]).rstrip("/")
-        sizes = {posixpath.relpath(name, root): int(entry["size"]) for name, entry in listed.items()}
-        names = _choose(display_name(url), sorted(sizes), config)
+        listed: list[str] = repeated(lambda: files.call("find", whole), shown_url, start=0)
+        names = _choose(shown_url, sorted(posixpath.relpath(name, root) for name in listed), config)
+    else:
+        root, name = posixpath.split(found["name"])
+        names = [name]
     _refuse_tars(url, names)
-    _check_room(folder, sum(sizes[name] for name in names), display_name(url), len(names))
-    for number, name in enumerate(names, 1):
-        logger.info("tables: %d of %d, %s, %s bytes", number, len(names), name, f"{sizes[name]:,}")
-        place = folder / name
-        if not place.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"'{display_name(url)}': lists '{name}', which leads out of the folder")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _store(place, iter(RemoteFile(files, f"{protocol}://{root}/{name}", Event()).read, b""))
-    return folder / names[0] if found["type"] != "directory" else folder
+    place = f"{url.partition('://')[0]}://{root}"
+    return {name: RemoteFile(files, f"{place}/{name}", Event()) for name in names}, is_folder
 
 
 def _choose(name: str, names: Sequence[str], config: ConvertConfig) -> list[str]:
@@ -142,18 +139,12 @@ def _refuse_tars(url: str, names: Sequence[str]) -> None:
         )
 
 
-def _check_room(folder: Path, size: int, name: str, count: int) -> None:
-    free = shutil.disk_usage(folder).free
+def _check_room(folder: Path, name: str, sizes: Sequence[int]) -> None:
+    size, free = sum(sizes), shutil.disk_usage(folder).free
     if size > free:
         raise DataError(
             f"source '{name}': its tables have {size:,} bytes, and the disk of '{folder}' has room for {free:,}; "
             "choose an output on another disk, or convert a part (--split, --table)"
         )
-    logger.info("tables: fetching %d, %s bytes, of %s", count, f"{size:,}" if size else "an unknown number of", name)
-
-
-def _store(place: Path, chunks: Iterator[bytes]) -> None:
-    file: BinaryIO
-    with naming(place), place.open("wb") as file:
-        for data in chunks:
-            file.write(data)
+    known = f"{size:,}" if size else "an unknown number of"
+    logger.info("tables: fetching %d, %s bytes, of %s", len(sizes), known, name)
