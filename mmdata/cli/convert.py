@@ -31,7 +31,7 @@ from mmdata.storage.urls import is_url
 
 if TYPE_CHECKING:
     from mmdata.convert import PartReport, Report
-    from mmdata.convert.sources.chosen import ChosenRows
+    from mmdata.convert.sources.chosen import Choice
     from mmdata.convert.units.engines import Engine
     from mmdata.index import Manifest
 
@@ -53,20 +53,20 @@ def run(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
-    chosen: ChosenRows | None = None
+    rows: Choice | None = options.rows
     if options.select:
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
         from mmdata.commands.chosen import chosen_rows
 
-        chosen = chosen_rows(options.source, options.select)
+        rows = chosen_rows(options.source, options.select)
     if options.plan:
-        show_plan(options, config, chosen)
+        show_plan(options, config, rows)
         return 0
     engine = choose_engine(options.engine, options.workers)
     signal.signal(signal.SIGINT, interrupt)
     began = time.monotonic()
     with progress_in_rows() as track:
-        common: dict[str, Any] = {"chosen": chosen, "engine": engine, "track": track}
+        common: dict[str, Any] = {"rows": rows, "not_in": options.not_in, "engine": engine, "track": track}
         if options.part:
             made = convert_part(options.source, options.out, config, part=options.part, **common)
         else:
@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         show(made, options.source, options.out, config)
         if not made.was_complete:
-            rows = 0 if options.finish else made.accounts["rows"] - track.skipped
-            print(pace(made, rows, time.monotonic() - began))
+            converted = 0 if options.finish else made.accounts["rows"] - track.skipped
+            print(pace(made, converted, time.monotonic() - began))
         show_next(made, options.out)
     return 0
 
@@ -100,9 +100,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
     )
     parser.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="text file with the number of a row on each line, from 0: convert these rows of SOURCE",
+    )
+    parser.add_argument(
+        "--not-in",
+        metavar="FOLDER",
+        action="append",
+        default=[],
+        help="folder of another conversion: leave out the images that it has; may be given more than once",
+    )
+    parser.add_argument(
         "--plan",
         action="store_true",
-        help="write nothing: examine about 1 %% of the rows, and print what the conversion would give, take and need",
+        help="write nothing: convert about 1 %% of the rows elsewhere, and print what would become of all",
     )
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
@@ -125,6 +137,8 @@ def check_flags(options: argparse.Namespace) -> None:
         )
     if str(options.out).partition("=")[0] in ConvertConfig.model_fields:
         raise ConfigError(f"OUT is missing: '{options.out}' is a setting; the folder for the shards comes before it")
+    if options.rows and options.select:
+        raise ConfigError("--rows and --select both say which rows are taken: give one of them")
 
 
 def place(text: str) -> Path | str:
@@ -241,7 +255,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     elif config.caption_templates:
         print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
     if unfetched := accounts.get("unfetched"):
-        print(f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image")
+        print(f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; --rows converts them again")
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         print(
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
@@ -282,7 +296,7 @@ def pace(report: Report, made: int, seconds: float) -> str:
     return f"{counted(made, 'row')} in {duration(seconds)}, {made / seconds:,.0f} a second{before}; {written}"
 
 
-def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -> None:
+def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice | None) -> None:
     """Print what a conversion would give; nothing is written."""
     from rich.console import Console
 
@@ -291,9 +305,10 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, chosen: Any) -
 
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
-        found = preview(options.source, config, out=out, workers=options.workers, chosen=chosen, track=track)
+        chosen: dict[str, Any] = {"rows": rows, "not_in": options.not_in}
+        found = preview(options.source, config, out=out, workers=options.workers, **chosen, track=track)
     Console().print(preview_table(found))
-    for line in preview_lines(found, str(options.out)):
+    for line in preview_lines(found):
         print(printable(line))
 
 

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from mmdata.config import Config
 from mmdata.config.data import DataConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.loader.corpus import open_index
 from mmdata.tables.select import select_rows
 
 
-def chosen_rows(shards: str, select: str) -> ChosenRows:
+def chosen_rows(shards: str, select: str) -> SelectedRows:
     """The rows of a folder that a condition, or a file of keys or a mask, selects.
 
     Args:
@@ -34,4 +34,4 @@ def chosen_rows(shards: str, select: str) -> ChosenRows:
         places = selection.of_shard(shard) - int(index.starts[shard])
         found = index.shard(shard).fixed("image_offset")[places]
         offsets[index.listed(shard).name] = np.sort(found.astype(np.int64))
-    return ChosenRows(select, selection.digest, offsets)
+    return SelectedRows(select, offsets)

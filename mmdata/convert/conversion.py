@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -13,20 +12,21 @@ from importlib.metadata import version
 from itertools import chain, repeat
 from typing import TypeVar
 
-from mmdata.config.convert import TEXT_LENGTH, ConvertConfig
+from mmdata.config.convert import TEXT_LENGTH
 from mmdata.convert.cut import Units
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.fetch.tables import SOURCE_NAME
+from mmdata.convert.opening import Opened
 from mmdata.convert.row.examine import Digester, Examiner
 from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
 from mmdata.convert.settle.decide import Decider
-from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
-from mmdata.convert.settle.output import TOKENIZER_NAME, Output, publish_all
+from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
+from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
-from mmdata.convert.sources.rows import ImageSource, InputRow, Source, grouping, image_key, images_of, row_key
+from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import Records
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
@@ -50,45 +50,34 @@ class Conversion:
     """One conversion.
 
     Args:
-        source: the rows.
-        config: settings.
-        outputs: the folder for all samples, or two: for training and for validation.
+        opened: what it works with.
         staging: of the units; those that are there are not made again.
         engine: makes units.
         track: shows progress.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        config: ConvertConfig,
-        outputs: Sequence[Output],
-        staging: Staging,
-        *,
-        engine: Engine,
-        track: Track,
-    ) -> None:
-        self._source = source
-        self._config = config
-        self._outputs = outputs
+    def __init__(self, opened: Opened, staging: Staging, engine: Engine, track: Track) -> None:
+        self._opened = opened
+        self._source, self._config, self._outputs = opened.corpus, opened.config, opened.outputs
+        self._tokenizer = opened.tokenizer
         self._staging = staging
         self._engine = engine
         self._track = track
-        self._examiner = Examiner.from_config(source, config)
-        self._zip = digest_of_zip(source.root)
+        self._examiner = Examiner.from_config(self._source, self._config)
+        self._zip = digest_of_zip(self._source.root)
 
-    def begin(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
-        """Make the hidden folders empty but for units; the tokenizer that counts captions, trained if it is to be."""
+    def begin(self) -> None:
+        """Make the hidden folders empty but for units, and train the tokenizer if the settings say so."""
         self._staging.remove_attempts()
         for output in self._outputs:
             output.clear_private(keep=(UNITS_NAME, SOURCE_NAME))
-        return self._train(self._config.train_tokenizer) if self._config.train_tokenizer else tokenizer
+        if self._config.train_tokenizer:
+            self._tokenizer = self._train(self._config.train_tokenizer)
 
-    def make_units(self, tokenizer: Tokenizer | None, *, part: tuple[int, int] | None = None) -> list[Receipt]:
+    def make_units(self, *, part: tuple[int, int] | None = None) -> list[Receipt]:
         """Make the units that are missing, and again those of which a file has changed.
 
         Args:
-            tokenizer: counts captions; None counts none.
             part: (k, n), the k-th of n parts of the units, from 1: units k - 1, n + k - 1, and so on. None makes all,
                 and ends early where too many rows cannot be used.
 
@@ -101,7 +90,7 @@ class Conversion:
         """
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
-        job = self._job(tokenizer)
+        job = self._job()
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
@@ -114,7 +103,7 @@ class Conversion:
             self._track.leave_out(receipt.quarantined, receipt.rows)
             return False
 
-        with Merges(self._staging.folder) as merges:
+        with Merges(self._staging.folder, numbering(self._source)) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
             made = self._rows_made(job, units, receipts, is_whole=part is None)
@@ -124,7 +113,7 @@ class Conversion:
         self._staging.set_rows(units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
-    def check_units(self, tokenizer: Tokenizer | None) -> None:
+    def check_units(self) -> None:
         """Check that all units are there, and are made of the corpus as it is now.
 
         Raises:
@@ -142,13 +131,13 @@ class Conversion:
         if grouping(self._source, self._config) == "image":
             return  # the table alone decides the merges, and a changed table is another run
         made_of: list[str] = []
-        job = self._job(tokenizer)
+        job = self._job()
 
         def note(unit: Unit) -> bool:
             made_of.append(job.made_of(unit))
             return False
 
-        with Merges(self._staging.folder) as merges:
+        with Merges(self._staging.folder, numbering(self._source)) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, note)
             for _ in units:
@@ -156,12 +145,8 @@ class Conversion:
         if (units.rows, made_of) != (rows, [receipt.made_of for receipt in receipts]):
             raise DataError(f"images or captions have changed since rows that depend on them were converted; {again}")
 
-    def finish(self, tokenizer: Tokenizer | None, run: Run) -> None:
+    def finish(self) -> None:
         """Put the units together and publish the folders.
-
-        Args:
-            tokenizer: that counted the captions.
-            run: what decides the bytes, for the manifests.
 
         Raises:
             DataError: units are missing, too many rows cannot be used, or a folder would be empty.
@@ -187,28 +172,29 @@ class Conversion:
             balance.settle()
             self._refuse_empty(parts, least)
             classes = {"classes": names} if (names := self._labels.names) else {}
-            fingerprint = tokenizer.fingerprint if tokenizer else None
+            fingerprint = self._tokenizer.fingerprint if self._tokenizer else None
             self._track.say("end shards and manifest")
             for part in parts:
-                part.close({**classes, "version": version("mmdata"), "run": run}, fingerprint)
+                part.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
         publish_all(self._outputs)
 
     @cached_property
     def _labels(self) -> Labels:
         """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
-        labels = Labels(self._source.classes)
-        rows = self._source.rows_with_labels()
+        source = self._source.corpus if isinstance(self._source, ChosenSource) else self._source
+        labels = Labels(source.classes)
+        rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
-            for row in self._passing(chain([first], rows), "number classes"):
+            for row in self._passing(chain([first], rows), "number classes", source.rows_at_most):
                 with suppress(BadSample):  # the examination of the row names its fault
                     labels.number(self._examiner.fields.label(row))
         labels.close()
         return labels
 
-    def _job(self, tokenizer: Tokenizer | None) -> Job:
+    def _job(self) -> Job:
         source = self._source
         about = self._labels, source.has_captions, self._config
-        return Job(images_of(source), *about, self._examiner, tokenizer, self._staging)
+        return Job(images_of(source), *about, self._examiner, self._tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
         """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""
@@ -232,29 +218,19 @@ class Conversion:
 
     def _training_captions(self) -> Iterator[str]:
         """Captions of all rows with usable captions. Images are read only to know which rows are for validation."""
-        for row, digest in self._digests("train tokenizer") if self._config.val_share else self._without_digests():
-            if row.fault or part_of(digest, self._config.val_share):
+        what, digester, share = "train tokenizer", Digester(self._examiner), self._config.val_share
+        rows = self._passing(self._source.rows(), what)
+
+        def with_part(row: InputRow) -> tuple[InputRow, int]:
+            return row, part_of(digester(row).digest, share) if share else 0
+
+        for row, part in in_order(usable_cores(), with_part, refuse_urls(rows, what) if share else rows):
+            if row.fault or part:
                 continue
             try:
                 yield from self._examiner.fields(row).captions
             except BadSample:
                 continue  # the examination of the row counts it
-
-    def _without_digests(self) -> Iterator[tuple[InputRow, bytes]]:
-        for row in self._passing(self._source.rows(), "train tokenizer"):
-            yield row, b""
-
-    def _digests(self, what: str) -> Iterator[tuple[InputRow, bytes]]:
-        """Each row with the digest of its image, empty if that cannot be read."""
-        waiting: deque[InputRow] = deque()
-
-        def rows() -> Iterator[InputRow]:
-            for row in self._passing(refuse_urls(self._source.rows(), what), what):
-                waiting.append(row)
-                yield row
-
-        for examined in in_order(usable_cores(), Digester(self._examiner), rows()):
-            yield waiting.popleft(), examined.digest
 
     def _find_merges(self, merges: Merges) -> None:
         """Find which rows of one image are merged."""
@@ -359,12 +335,13 @@ class Conversion:
         ]
 
     def _decider(self, receipts: Sequence[Receipt]) -> Decider:
-        keep = self._config.keep_duplicates
         return Decider(
             self._staging,
             receipts,
+            numbering(self._source),
+            self._opened.written,
             unit_rows=self._config.shard_rows,
-            keep_duplicates=keep,
+            keep_duplicates=self._config.keep_duplicates,
         )
 
     def _refuse_empty(self, parts: Sequence[OutputFolder], lowest: int) -> None:

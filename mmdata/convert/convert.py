@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from mmdata.convert.conversion import Conversion, MissingUnits
 from mmdata.convert.opening import open_conversion
 from mmdata.convert.settle.accounts import CannotPublish, add_up
 from mmdata.convert.settle.output import are_complete
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.units.engines import Engine, local
 from mmdata.errors import ConfigError
@@ -47,7 +48,8 @@ def convert(
     out: str | os.PathLike[str],
     config: ConvertConfig | None = None,
     *,
-    chosen: ChosenRows | None = None,
+    rows: Choice | None = None,
+    not_in: Sequence[str | os.PathLike[str]] = (),
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
@@ -64,8 +66,9 @@ def convert(
             `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
             folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
-        chosen: of tars with an index, the rows to take; `mmdata.commands.chosen` makes it. None takes
-            all.
+        rows: the rows of the source to take, and no others: their numbers from 0, a text file with a number on each
+            line, or what `mmdata.commands.chosen` selects of tars with an index. None takes all.
+        not_in: folders of other conversions, whose images are left out as duplicates.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
         finish: only put together what `convert_part` has made.
@@ -78,21 +81,20 @@ def convert(
     """
     config = config or ConvertConfig()
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs, run = open_conversion(
-            stack, source, out, config, chosen, overwrite=overwrite
-        )
+        opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, overwrite=overwrite)
+        config, outputs, run = opened.config, opened.outputs, opened.run
         was_complete = are_complete(outputs, run, overwrite=overwrite)
         if not was_complete:
             staging = outputs[0].staging(run, overwrite=overwrite)
-            conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
+            conversion = Conversion(opened, staging, engine or local(), track)
             try:
                 staging.retry(config.largest_shares)
-                tokenizer = conversion.begin(tokenizer)
+                conversion.begin()
                 if finish:
-                    conversion.check_units(tokenizer)
+                    conversion.check_units()
                 else:
-                    conversion.make_units(tokenizer)
-                conversion.finish(tokenizer, run)
+                    conversion.make_units()
+                conversion.finish()
             except CannotPublish:
                 staging.refuse(config.largest_shares)  # the units stay, in case more is allowed
                 raise
@@ -106,7 +108,7 @@ def convert(
                     output.remove_private()  # of a run that was killed after it had published
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
-        return Report(manifests[0], was_complete, corpus.describe(), val)
+        return Report(manifests[0], was_complete, opened.corpus.describe(), val)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def convert_part(
     config: ConvertConfig | None = None,
     *,
     part: tuple[int, int],
-    chosen: ChosenRows | None = None,
+    rows: Choice | None = None,
+    not_in: Sequence[str | os.PathLike[str]] = (),
     engine: Engine | None = None,
     track: Track = SILENT,
 ) -> PartReport:
@@ -140,7 +143,7 @@ def convert_part(
     repeated makes only what is missing.
 
     Args:
-        source, out, config, chosen, engine, track: as for `convert`, the same for all parts.
+        source, out, config, rows, not_in, engine, track: as for `convert`, the same for all parts.
         part: (k, n): the k-th of n parts, from 1.
 
     Raises:
@@ -155,12 +158,11 @@ def convert_part(
             "train_tokenizer: each part would read all captions; train it before, and give its folder as tokenizer"
         )
     with ExitStack() as stack:
-        corpus, config, tokenizer, outputs, run = open_conversion(stack, source, out, config, chosen, shared=True)
-        if are_complete(outputs, run, overwrite=False):
+        opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, shared=True)
+        if are_complete(opened.outputs, opened.run, overwrite=False):
             return PartReport(0, 0, 0)
-        staging = outputs[0].staging(run, overwrite=False, shared=True)
+        staging = opened.outputs[0].staging(opened.run, overwrite=False, shared=True)
         staging.note_parts(part[1])
-        conversion = Conversion(corpus, config, outputs, staging, engine=engine or local(), track=track)
-        receipts = conversion.make_units(tokenizer, part=part)
-    rows, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
-    return PartReport(len(receipts), rows, quarantined)
+        receipts = Conversion(opened, staging, engine or local(), track).make_units(part=part)
+    made, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
+    return PartReport(len(receipts), made, quarantined)

@@ -31,24 +31,19 @@ class Units:
         self._merges = merges
         self._wanted = wanted
         self.rows = 0
-        self._count = 0
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that are wanted."""
-        if images_of(self._source):
+        source = self._source
+        if images_of(source):
             return self._ranges()
-        if isinstance(self._source, TableSource) and self._source.can_seek:
-            return self._sought(self._source)
-        return self._lists()
+        return self._sought(source) if isinstance(source, TableSource) and source.can_seek else self._lists()
 
     def _ranges(self) -> Iterator[Unit]:
         """Units without their rows, as where images are in a table, which are read where they are worked on."""
         assert self._source.rows_are_exact
-        rows = self._source.rows_at_most
-        for start in range(0, rows, self._unit_rows):
-            stop = min(start + self._unit_rows, rows)
-            number, self.rows, self._count = self._count, stop, self._count + 1
-            unit = Unit(number, start, stop, merges=self._merges.between(start, stop))
+        for start in range(0, self._source.rows_at_most, self._unit_rows):
+            unit = self._next(min(self._unit_rows, self._source.rows_at_most - start))
             if self._wanted(unit):
                 yield unit
 
@@ -62,10 +57,13 @@ class Units:
             yield replace(unit, rows=list(islice(rows, len(unit))))
 
     def _lists(self) -> Iterator[Unit]:
+        """Units with their rows, of which all are read."""
         rows = iter(self._source.rows())
         while chunk := list(islice(rows, self._unit_rows)):
-            start = self.rows
-            number, self.rows, self._count = self._count, start + len(chunk), self._count + 1
-            unit = Unit(number, start, self.rows, merges=self._merges.between(start, self.rows))
+            unit = self._next(len(chunk))
             if self._wanted(unit):
                 yield replace(unit, rows=chunk)
+
+    def _next(self, rows: int) -> Unit:
+        start, self.rows = self.rows, self.rows + rows
+        return Unit(start // self._unit_rows, start, self.rows, merges=self._merges.between(start, self.rows))

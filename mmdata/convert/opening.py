@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -11,16 +12,17 @@ from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
 from mmdata.convert.fetch.tables import fetched
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
+from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.output import Output, open_outputs
 from mmdata.convert.settle.s3_output import open_s3_outputs
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import Choice, ChosenSource
 from mmdata.convert.sources.files import exists
 from mmdata.convert.sources.given_rows import Rows, open_rows
 from mmdata.convert.sources.open import open_source
 from mmdata.convert.sources.rows import Source
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
-from mmdata.storage.folder import local_folder
+from mmdata.storage.folder import INNER, local_folder
 from mmdata.storage.urls import display_name, is_url
 from mmdata.text.tokenizer import Tokenizer
 
@@ -35,6 +37,7 @@ class Opened(NamedTuple):
 
     Attributes:
         run: what decides the bytes.
+        written: images that are left out; None for none.
     """
 
     corpus: Source
@@ -42,6 +45,7 @@ class Opened(NamedTuple):
     tokenizer: Tokenizer | None
     outputs: list[Output]
     run: Run
+    written: WrittenImages | None
 
 
 def open_conversion(
@@ -49,8 +53,9 @@ def open_conversion(
     source: str | os.PathLike[str] | Rows,
     out: str | os.PathLike[str],
     config: ConvertConfig,
-    chosen: ChosenRows | None,
     *,
+    rows: Choice | None,
+    not_in: Sequence[str | os.PathLike[str]],
     shared: bool = False,
     overwrite: bool = False,
 ) -> Opened:
@@ -61,48 +66,21 @@ def open_conversion(
     if not isinstance(source, (str, os.PathLike)):
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
-        _check_places(local_folder(source), out, config)
+        check_places(local_folder(source), out, config)
     parts = PARTS if config.val_share else ()
     if is_url(out):
         outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))
     else:
         outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared, overwrite=overwrite))
-    corpus = _open_any(source, config, chosen, outputs[0], stack)
-    tokenizer = _load_tokenizer(config)
-    run = _describe(corpus, config, tokenizer)
-    return Opened(corpus, config, tokenizer, outputs, run)
+    corpus = _open_any(source, config, outputs[0], stack)
+    corpus = corpus if rows is None else ChosenSource(corpus, rows)
+    tokenizer = Tokenizer.load(config.tokenizer, max_length=TEXT_LENGTH) if config.tokenizer else None
+    written = _open_written(not_in, out, config)
+    run = _describe(corpus, config, tokenizer, written)
+    return Opened(corpus, config, tokenizer, outputs, run, written)
 
 
-def open_alone(
-    stack: ExitStack,
-    source: str | os.PathLike[str] | Rows,
-    config: ConvertConfig,
-    chosen: ChosenRows | None,
-    folder: Path,
-    *,
-    out: str | os.PathLike[str] | None,
-) -> tuple[Source, ConvertConfig, Tokenizer | None]:
-    """Open the corpus and the tokenizer, and no output: what `open_conversion` opens, for a look at it.
-
-    Args:
-        stack: removes what lies in `folder` for the corpus: rows of a program, or fetched tables.
-        source, config, chosen: of the conversion.
-        folder: for temporary files.
-        out: the output that is meant, to be refused where it lies in the source.
-    """
-    if not isinstance(source, (str, os.PathLike)):
-        config = config.model_copy(update={"keep": config.keep or (ALL,)})
-    elif not is_url(source) and out is not None:
-        _check_places(local_folder(source), Path(out), config)
-    corpus = _open_any(source, config, chosen, folder, stack)
-    return corpus, config, _load_tokenizer(config)
-
-
-def _load_tokenizer(config: ConvertConfig) -> Tokenizer | None:
-    return Tokenizer.load(config.tokenizer, max_length=TEXT_LENGTH) if config.tokenizer else None
-
-
-def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:
+def check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig) -> None:
     """Raise DataError if there is no such source, and ConfigError if the output lies in it."""
     if not exists(path):
         raise DataError(f"source '{path}': no such file or folder")
@@ -115,20 +93,16 @@ def _check_places(path: Path, out: str | os.PathLike[str], config: ConvertConfig
 def _open_any(
     source: str | os.PathLike[str] | Rows,
     config: ConvertConfig,
-    chosen: ChosenRows | None,
-    place: Output | Path,
+    output: Output,
     stack: ExitStack,
 ) -> Source:
-    """Open a source; what is fetched or kept for it lies in the output, or in a folder for temporary files."""
-    folder, private = (place, place) if isinstance(place, Path) else (place.folder, place.private)
+    """Open a source; what is fetched or kept for it lies in the output."""
     if not isinstance(source, (str, os.PathLike)):
-        if chosen is not None:
-            raise ConfigError("select: rows of shards with an index can be selected, and not those of a program")
-        return stack.enter_context(open_rows(source, config, folder))
+        return stack.enter_context(open_rows(source, config, output.folder))
     if not is_url(source):
-        return _open_corpus(local_folder(source), config, chosen)
+        return _open_corpus(local_folder(source), config)
     url = os.fspath(source)
-    corpus = _open_corpus(stack.enter_context(fetched(url, private, config)), config, chosen)
+    corpus = _open_corpus(stack.enter_context(fetched(url, output.private, config)), config)
     _refuse_paths(url, corpus, config)
     return corpus
 
@@ -143,9 +117,9 @@ def _refuse_paths(url: str, source: Source, config: ConvertConfig) -> None:
         )
 
 
-def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -> Source:
+def _open_corpus(path: Path, config: ConvertConfig) -> Source:
     try:
-        source = open_source(path, config, chosen)
+        source = open_source(path, config)
         refuse_numbers(source, path, config)
         return source
     except DamagedShard as error:
@@ -153,11 +127,27 @@ def _open_corpus(path: Path, config: ConvertConfig, chosen: ChosenRows | None) -
         raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
 
 
-def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None) -> Run:
+def _open_written(
+    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], config: ConvertConfig
+) -> WrittenImages | None:
+    """The images of the folders of `not_in`; None without a folder."""
+    if not folders:
+        return None
+    if config.keep_duplicates:
+        raise ConfigError("not_in leaves out images that were written before, and keep_duplicates writes them again")
+    if there := next((folder for folder in folders if is_url(folder)), None):
+        raise ConfigError(f"not_in '{there}': must be a folder of this machine; copy its {INNER}, which has no images")
+    if not is_url(out) and local_folder(out).resolve() in [local_folder(folder).resolve() for folder in folders]:
+        raise ConfigError(f"not_in '{out}': is the output as well; convert into a folder beside it")
+    return WrittenImages([local_folder(folder) for folder in folders])
+
+
+def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None, written: WrittenImages | None) -> Run:
     # Only what decides the bytes: the source describes its table by hash, a fingerprint stands for the tokenizer
     # wherever it lies, and the limits decide whether shards are published, not what is in them.
     settings = config.model_dump(mode="json", exclude={"table", *LIMITS, *HOW_TO_ASK})
     if config.resize is None and config.blur_boxes is None:
         del settings["quality"]  # has no effect without them
     settings["tokenizer"] = tokenizer.fingerprint if tokenizer else None
-    return {"source": source.describe(), "settings": settings}
+    not_in = {"not_in": written.names} if written else {}
+    return {"source": {**source.describe(), **not_in}, "settings": settings}

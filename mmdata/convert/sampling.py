@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdata.config.convert import ConvertConfig
+from mmdata.convert.sources.chosen import Choice, ChosenSource
+from mmdata.convert.sources.rows import Source, grouping, has_url, image_key, images_of
+from mmdata.progress import Track
 
 SHARE = 0.01
 """Share of the rows that a sample has, within LEAST and MOST."""
 LEAST = 500
-MOST = 5000
+MOST = 2000
 RUNS = 100
 """Places of a sample whose rows lie beside each other, where a single row is dear to read."""
 GOLDEN = 0x9E3779B97F4A7C15
 """The golden ratio, 0.618, times 2**64: its multiples, without their whole part, lie evenly from 0 to 1 (Weyl 1916)."""
 Z = 1.959963984540054
 """Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+
+_KEYED = np.dtype([("key", ">u8"), ("row", "<i8")])
 
 
 @dataclass(frozen=True)
@@ -35,68 +43,59 @@ class Estimate:
     high: int
 
 
-@dataclass(frozen=True)
-class SampleOf:
-    """Which rows a sample has: as many runs of rows, all of one length, as equal stretches of the corpus.
+class SampledRows:
+    """Chooses the rows of a sample when the corpus is open.
 
-    Where in its stretch a run lies moves on by the golden ratio from stretch to stretch, so that nothing that comes
-    back every so many rows, such as the first caption of each image, is met always or never.
+    They are all rows of some images, so that rows of one image are merged as in the conversion. Where the images are in
+    a table they are runs of rows at RUNS places.
+
+    Args:
+        config: the setting about rows of one image is used.
+        rows: of the corpus, those to convert; None takes all.
+        track: shows progress.
 
     Attributes:
         rows: of the corpus.
         size: rows of the sample.
-        run: rows of each run; one where rows can be read one by one.
-        ranges: (first row, row behind the last) of each run.
+        independent: images, or runs, of the sample: rows of one are often alike.
+        urls: rows of the corpus whose image is behind a URL; None where the images are in a table.
+        knows_merges: whether rows of one image are all in the sample, or none.
     """
 
-    rows: int
-    size: int
-    run: int
-    ranges: tuple[tuple[int, int], ...]
+    def __init__(self, config: ConvertConfig, rows: Choice | None, track: Track) -> None:
+        self._config = config
+        self._chosen = rows
+        self._track = track
+        self.rows = self.size = self.independent = 0
+        self.urls: int | None = None
+        self.knows_merges = False
 
-    @classmethod
-    def choose(cls, rows: int, *, in_runs: bool) -> SampleOf:
-        """The sample of a corpus of so many rows: SHARE of them, at least LEAST and at most MOST.
-
-        Args:
-            rows: of the corpus.
-            in_runs: whether rows are to lie beside each other, at RUNS places.
-
-        Example:
-            choose(100_000, in_runs=False) has 1,000 runs of one row, one in each 100 rows
-        """
-        size = min(rows, max(LEAST, min(MOST, math.ceil(rows * SHARE))))
-        if size == rows:
-            return cls(rows, rows, max(rows, 1), ((0, rows),))
-        run = -(-size // RUNS) if in_runs else 1
-        count = min(-(-size // run), rows // run)
-        ranges: list[tuple[int, int]] = []
-        for number in range(count):
-            begin, end = rows * number // count, rows * (number + 1) // count
-            start = begin + (number * GOLDEN % 2**64 * (end - begin - run + 1) >> 64)
-            ranges.append((start, start + run))
-        return cls(rows, count * run, run, tuple(ranges))
-
-    def numbers(self) -> Iterator[int]:
-        """Numbers of the rows of the sample, in order."""
-        return (number for start, end in self.ranges for number in range(start, end))
+    def __call__(self, source: Source) -> NDArray[np.int64]:
+        """Numbers of the rows of the sample."""
+        corpus = source if self._chosen is None else ChosenSource(source, self._chosen)
+        how, images = grouping(corpus, self._config), images_of(corpus)
+        if images is not None and images.can_be_sent:
+            self.rows = corpus.rows_at_most
+            runs = list(_runs(self.rows, _size(self.rows)))
+            numbers = np.concatenate([np.arange(start, end) for start, end in runs])
+            self.independent = len(runs)
+        else:
+            numbers = self._of_images(corpus)
+        self.size = len(numbers)
+        self.knows_merges = how == "none" or (images is None and how == "image") or self.is_whole
+        return corpus.numbers[numbers] if isinstance(corpus, ChosenSource) else numbers
 
     @property
     def is_whole(self) -> bool:
         """Whether it has all rows, so that nothing is left to guess."""
         return self.size == self.rows
 
-    def count(self, found: Sequence[bool]) -> Estimate:
-        """How many rows of the corpus are of a kind.
-
-        Args:
-            found: for each row of the sample, in order, whether it is.
-        """
-        sampled = sum(found)
+    def count(self, sampled: int) -> Estimate:
+        """How many rows of the corpus are of a kind, given those of the sample."""
         if self.is_whole:
             return Estimate(sampled, sampled, sampled, sampled)
         share = sampled / self.size
-        low, high = wilson(share, self._independent(found, share))
+        low, high = wilson(share, self.independent)
         return Estimate(
             sampled,
             max(sampled, math.floor(low * self.rows)),
@@ -104,37 +103,18 @@ class SampleOf:
             min(self.rows - self.size + sampled, math.ceil(high * self.rows)),
         )
 
-    def total(self, values: Sequence[int]) -> Estimate:
-        """The sum of a value over all rows of the corpus.
-
-        Args:
-            values: for each row of the sample, in order.
-        """
-        sampled = sum(values)
-        if self.is_whole:
-            return Estimate(sampled, sampled, sampled, sampled)
-        means = self._means(values)
-        likely = sampled / self.size * self.rows
-        half = Z * statistics.stdev(means) / math.sqrt(len(means)) * self.rows
-        return Estimate(sampled, max(sampled, math.floor(likely - half)), round(likely), math.ceil(likely + half))
-
-    def _means(self, values: Sequence[float]) -> list[float]:
-        """The mean of each run."""
-        iterator = iter(values)
-        return [sum(islice(iterator, self.run)) / self.run for _ in self.ranges]
-
-    def _independent(self, found: Sequence[bool], share: float) -> float:
-        """Number of rows, drawn one by one, that would say as much: neighbours are often alike.
-
-        The variance of a share over runs, against that of rows drawn one by one (Kish 1965, the design effect). Where
-        all rows are alike it is not known, and each run counts once.
-        """
-        runs = len(self.ranges)
-        if self.run == 1:
-            return self.size
-        variance = statistics.variance(self._means(found)) / runs
-        alone = share * (1 - share)
-        return max(runs, min(self.size, alone / variance)) if variance and alone else runs
+    def _of_images(self, corpus: Source) -> NDArray[np.int64]:
+        """The rows whose images have the least keys, which are hashes; reads all rows."""
+        kept, waiting, urls = np.zeros(0, _KEYED), list[tuple[int, int]](), 0
+        passing = self._track(corpus.rows(), "choose a sample", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
+        for row in passing:
+            waiting.append((int.from_bytes(image_key(row)[:8], "big"), row.number))
+            self.rows, urls = self.rows + 1, urls + has_url(row)
+            if len(waiting) > MOST:
+                kept, waiting = _least(kept, waiting, MOST), []
+        kept = _least(kept, waiting, _size(self.rows))
+        self.urls, self.independent = urls, len(np.unique(kept["key"]))
+        return kept["row"].astype(np.int64)
 
 
 def wilson(share: float, size: float) -> tuple[float, float]:
@@ -146,3 +126,29 @@ def wilson(share: float, size: float) -> tuple[float, float]:
     half = Z * math.sqrt(share * (1 - share) / size + Z * Z / (4 * size * size))
     scale = 1 + Z * Z / size
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def _size(rows: int) -> int:
+    return min(rows, max(LEAST, min(MOST, math.ceil(rows * SHARE))))
+
+
+def _runs(rows: int, size: int) -> Iterator[tuple[int, int]]:
+    """(first row, row behind the last) of runs of rows, one in each of as many equal stretches.
+
+    Where in its stretch a run lies moves on by the golden ratio from stretch to stretch, so that nothing that comes
+    back every so many rows is met always or never.
+    """
+    if size == rows:
+        yield 0, rows
+        return
+    run = -(-size // RUNS)
+    count = min(-(-size // run), rows // run)
+    for number in range(count):
+        begin, end = rows * number // count, rows * (number + 1) // count
+        start = begin + (number * GOLDEN % 2**64 * (end - begin - run + 1) >> 64)
+        yield start, start + run
+
+
+def _least(kept: NDArray[np.void], more: list[tuple[int, int]], size: int) -> NDArray[np.void]:
+    """The `size` rows with the least keys."""
+    return np.sort(np.concatenate([kept, np.array(more, _KEYED)]), order=["key", "row"])[:size]

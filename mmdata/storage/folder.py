@@ -32,6 +32,8 @@ INNER_NAME = "__mmdata__"
 """The sub-folder; not hidden, as many HTTP servers refuse hidden names and `cp OUT/*` leaves them out."""
 INNER = f"{INNER_NAME}/"
 QUARANTINE_NAME = "quarantine.jsonl"
+ROWS_NAME = "rows"
+"""The sub-folder of `__mmdata__` with the list of all input rows of a conversion, as Parquet."""
 JOINS_NAME = "joins"
 """The sub-folder of `__mmdata__` with the side files: columns of tables, aligned to the rows of the index."""
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 import datasets
 from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.sources.chosen import ChosenRows
+from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.convert.sources.given_rows import GivenTable
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
@@ -239,11 +239,9 @@ def test_what_is_no_source_of_rows_is_an_error(
 
 
 def test_rows_of_a_program_cannot_be_selected(tmp_path: Path) -> None:
-    chosen = ChosenRows("aspect < 2", "0", {})
-    with pytest.raises(
-        ConfigError, match="select: rows of shards with an index can be selected, and not those of a pr"
-    ):
-        convert([{"image": "a.jpg", "caption": "x"}], tmp_path / "out", chosen=chosen)
+    rows = SelectedRows("aspect < 2", {})
+    with pytest.raises(ConfigError, match="select: the source is no folder of tars; rows of shards with an index can"):
+        convert([{"image": "a.jpg", "caption": "x"}], tmp_path / "out", rows=rows)
 
 
 def test_settings_name_the_keys_of_rows_and_what_is_kept(corpus: Path, tmp_path: Path, make: Make) -> None:

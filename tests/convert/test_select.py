@@ -41,11 +41,11 @@ def keys_of(folder: Path) -> list[str]:
     return index.keys(range(len(index)))
 
 
-def test_selected_rows_are_written_and_the_others_filtered(shards: Path, tmp_path: Path) -> None:
-    report = convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24 and height < 28"))
+def test_selected_rows_alone_are_converted(shards: Path, tmp_path: Path) -> None:
+    report = convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24 and height < 28"))
     assert keys_of(tmp_path / "out") == ["0004", "0005", "1000", "1001"]
-    assert (report.accounts["written"], report.accounts["filtered"], report.accounts["rows"]) == (4, 8, 12)
-    again = convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24 and height < 28"))
+    assert (report.accounts["written"], report.accounts["rows"]) == (4, 4)
+    again = convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24 and height < 28"))
     assert again.was_complete
 
 
@@ -56,17 +56,18 @@ def test_a_file_of_keys_selects_for_the_program(shards: Path, tmp_path: Path) ->
     done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert keys_of(tmp_path / "out") == ["0001", "1005"]
-    line = (tmp_path / "out/__mmdata__/quarantine.jsonl").read_text().splitlines()[0]
-    assert '"filtered", "detail": "not selected by ' in line
+    assert pq.read_table(tmp_path / "out/__mmdata__/rows")["row"].to_pylist() == [1, 11]
 
 
 def test_another_condition_is_another_conversion(shards: Path, tmp_path: Path) -> None:
-    convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height >= 24"))
+    convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24"))
     with pytest.raises(Exception, match=r"holds another conversion \(select: was \"height >= 24\", is \"height"):
-        convert(shards, tmp_path / "out", chosen=chosen_rows(str(shards), "height < 24"))
+        convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height < 24"))
 
 
 def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) -> None:
     chosen = chosen_rows(str(shards), "height >= 24")
-    with pytest.raises(ConfigError, match="holds no tars; rows of shards with an index can be selected"):
-        convert(raw_corpus / "captions.jsonl", tmp_path / "out", chosen=chosen)
+    with pytest.raises(
+        ConfigError, match="the source is no folder of tars; rows of shards with an index can be selected"
+    ):
+        convert(raw_corpus / "captions.jsonl", tmp_path / "out", rows=chosen)

@@ -6,14 +6,16 @@ a unit at a time, and duplicates are found by sorting on disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.repeats import Repeats
+from mmdata.convert.sources.rows import KEY_BYTES
 from mmdata.convert.units.records import Records, Status
 from mmdata.convert.units.staging import RECORDS_NAME, Receipt, Staging
 from mmdata.errors import Reason
@@ -21,6 +23,9 @@ from mmdata.tars.texts import Loss
 
 UNITS_REMEMBERED = 16
 """Decided units in memory: the rows of one image mostly lie near each other."""
+
+ELSEWHERE = -1
+"""In place of the row of an image that another folder has."""
 
 Fault = tuple[Reason, str]
 
@@ -33,6 +38,7 @@ class Decided:
         receipt: of the unit.
         records: of its rows.
         parts: int8 (rows,), the folder of each row.
+        number_of: gives the number of a row in the whole source, for people.
         faults: why rows are left out, by place from 0.
         differing: places of duplicates with captions or a label that the written row of their image has not.
         losses: of written samples, by place.
@@ -41,6 +47,7 @@ class Decided:
     receipt: Receipt
     records: Records
     parts: NDArray[np.int8]
+    number_of: Callable[[int], int]
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
     differing: set[int] = field(default_factory=set[int])
     losses: dict[int, dict[Loss, str]] = field(default_factory=dict[int, dict[Loss, str]])
@@ -59,6 +66,8 @@ class Decider:
     Args:
         staging: of the units.
         receipts: of all units, in order.
+        number_of: gives the number of a row in the whole source, for people.
+        written: images of other folders, which are left out; None for none.
         unit_rows: rows of each unit but the last.
         keep_duplicates: whether an image that comes again is written again.
     """
@@ -67,14 +76,18 @@ class Decider:
         self,
         staging: Staging,
         receipts: Sequence[Receipt],
+        number_of: Callable[[int], int],
+        written: WrittenImages | None,
         *,
         unit_rows: int,
         keep_duplicates: bool,
     ) -> None:
         self._staging = staging
         self._receipts = receipts
+        self._number_of = number_of
+        self._written = written
         self._unit_rows = unit_rows
-        rows = sum(receipt.rows for receipt in receipts)
+        rows = sum(receipt.rows for receipt in receipts) + (written.rows if written else 0)
         self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
         self._remembered = lru_cache(UNITS_REMEMBERED)(self._decide_own)
 
@@ -99,7 +112,10 @@ class Decider:
         self.close()
 
     def _prepare(self) -> None:
-        """Read the digests of all units."""
+        """Read the digests of all units and of other folders."""
+        if self._repeats is not None and self._written is not None:
+            for digests in self._written.digests():
+                self._repeats.add(digests, np.full(len(digests) // KEY_BYTES, ELSEWHERE))
         for receipt in self._receipts:
             if self._repeats is not None:
                 records = self._records(receipt)
@@ -115,7 +131,7 @@ class Decider:
         """Decide over the rows of a unit that have an image of their own."""
         receipt = self._receipts[unit]
         records = self._records(receipt)
-        decided = Decided(receipt, records, records.part, losses=records.losses())
+        decided = Decided(receipt, records, records.part, self._number_of, losses=records.losses())
         decided.faults = {place: fault for place in records.left_out() if (fault := records.fault(place))}
         if self._repeats is not None:
             self._leave_out_duplicates(decided)
@@ -126,7 +142,13 @@ class Decider:
         start = decided.receipt.start
         found = self._repeats.between(start, start + decided.receipt.rows)
         for row, first, same in zip(found.rows.tolist(), found.firsts.tolist(), found.same.tolist(), strict=True):
-            detail = f"the image of row {first} again, byte for byte"
+            if first == ELSEWHERE:
+                decided.faults[row - start] = (
+                    Reason.DUPLICATE_IMAGE,
+                    "a folder of not_in has the image, byte for byte",
+                )
+                continue
+            detail = f"the image of row {self._number_of(first)} again, byte for byte"
             if not same:
                 decided.differing.add(row - start)
                 detail += ", with other captions or another label"

@@ -18,6 +18,7 @@ _HASHES = {
     _LISTING: "files of the source were added, removed, renamed or have another size",
     "sha256": "the rows are others",
     "selected": "other rows are selected",
+    "not_in": "the folders of not_in are others",
 }
 """What it means that a value differs which says nothing to people."""
 _NAMES = {

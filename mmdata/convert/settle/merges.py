@@ -42,10 +42,12 @@ class Merges:
 
     Args:
         folder: for temporary files.
+        number_of: gives the number of a row in the whole source, for people.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, number_of: Callable[[int], int] = int) -> None:
         self._folder = folder
+        self._number_of = number_of
         self._merges = Spill(folder)
         self._last: tuple[int, dict[int, Merge]] = -1, {}  # the bucket that was read last
 
@@ -103,7 +105,7 @@ class Merges:
         groups: dict[int, _Group] = {}
         for line in said.splitlines():
             first, row, said_of_row, boxes = json.loads(line)
-            group = groups.setdefault(first, _Group())
+            group = groups.setdefault(first, _Group(self._number_of))
             group.boxes.append(boxes)
             if said_of_row is None:
                 continue
@@ -126,6 +128,7 @@ class _Group:
     """The rows of one image, as they come.
 
     Attributes:
+        number_of: gives the number of a row in the whole source, for people.
         row: the first with usable captions, which takes those of the others; -1 for none so far.
         label: of that row.
         own_boxes: of that row.
@@ -135,6 +138,7 @@ class _Group:
         boxes: of each row, or why they are none.
     """
 
+    number_of: Callable[[int], int]
     row: int = -1
     label: int | str | None = None
     own_boxes: Any = None
@@ -160,14 +164,19 @@ class _Group:
     def take(self, row: int, captions: list[str], label: int | str | None) -> tuple[Reason, str] | None:
         """Add the captions of a row; why it cannot be merged, or None."""
         if label not in (self.label, None):
-            detail = f"row {row} of the same image has label {excerpt(label)}, and this one {excerpt(self.label)}"
+            other, own = excerpt(label), excerpt(self.label)
+            detail = f"row {self.number_of(row)} of the same image has label {other}, and this one {own}"
             self.losses.setdefault(Loss.OTHER_LABEL, detail)
         new = [caption for caption in dict.fromkeys(captions) if caption not in self.known]
         if not new:
-            return Reason.DUPLICATE_IMAGE, f"the image of row {self.row} again, with no caption that is new"
+            return (
+                Reason.DUPLICATE_IMAGE,
+                f"the image of row {self.number_of(self.row)} again, with no caption that is new",
+            )
         self.size += _size(new)
         if self.size > MAX_MERGED_BYTES:
-            detail = f"the rows before it have given row {self.row} more than {MAX_MERGED_BYTES} bytes of captions"
+            taker = self.number_of(self.row)
+            detail = f"the rows before it have given row {taker} more than {MAX_MERGED_BYTES} bytes of captions"
             return Reason.CAPTION_TOO_LONG, detail
         self.known.update(new)
         self.added += new

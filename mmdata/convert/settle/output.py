@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import cast
 
 from mmdata.convert.settle.differences import Run, differences
-from mmdata.convert.settle.row_list import ROWS_FOLDER
 from mmdata.convert.settle.shards import Compose
 from mmdata.convert.units.compose import compose
 from mmdata.convert.units.staging import UNITS_NAME, Staging
@@ -27,7 +26,7 @@ from mmdata.files import LOCK_NAME, Staged, lock, remove
 from mmdata.index.manifest import Manifest
 from mmdata.index.writer import shard_name
 from mmdata.recognize import PRIVATE_NAME
-from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, has_manifest
+from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, ROWS_NAME, has_manifest
 
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`.
@@ -329,7 +328,7 @@ def _names(manifest: Manifest) -> set[str]:
         return set()
     # Not from its index files: a run that was killed while moving files may have moved them.
     names = {*map(shard_name, range(manifest.num_shards)), *(INNER + name for name in manifest.files)}
-    names |= {INNER + name for name in (MANIFEST_NAME, QUARANTINE_NAME, ROWS_FOLDER)}
+    names |= {INNER + name for name in (MANIFEST_NAME, QUARANTINE_NAME, ROWS_NAME)}
     if run["settings"]["train_tokenizer"]:
         names.add(TOKENIZER_NAME)
         names.add(INNER + TOKENIZER_NAME)

@@ -19,8 +19,8 @@ from mmdata.convert.row.examine import DIGEST_BYTES
 from mmdata.convert.settle.decide import Decided
 from mmdata.errors import Reason
 from mmdata.files import end_file, naming, sync_folder
+from mmdata.storage.folder import ROWS_NAME
 
-ROWS_FOLDER = "rows"
 FILE_ROWS = 1_000_000
 """Rows of a file, at least, before another one begins."""
 
@@ -47,7 +47,7 @@ class InputRows:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / ROWS_FOLDER
+        self._folder = folder / ROWS_NAME
         self._folder.mkdir()
         self._numbers = count()
         self._open: _ParquetFile | None = None
@@ -123,10 +123,10 @@ def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32
     written = decided.written
     merged = set(records.merged.tolist())
     columns = {
-        "row": decided.receipt.start + places,
+        "row": [decided.number_of(decided.receipt.start + place) for place in chosen],
         "status": [_status(place, decided, bool(written[place]), place in merged) for place in chosen],
         "reason": [fault and str(fault[0]) for fault in faults],
-        "detail": [_detail(fault, records.into(place)) for fault, place in zip(faults, chosen, strict=True)],
+        "detail": [_detail(decided, place) for place in chosen],
         **{name: _taken(records.texts(name), chosen) for name in ("place", "path", "key")},
         "shard": pa.array(shards[places], mask=shards[places] < 0),
     }
@@ -148,10 +148,11 @@ def _status(place: int, decided: Decided, is_written: bool, is_merged: bool) -> 
     return "filtered" if fault[0] is Reason.FILTERED else "quarantined"
 
 
-def _detail(fault: tuple[Reason, str] | None, into: int | None) -> str | None:
-    if fault is not None:
+def _detail(decided: Decided, place: int) -> str | None:
+    if (fault := decided.faults.get(place)) is not None:
         return _printable(fault[1])
-    return None if into is None else f"merged into row {into}"
+    into = decided.records.into(place)
+    return None if into is None else f"merged into row {decided.number_of(into)}"
 
 
 def _taken(texts: list[str | None], places: list[int]) -> list[str | None]:

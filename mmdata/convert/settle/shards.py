@@ -157,7 +157,7 @@ def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
     for place, (reason, detail) in sorted(decided.faults.items()):
         if ours[place]:
             accounts.leave_out(
-                row=decided.receipt.start + place,
+                row=decided.number_of(decided.receipt.start + place),
                 place=records.text("place", place),
                 path=records.text("path", place),
                 reason=reason,

@@ -1,37 +1,180 @@
-"""The rows of indexed tars that a conversion takes: `mmdata convert SHARDS OUT --select CONDITION`."""
+"""Some rows of a source as a source of their own: rows of given numbers, or those of shards that a condition selects.
+
+They are numbered from 0 without gaps, as rows of any source, and keep the keys that they have in the whole. What people
+read (ledger, list of rows, messages) has their numbers in the whole source, which `numbering` gives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmdata.config.convert import Grouping
+from mmdata.convert.sources.rows import ImageSource, InputRow, Source, images_of, numbered_key
+from mmdata.convert.sources.tars import PackedSource
+from mmdata.errors import ConfigError, DataError, counted, excerpt
+
+NEAR = 1000
+"""Rows that are rather read and passed over than skipped, where images are in a table."""
+
+Choice = str | os.PathLike[str] | Sequence[int] | Callable[[Source], NDArray[np.int64]]
+"""Rows of a source: a text file with the number of a row on each line, the numbers, or what finds them in it."""
+
 
 @dataclass(frozen=True)
-class ChosenRows:
+class SelectedRows:
     """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.commands.chosen`.
 
     Attributes:
         words: the condition, for messages and accounts.
-        digest: equal for equal rows.
         offsets: by the name of a tar, the offsets of its chosen images, ascending int64.
     """
 
     words: str
-    digest: str
     offsets: Mapping[str, NDArray[np.int64]]
 
-    def holds(self, tar: str, offset: int | None) -> bool:
-        """Whether the sample whose image begins at this offset of a tar is chosen; None: it is not in the index."""
-        offsets = self.offsets.get(tar)
-        if offset is None or offsets is None or not len(offsets):
+    def __call__(self, source: Source) -> NDArray[np.int64]:
+        """Numbers of these rows in a source of tars.
+
+        Raises:
+            ConfigError: it is no source of tars.
+        """
+        if not isinstance(source, PackedSource):
+            raise ConfigError("select: the source is no folder of tars; rows of shards with an index can be selected")
+        return np.array([row.number for row in source.rows() if self._holds(row)], np.int64)
+
+    def _holds(self, row: InputRow) -> bool:
+        assert row.packed is not None
+        offsets = self.offsets.get(row.packed.tar)
+        if row.packed.indexed is None or offsets is None:
             return False
+        offset = row.packed.indexed[0]
         place = int(np.searchsorted(offsets, offset))
         return place < len(offsets) and int(offsets[place]) == offset
 
+
+class ChosenSource:
+    """The chosen rows of a source.
+
+    Args:
+        corpus: all rows.
+        chosen: which of them.
+
+    Attributes:
+        corpus: as given.
+        numbers: int64 (N,), those of the rows in the corpus, ascending.
+
+    Raises:
+        ConfigError: no row, or one that is not in the corpus.
+    """
+
+    rows_are_exact = True
+
+    def __init__(self, corpus: Source, chosen: Choice) -> None:
+        self.corpus = corpus
+        self.numbers = _numbers(corpus, chosen)
+        self._words = chosen.words if isinstance(chosen, SelectedRows) else counted(len(self.numbers), "row")
+        self.root = corpus.root
+        self.rows_at_most = len(self.numbers)
+        self.has_captions = corpus.has_captions
+        self.classes = corpus.classes
+        self.group_by: Grouping = corpus.group_by
+        self._images = images_of(corpus)
+        self.holds_images = self._images is not None
+        self.can_be_sent = self._images is not None and self._images.can_be_sent
+
+    def rows(self) -> Iterator[InputRow]:
+        """The rows. See `Source.rows`."""
+        return self._of(self.corpus.rows(), 0, len(self.numbers)) if self._images is None else self.rows_from(0)
+
+    def rows_from(self, start: int) -> Iterator[InputRow]:
+        """The rows from one on; images far from them are not read. See `ImageSource.rows_from`."""
+        assert self._images is not None
+        far = np.flatnonzero(np.diff(self.numbers[start:]) > NEAR) if self.can_be_sent else []
+        bounds = [start, *(int(place) + start + 1 for place in far), len(self.numbers)]
+        for begin, end in pairwise(bounds):
+            yield from self._of(self._images.rows_from(int(self.numbers[begin])), begin, end)
+
+    def rows_with_labels(self) -> Iterator[InputRow]:
+        """Those of the whole corpus: so a class has one number, whichever rows are chosen."""
+        return self.corpus.rows_with_labels()
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if a file has changed since it was opened."""
+        if isinstance(self.corpus, ImageSource):
+            self.corpus.check_unchanged()
+
     def describe(self) -> dict[str, Any]:
-        """What it adds to `Source.describe`."""
-        return {"select": self.words, "selected": self.digest}
+        """The corpus, and which of its rows. See `Source.describe`."""
+        selected = hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]
+        return {**self.corpus.describe(), "select": self._words, "selected": selected}
+
+    def number_of(self, row: int) -> int:
+        """The number in the corpus of one of these rows."""
+        return int(self.numbers[row])
+
+    def _of(self, rows: Iterator[InputRow], place: int, end: int) -> Iterator[InputRow]:
+        """The chosen rows from place `place` to before `end`; `rows` begin at or before the first."""
+        wanted = iter(self.numbers[place:end].tolist())
+        number = next(wanted, None)
+        for row in rows:
+            if row.number == number:
+                yield replace(row, number=place, key=row.key or numbered_key(row.number))
+                place, number = place + 1, next(wanted, None)
+            if number is None:
+                return
+        raise DataError(f"rows: the source has no row {number}; its rows are numbered from 0")
+
+
+def numbering(source: Source) -> Callable[[int], int]:
+    """What gives the number, for people, of a row of a source."""
+    return source.number_of if isinstance(source, ChosenSource) else int
+
+
+def _numbers(corpus: Source, chosen: Choice) -> NDArray[np.int64]:
+    if isinstance(chosen, (str, os.PathLike)):
+        found = _read_numbers(Path(chosen))
+    else:
+        found = chosen(corpus) if callable(chosen) else np.array(chosen, np.int64)
+    found = np.unique(found)
+    if not len(found):
+        raise ConfigError("rows: none is chosen")
+    if found[0] < 0 or (corpus.rows_are_exact and found[-1] >= corpus.rows_at_most):
+        wrong = int(found[0] if found[0] < 0 else found[-1])
+        has = f"{corpus.rows_at_most:,} rows, " if corpus.rows_are_exact else "rows "
+        raise ConfigError(f"rows: {wrong} is no row of the source, which has {has}numbered from 0")
+    return found
+
+
+def _read_numbers(path: Path) -> NDArray[np.int64]:
+    """The numbers in a file.
+
+    Raises:
+        ConfigError: no such file, or a line with something else.
+    """
+    try:
+        with path.open("rb") as file:
+            return np.fromiter(_parsed(path, file), np.int64)
+    except OSError as error:
+        raise ConfigError(f"rows '{path}': cannot be read ({error.strerror})") from error
+
+
+def _parsed(path: Path, lines: Iterator[bytes]) -> Iterator[int]:
+    for place, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not (text.isdigit() and len(text) < len(str(2**63))):
+            got = excerpt(text.decode("utf-8", "replace"))
+            raise ConfigError(
+                f"rows '{path}', line {place}: {got} is no number of a row; give one a line, from 0, as 'row' in "
+                "quarantine.jsonl"
+            )
+        if text:
+            yield int(text)

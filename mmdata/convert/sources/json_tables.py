@@ -112,7 +112,7 @@ def _rows_of(path: Path, document: Any) -> Iterator[TableRow]:
     images, annotations = lists.get("images"), lists.get("annotations")
     if images and annotations and _all_have(images, "id") and _all_have(annotations, "image_id"):
         if any("caption" in annotation for annotation in annotations):
-            raise DataError(f"table '{path}': COCO's captions, which are no table; leave --format and --encoding out")
+            raise DataError(f"table '{path}': COCO's captions, which are no table; leave format and encoding out")
         raise DataError(
             f"table '{path}': COCO annotations without captions (their keys: {shown(list(annotations[0]))}); give the "
             "file of captions (captions_train2017.json), or of boxes (instances_train2017.json)"

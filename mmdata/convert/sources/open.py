@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, cast
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.sources.coco import CocoSource
 from mmdata.convert.sources.files import (
     PARTS,
@@ -49,13 +48,12 @@ _COCO_ORDER = ("instances", "person_keypoints", "captions")
 _COCO_KEYS = frozenset(("info", "licenses", "images", "categories", "type", "annotations"))
 
 
-def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> Source:
+def open_source(path: Path, config: ConvertConfig) -> Source:
     """Open a corpus: a table, a folder or a .zip of images, a folder of Parquet files, a tar, or a folder of tars.
 
     Args:
         path: the folder, or the file.
         config: the settings about tables, columns and parts are used.
-        chosen: of tars, the rows to take.
 
     Raises:
         DataError: no such path, an unreadable table, a damaged tar, an empty corpus, several parts and no `split`.
@@ -73,9 +71,7 @@ def open_source(path: Path, config: ConvertConfig, chosen: ChosenRows | None = N
         refuse_strangers(path, config, SourceKind.TARS)
         if config.split is not None:
             raise ConfigError(f"split '{config.split}': '{path}' holds tars, all of one part; give those of the part")
-        return PackedSource(path, config, chosen)
-    if chosen is not None:
-        raise ConfigError(f"select: '{path}' holds no tars; rows of shards with an index can be selected")
+        return PackedSource(path, config)
     if not is_folder(path):
         return _open_tables(path.parent, [path], config)
     if config.table is not None:

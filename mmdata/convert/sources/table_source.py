@@ -105,9 +105,10 @@ class TableSource:
         """See `Source.rows_with_labels`. No other column is read."""
         if not self.columns.label:
             return
-        (label,), split = self.columns.label, self.columns.split
-        for place, cells, _ in (row for table in self._tables for row in table.rows([label, *split])):
-            if cells is not None and (not split or cells.get(split[0]) == self._split):
+        label, split = self.columns.label, self.columns.split
+        wanted = [label] if split is None else [label, split]
+        for place, cells, _ in (row for table in self._tables for row in table.rows(wanted)):
+            if cells is not None and (split is None or cells.get(split) == self._split):
                 yield InputRow(0, place, label=as_text(cells.get(label)))
 
     def rows_from(self, start: int) -> Iterator[InputRow]:

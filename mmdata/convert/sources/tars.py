@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from mmdata.config.convert import ALL, ConvertConfig, Grouping
-from mmdata.convert.sources.chosen import ChosenRows
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.folder import IMAGE_SUFFIXES
 from mmdata.convert.sources.rows import InputRow, PackedFiles, fits_header
-from mmdata.errors import BadSample, DataError, Reason, excerpt
+from mmdata.errors import BadSample, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.index import Manifest
 from mmdata.storage.folder import has_manifest
@@ -49,7 +48,6 @@ class PackedSource:
     Args:
         path: a tar, or a folder of tars.
         config: the settings about members and columns to keep are used.
-        chosen: the rows to take; the others are filtered. None takes all.
 
     Raises:
         DataError: no tar, a damaged one, a sample split over two.
@@ -58,8 +56,7 @@ class PackedSource:
     group_by: Grouping = "none"
     rows_are_exact = True
 
-    def __init__(self, path: Path, config: ConvertConfig, chosen: ChosenRows | None = None) -> None:
-        self._chosen = chosen
+    def __init__(self, path: Path, config: ConvertConfig) -> None:
         self._tars = find_shards(path)
         folder = self._tars[0].parent
         self.root = os.path.realpath(folder)
@@ -106,7 +103,6 @@ class PackedSource:
             "shards": len(self._tars),
             "ignored_members": self._ignored,
             "listing_sha256": self._listing,
-            **(self._chosen.describe() if self._chosen else {}),
         }
 
     def _choose_members(self, config: ConvertConfig) -> Members:
@@ -153,8 +149,6 @@ class PackedSource:
         key = key if fits_header(key) else f"row-{number:09d}"
         offset = next((member.offset for member in group.members.values() if member.offset in indexed), None)
         image = None if offset is None else (offset, indexed[offset])
-        if fault is None and self._chosen is not None and not self._chosen.holds(tar.name, offset):
-            fault = (Reason.FILTERED, f"not selected by {excerpt(self._chosen.words)}")
         packed = PackedFiles(self.root, tar.name, group, key, self._members, image)
         return InputRow(number, place, group.key, extra=extra, packed=packed, fault=fault)
 

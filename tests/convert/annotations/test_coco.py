@@ -257,7 +257,7 @@ def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) ->
 
 
 def test_captions_of_coco_are_no_table(coco: Path) -> None:
-    with pytest.raises(DataError, match="COCO's captions, which are no table; leave --format and --encoding out"):
+    with pytest.raises(DataError, match="COCO's captions, which are no table; leave format and encoding out"):
         open_source(coco / "annotations/captions_val2017.json", ConvertConfig(format="json"))
 
 

@@ -1,0 +1,255 @@
+"""Some rows of a source (`rows`), and no image that another folder has (`not_in`): of failed rows tried again, too."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mmdata.convert import ConvertConfig, Report, convert, convert_part
+from mmdata.convert.units.engines import local, threads
+from mmdata.errors import ConfigError, DataError
+from mmdata.files import shipped
+from mmdata.index import Index, build_index
+from mmdata.index.verify import verify
+from tests.convert.conftest import content, jsonl, left_out, tolerant
+from tests.convert.fetch.sites import Answer, Site
+from tests.loader.member_tars import write_tar
+from tests.programs import PATIENCE_S, run_program
+
+COUNTS = ("rows", "written", "merged", "duplicate", "filtered", "quarantined")
+
+
+def make(source: Any, out: Path, rows: Any = None, not_in: Any = (), *, workers: int = 1, **settings: Any) -> Report:
+    engine = local(workers) if workers > 1 else threads(1)
+    return convert(source, out, tolerant(**settings), rows=rows, not_in=not_in, engine=engine)
+
+
+def counts(report: Report) -> dict[str, Any]:
+    """The accounts, without what is 0."""
+    assert report.accounts["rows"] == sum(report.accounts[name] for name in COUNTS[1:])
+    return {name: report.accounts[name] for name in COUNTS if report.accounts[name]}
+
+
+def members(*folders: Path) -> dict[str, bytes]:
+    """All members of all tars, which Python's own reader reads; no name is in two folders."""
+    found: dict[str, bytes] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.tar"))):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                assert member.name not in found
+                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    assert all(verify(folder) == [] for folder in folders)
+    return found
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return pq.read_table(folder / "__mmdata__/rows").to_pylist()
+
+
+def numbers_in(path: Path, *numbers: int) -> Path:
+    path.write_text("".join(f"{number}\n" for number in numbers))
+    return path
+
+
+@pytest.fixture
+def photos(photo: Callable[..., bytes]) -> list[bytes]:
+    return [photo(20, 30, seed=seed) for seed in range(8)]
+
+
+@pytest.fixture
+def table(tmp_path: Path, photos: list[bytes]) -> Path:
+    """Rows 0 to 7 name 0.jpg to 7.jpg; rows 8 and 9 name 1.jpg again, row 9 with no caption that is new."""
+    (tmp_path / "corpus").mkdir()
+    for number, data in enumerate(photos):
+        (tmp_path / f"corpus/{number}.jpg").write_bytes(data)
+    names = [*range(8), 1, 1]
+    rows = [{"image": f"{name}.jpg", "caption": f"photo {8 if n == 9 else n}"} for n, name in enumerate(names)]
+    return jsonl(tmp_path / "corpus/t.jsonl", rows)
+
+
+def in_parquet(table: Path, photos: list[bytes]) -> Path:
+    """The rows of a table with their images in it, in small row groups."""
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    found = [{**row, "image": photos[int(row["image"][0])]} for row in rows]
+    pq.write_table(pa.Table.from_pylist(found), table.with_suffix(".parquet"), row_group_size=2)
+    return table.with_suffix(".parquet")
+
+
+@pytest.mark.parametrize("kind", ["paths", "images", "program"])
+@pytest.mark.parametrize("shard_rows", [2, 100])
+def test_chosen_rows_keep_their_keys_and_no_other_is_read(
+    table: Path, photos: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shard_rows: int
+) -> None:
+    monkeypatch.setattr("mmdata.convert.sources.chosen.NEAR", 1)
+    source: Any = in_parquet(table, photos) if kind == "images" else table
+    if kind == "program":
+        source = [{"image": str(table.parent / f"{n}.jpg"), "caption": f"photo {n}"} for n in range(8)]
+    make(source, tmp_path / "whole", shard_rows=shard_rows)
+    for number in (0, 2, 3, 4):
+        (table.parent / f"{number}.jpg").unlink()
+    report = make(source, tmp_path / "out", numbers_in(tmp_path / "rows.txt", 7, 1, 5), shard_rows=shard_rows)
+    assert counts(report) == {"rows": 3, "written": 3}
+    assert [(row["row"], row["key"]) for row in rows_of(tmp_path / "out")] == [(n, f"{n:09}") for n in (1, 5, 7)]
+    whole = members(tmp_path / "whole")
+    assert members(tmp_path / "out").items() >= {name: whole[name] for name in whole if name[8] in "57"}.items()
+    assert make(source, tmp_path / "out", [1, 5, 7, 7], shard_rows=shard_rows).was_complete
+
+
+def test_messages_have_the_numbers_of_the_whole_source(table: Path, photos: list[bytes], tmp_path: Path) -> None:
+    (table.parent / "7.jpg").write_bytes(photos[6])
+    make(table, tmp_path / "out", [1, 6, 7, 8, 9])
+    assert [(line["row"], line["place"], line["detail"]) for line in left_out(tmp_path / "out")] == [
+        (7, "t.jsonl, line 8", "the image of row 6 again, byte for byte, with other captions or another label"),
+        (9, "t.jsonl, line 10", "the image of row 1 again, with no caption that is new"),
+    ]
+    assert [row["detail"] for row in rows_of(tmp_path / "out") if row["row"] == 8] == ["merged into row 1"]
+
+
+def test_class_has_one_number_whichever_rows_are_chosen(table: Path, tmp_path: Path) -> None:
+    labels = ["cat", "dog", "cat", "owl"]
+    rows = [{"image": f"{number}.jpg", "label": label} for number, label in enumerate(labels)]
+    named = jsonl(table.parent / "named.jsonl", rows)
+    make(named, tmp_path / "a", [0, 1])
+    make(named, tmp_path / "b", [2, 3], [tmp_path / "a"])
+    make(named, tmp_path / "whole")
+    assert members(tmp_path / "a", tmp_path / "b") == members(tmp_path / "whole")
+    assert Index.open([tmp_path / "a", tmp_path / "b"]).class_names == ["cat", "dog", "owl"]
+
+
+def test_any_workers_and_parts_give_the_same_bytes(table: Path, tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"rows": [0, 1, 3, 4, 6, 8], "not_in": [tmp_path / "before"]}
+    make(table, tmp_path / "before", [3, 4, 5])
+    make(table, tmp_path / "out", **chosen, shard_rows=2)
+    make(table, tmp_path / "processes", **chosen, shard_rows=2, workers=2)
+    for part in (2, 1):
+        convert_part(table, tmp_path / "parts", tolerant(shard_rows=2), part=(part, 2), **chosen, engine=threads(1))
+    convert(table, tmp_path / "parts", tolerant(shard_rows=2), finish=True, **chosen)
+    assert content(tmp_path / "out") == content(tmp_path / "processes") == content(tmp_path / "parts")
+
+
+def test_images_of_other_folders_are_left_out_whatever_they_are_called(
+    table: Path, photos: list[bytes], tmp_path: Path
+) -> None:
+    make(table, tmp_path / "a", [0, 1], resize=10)  # the original decides, not what was stored of it
+    make(table, tmp_path / "b", [2, 3, 4], val_share=0.4)
+    before = content(tmp_path / "a")
+    (table.parent / "copy.jpg").write_bytes(photos[0])
+    rows = [{"image": f"{name}.jpg", "caption": "new"} for name in ("copy", 4, 1, 6, 6)]
+    report = make(jsonl(table.parent / "more.jsonl", rows), tmp_path / "c", not_in=[tmp_path / "a", tmp_path / "b"])
+    assert counts(report) == {"rows": 5, "written": 1, "duplicate": 4}
+    assert [(line["row"], line["reason"], line["detail"]) for line in left_out(tmp_path / "c")] == [
+        *((n, "duplicate_image", "a folder of not_in has the image, byte for byte") for n in (0, 1, 2)),
+        (4, "duplicate_image", "the image of row 3 again, with no caption that is new"),
+    ]
+    assert content(tmp_path / "a") == before
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site() as one:
+        yield one
+
+
+def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: Path, photos: list[bytes]) -> None:
+    good = {f"/{number}.jpg": Answer(200, data) for number, data in enumerate(photos)}
+    rows = [{"url": site.url(f"/{n}.jpg"), "caption": f"photo {n}"} for n in range(8)]
+    table = jsonl(tmp_path / "t.jsonl", rows)
+    config = ConvertConfig(allow_private_addresses=True, max_bad_share=1, shard_rows=3)
+    site.answers |= {**good, **{f"/{n}.jpg": Answer(404) for n in (2, 5, 6)}}
+    convert(table, tmp_path / "a", config, engine=threads(2))
+    failed = [row["row"] for row in rows_of(tmp_path / "a") if row["reason"] == "http_status"]
+    site.requests.clear()
+    site.answers |= {**good, "/6.jpg": good["/0.jpg"]}
+    report = convert(table, tmp_path / "b", config, rows=failed, not_in=[tmp_path / "a"], engine=threads(2))
+    assert counts(report) == {"rows": 3, "written": 2, "duplicate": 1}
+    assert site.images() == 3
+    site.answers |= good
+    convert(table, tmp_path / "whole", config, engine=threads(2))
+    whole = members(tmp_path / "whole")
+    assert members(tmp_path / "a", tmp_path / "b") == {name: whole[name] for name in whole if name[8] != "6"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("1\nx\n", r"rows '.*rows.txt', line 2: 'x' is no number of a row; give one a line, from 0, as 'row' in quar"),
+        ("1\n-2\n", r"line 2: '-2' is no number of a row"),
+        ("9" * 30, r"line 1: '9+' is no number of a row"),
+        ("\n", "rows: none is chosen"),
+        (Path("none.txt"), r"rows 'none.txt': cannot be read \(No such file or directory\)"),
+        ([3, -1], "rows: -1 is no row of the source, which has rows numbered from 0"),
+    ],
+)
+def test_what_names_no_rows_is_an_error(table: Path, tmp_path: Path, rows: Any, message: str) -> None:
+    if isinstance(rows, str):
+        (tmp_path / "rows.txt").write_text(rows)
+        rows = tmp_path / "rows.txt"
+    with pytest.raises(ConfigError, match=message):
+        make(table, tmp_path / "out", rows)
+
+
+def test_row_that_the_source_has_not_is_an_error(table: Path, photos: list[bytes], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="rows: the source has no row 10; its rows are numbered from 0"):
+        make(table, tmp_path / "out", [2, 10])
+    with pytest.raises(ConfigError, match="rows: 10 is no row of the source, which has 10 rows, numbered from 0"):
+        make(in_parquet(table, photos), tmp_path / "out", [2, 10])
+
+
+def test_other_rows_are_another_conversion(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [1])
+    make(table, tmp_path / "b", [2])
+    make(table, tmp_path / "out", [3, 4], [tmp_path / "a"])
+    for rows, not_in, what in (
+        ([3, 5], ["a"], "other rows are selected"),
+        ([3], ["a"], 'select: was "2 rows", is "1 row"; other rows are selected'),
+        ([3, 4], ["a", "b"], "the folders of not_in are others"),
+    ):
+        with pytest.raises(DataError, match=rf"holds another conversion \({what}\)"):
+            make(table, tmp_path / "out", rows, [tmp_path / name for name in not_in])
+
+
+def test_folder_that_does_not_say_what_it_holds_is_no_folder_of_not_in(
+    table: Path, photos: list[bytes], tmp_path: Path
+) -> None:
+    write_tar(tmp_path / "indexed/a.tar", {"a": {"jpg": photos[0], "txt": b"a"}})
+    build_index(tmp_path / "indexed")
+    make(table, tmp_path / "copied", [0, 1])
+    (tmp_path / "copied/__mmdata__/rows/00000.parquet").unlink()
+    make(table, tmp_path / "damaged", [0, 1])
+    (tmp_path / "damaged/__mmdata__/rows/00000.parquet").write_bytes(b"PAR1")
+    for folder, error, message in (
+        (tmp_path / "none", DataError, "none"),
+        (tmp_path / "indexed", DataError, "its manifest has no accounts of a conversion"),
+        (
+            tmp_path / "copied",
+            DataError,
+            r"__mmdata__/rows/ lists 0 of 2 rows; was it left out of a copy\? Copy it too",
+        ),
+        (tmp_path / "damaged", DataError, "not a list of rows that is whole"),
+        (tmp_path / "out", ConfigError, "is the output as well; convert into a folder beside it"),
+        ("s3://bucket/a", ConfigError, "must be a folder of this machine; copy its __mmdata__/, which has no images"),
+    ):
+        with pytest.raises(error, match=message):
+            make(table, tmp_path / "out", not_in=[folder])
+    with pytest.raises(ConfigError, match="not_in leaves out images that were written before, and keep_duplicates wr"):
+        make(table, tmp_path / "out", not_in=[tmp_path / "damaged"], keep_duplicates=True)
+
+
+def test_flags_choose_rows(table: Path, tmp_path: Path) -> None:
+    numbers_in(tmp_path / "rows.txt", 2, 3)
+    make(table, tmp_path / "a", [3])
+    tool = [sys.executable, str(shipped("tools", "convert.py")), str(table), str(tmp_path / "out")]
+    flags = ["--rows", str(tmp_path / "rows.txt"), "--not-in", str(tmp_path / "a"), "--max-bad-share", "1"]
+    done = run_program([*tool, *flags], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {name[:9] for name in members(tmp_path / "out")} == {"000000002"}
+    done = run_program([*tool, *flags, "--select", "height > 2"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "--rows and --select both say which rows are taken: give one of them" in done.stderr
