@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.convert import ConvertConfig
-from mmdata.convert.row.examine import Examined, Examiner
+from mmdata.convert.row.examine import Examiner, Outcome
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.sources.rows import Source
@@ -241,7 +241,7 @@ def _facts_of_rows(path: Path, source: Source) -> Facts:
         DataError: none of these rows can be used.
     """
     examiner = Examiner.from_config(source, ConvertConfig())
-    found: list[Examined] = list(in_order(usable_cores(), examiner, islice(source.rows(), LOOKED_ROWS)))
+    found: list[Outcome] = list(in_order(usable_cores(), examiner, islice(source.rows(), LOOKED_ROWS)))
     samples = [(one.sample, one.label) for one in found if one.sample is not None and not one.fault]
     faults = [(one.fault[0], one.path) for one in found if one.fault]
     if not samples:

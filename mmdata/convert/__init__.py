@@ -6,8 +6,8 @@ whose images have boxes or captions, `ChosenSource` is some rows of another sour
 image become one sample. `Units` cuts the rows into ranges, and an engine makes a unit of each, in processes, threads or
 with Ray: `fetch` replaces URLs by the bytes of the images, an `Examiner` turns a row into a sample or a fault,
 `UnitWriter` writes tars and records, and `Staging` commits the unit.
-`Conversion` runs the whole. When all units are there, a `Decider` finds duplicates and numbers classes, and an
-`OutputFolder` puts shards together and counts in `Accounts` what became of each row.
+`Conversion` runs the whole. When all units are there, a `Settler` finds duplicates, and an `OutputFolder` puts shards
+together and counts in `Accounts` what became of each row.
 `Output` is the folder: the conversion is made in a hidden sub-folder and moved into place whole, the manifest last.
 `preview` converts a sample of the rows into a temporary folder, and says what becomes of all.
 """

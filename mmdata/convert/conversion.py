@@ -19,16 +19,16 @@ from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.opening import Opened
 from mmdata.convert.row.examine import Digester, Examiner
 from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
-from mmdata.convert.settle.decide import Decider
 from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
+from mmdata.convert.settle.settled import Settler
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
 from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
 from mmdata.convert.units.engines import Engine, Progress, in_order
-from mmdata.convert.units.records import Records
+from mmdata.convert.units.records import read_records, texts_of
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
@@ -158,13 +158,13 @@ class Conversion:
         with ExitStack() as stack:
             parts = self._open_parts(stack)
             self._track.say("compare all rows")
-            decider = stack.enter_context(self._decider(receipts))
+            settler = stack.enter_context(self._settler(receipts))
             least = 2**63 - 1
             for receipt in self._track(receipts, "put shards together", len(receipts), noun="units"):
-                decided = decider.decide(receipt)
-                least = min(least, lowest_hash(decided)) if len(parts) > 1 else least
+                settled = settler.settle(receipt)
+                least = min(least, lowest_hash(settled)) if len(parts) > 1 else least
                 for part in parts:
-                    part.add(decided)
+                    part.add(settled)
             balance = Balance([part.accounts for part in parts], rows or 0, self._source)
             for part in parts:
                 part.close_ledger()
@@ -274,9 +274,9 @@ class Conversion:
         return True
 
     def _changed_file(self, receipt: Receipt) -> ChangedFile | None:
-        records = Records(self._staging.unit(receipt.unit) / RECORDS_NAME, receipt.start)
+        records = read_records(self._staging.unit(receipt.unit) / RECORDS_NAME)
         look = partial(changed_file, self._source.root, now={})
-        return next(filter(None, in_order(usable_cores(), look, filter(None, records.texts("seen")))), None)
+        return next(filter(None, in_order(usable_cores(), look, filter(None, texts_of(records.column("seen"))))), None)
 
     def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt], *, is_whole: bool) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""
@@ -301,11 +301,11 @@ class Conversion:
         with ExitStack() as stack:
             ledgers = [output.private / INNER / QUARANTINE_NAME for output in self._outputs]
             accounts = [Accounts(stack.enter_context(ledger.open("wb"))) for ledger in ledgers]
-            decider = stack.enter_context(self._decider(receipts))
+            settler = stack.enter_context(self._settler(receipts))
             for receipt in receipts:
-                decided = decider.decide(receipt)
+                settled = settler.settle(receipt)
                 for number, one in enumerate(accounts):
-                    count_rows(one, decided, number)
+                    count_rows(one, settled, number)
             balance = Balance(accounts, sum(receipt.rows for receipt in receipts), self._source)
             balance.check(self._config, rows_at_most=self._source.rows_at_most)
 
@@ -334,8 +334,8 @@ class Conversion:
             for number, output in enumerate(self._outputs)
         ]
 
-    def _decider(self, receipts: Sequence[Receipt]) -> Decider:
-        return Decider(
+    def _settler(self, receipts: Sequence[Receipt]) -> Settler:
+        return Settler(
             self._staging,
             receipts,
             numbering(self._source),

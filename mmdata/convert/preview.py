@@ -15,7 +15,7 @@ from typing import Any, cast
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.convert import Report, convert
 from mmdata.convert.opening import check_places
-from mmdata.convert.row.examine import Examined, Examiner
+from mmdata.convert.row.examine import Examiner, Outcome
 from mmdata.convert.sampling import Estimate, SampledRows
 from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
@@ -117,7 +117,7 @@ class _Timed:
         return sum(self._seconds)
 
     def __call__(self, job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
-        def examine(row: InputRow) -> Examined:
+        def examine(row: InputRow) -> Outcome:
             began = time.thread_time()
             examined = job.examiner(row)
             self._seconds.append(time.thread_time() - began)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.convert.row.examine import Examined
+from mmdata.convert.row.examine import Outcome
 from mmdata.convert.sources.rows import InputRow
 from mmdata.convert.units.engines import CHUNK, Engine, Progress, in_order, local, processes, threads
 from mmdata.convert.units.staging import Receipt
@@ -89,7 +89,7 @@ def test_rows_in_flight_are_bounded() -> None:
 class Broken:
     """An examiner on a broken disk."""
 
-    def __call__(self, row: InputRow) -> Examined:
+    def __call__(self, row: InputRow) -> Outcome:
         raise OSError(5, "Input/output error", row.image)
 
 
@@ -97,10 +97,10 @@ class Broken:
 class Deadly:
     """An examiner that ends its process, as the system does where memory is used up."""
 
-    def __call__(self, row: InputRow) -> Examined:
+    def __call__(self, row: InputRow) -> Outcome:
         if row.number == 9:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Examined(row.number, row.place, "", fault=(Reason.FILTERED, ""))
+        return Outcome(row.number, row.place, "", fault=(Reason.FILTERED, ""))
 
 
 @dataclass(frozen=True)

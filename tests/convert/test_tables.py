@@ -366,7 +366,7 @@ def test_guessed_label_that_is_none_does_not_cost_the_row(corpus: Path, tmp_path
     labels = [3, "cat", -5]
     rows = [{"image": f"{name}.jpg", "caption": "x", "label": label} for name, label in zip("abc", labels, strict=True)]
     table = jsonl(corpus / "t.jsonl", rows)
-    assert not preview(table).quarantined.likely
+    assert not preview(table).bad.likely
     assert not look(str(table)).facts.faults
     report = make(table, keep_duplicates=True)
     assert report.accounts["written"] == 3

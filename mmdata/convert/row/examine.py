@@ -37,7 +37,7 @@ _HASH = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Examined:
+class Outcome:
     """The result for one row: a sample, or the reason why there is none.
 
     Attributes:
@@ -105,13 +105,12 @@ class Examiner:
         rereads = grouping(source, config) == "content"
         return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes, blurs, rereads)
 
-    def __call__(self, row: InputRow) -> Examined:
+    def __call__(self, row: InputRow) -> Outcome:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
         seen = Seen()
-        examined = self._examined(row, seen)
-        return replace(examined, seen=seen.to_json())
+        return replace(self._outcome(row, seen), seen=seen.to_json())
 
-    def _examined(self, row: InputRow, seen: Seen) -> Examined:
+    def _outcome(self, row: InputRow, seen: Seen) -> Outcome:
         path = _path_of(row)
         try:
             if row.merged_into is not None and self.rereads:
@@ -119,29 +118,29 @@ class Examiner:
             if row.fault:
                 raise BadSample(*row.fault)
             if row.merged_into is not None:
-                return Examined(row.number, row.place, path, merged_into=row.merged_into)
-            fields, boxes = self.fields(row, seen), parse_boxes(row.boxes)
+                return Outcome(row.number, row.place, path, merged_into=row.merged_into)
+            texts, boxes = self.fields(row, seen), parse_boxes(row.boxes)
             original = self.read_image(row, seen)
             check_hash(original, row.hash)
             image, info, shrunk_from = self._prepare(original, boxes)
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
-            return Examined(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
+            return Outcome(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
         key = row.packed.key if row.packed else row.key or numbered_key(row.number)
-        extra = _with_sizes(fields.extra, shrunk_from, info) if shrunk_from else fields.extra
+        extra = _with_sizes(texts.metadata, shrunk_from, info) if shrunk_from else texts.metadata
         extra = {"blurred": len(boxes), **extra} if self.blurs else extra  # also 0: all samples have the same members
         digest = image_digest(original)
         known = hash_of(digest) if image is original else None
-        captions = [*fields.captions, *row.more_captions]
+        captions = [*texts.captions, *row.more_captions]
         sample = Sample(key, image, info, captions, extra=extra or None, image_hash=known)
-        return Examined(
+        return Outcome(
             row.number,
             row.place,
             path,
             sample,
-            fields.label,
+            texts.label,
             digest,
-            losses={**fields.losses, **row.losses},
+            losses={**texts.losses, **row.losses},
             needs_label=not (row.packed or row.sidecars or self.fields.guesses_label),
         )
 
@@ -175,8 +174,8 @@ class Examiner:
         """
         if row.fault:
             raise BadSample(*row.fault)
-        fields = self.fields(row)
-        return fields.captions, fields.label
+        texts = self.fields(row)
+        return texts.captions, texts.label
 
     def read_image(self, row: InputRow, seen: Seen | None = None) -> bytes:
         """The bytes of a row's image; `seen` notes them if they are of a file.
@@ -213,13 +212,13 @@ class Digester:
 
     examiner: Examiner
 
-    def __call__(self, row: InputRow) -> Examined:
+    def __call__(self, row: InputRow) -> Outcome:
         """Hash the image of one row."""
         try:
             digest = b"" if row.fault else image_digest(self.examiner.read_image(row))
         except BadSample:
             digest = b""  # the examination of the row names the fault
-        return Examined(row.number, row.place, _path_of(row), digest=digest)
+        return Outcome(row.number, row.place, _path_of(row), digest=digest)
 
 
 def image_digest(data: bytes) -> bytes:

@@ -16,20 +16,10 @@ from mmdata.convert.sources.folder import sidecar_label, sidecar_texts
 from mmdata.convert.sources.rows import InputRow, fill_templates
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
-from mmdata.tars.texts import Loss, parse_label
+from mmdata.tars.texts import Loss, SampleTexts, parse_label
 
 JSON_BYTES_ASIDE = 256
 """Bytes of a sample's JSON member reserved for its label, the sizes of a shrunk image, names and brackets."""
-
-
-@dataclass(frozen=True)
-class RowFields:
-    """The text of a row, ready to be stored; its label is not numbered yet."""
-
-    captions: list[str]
-    label: int | str | None
-    extra: dict[str, Any]
-    losses: dict[Loss, str]
 
 
 @dataclass(frozen=True)
@@ -52,10 +42,11 @@ class FieldReader:
     keeps_all: bool = False
     guesses_label: bool = False
 
-    def __call__(self, row: InputRow, seen: Seen | None = None) -> RowFields:
+    def __call__(self, row: InputRow, seen: Seen | None = None) -> SampleTexts:
         """Captions, label and kept columns of a row, from the row itself or from the files of its sample.
 
-        A sample of a tar keeps all its metadata, unless the settings choose. `seen` notes the files that are read.
+        The metadata of the result are the kept columns, as JSON can hold them. A sample of a tar keeps all, unless the
+        settings choose. `seen` notes the files that are read.
 
         Raises:
             BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
@@ -64,7 +55,7 @@ class FieldReader:
         if not (row.packed or row.sidecars):
             label, captions, lost = self._of_table(row)
             extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
-            return RowFields(captions, label, extra, lost)
+            return SampleTexts(captions, None, label, extra, lost)
         needs_caption, seen = self.has_captions and not self.templates, seen or Seen()
         if row.packed:
             texts = row.packed.texts(seen, needs_caption=needs_caption)
@@ -75,7 +66,8 @@ class FieldReader:
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
         if self.keeps_all or (row.packed and not extra):
             extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
-        return RowFields(captions, texts.label, _storable(extra, losses, room=_room(captions)), losses)
+        extra = _storable(extra, losses, room=_room(captions))
+        return SampleTexts(captions, texts.source, texts.label, extra, losses)
 
     def label(self, row: InputRow) -> int | str | None:
         """The label of a row; None if it cannot be used. Captions and image are not looked at."""

@@ -45,7 +45,7 @@ class Merges:
         number_of: gives the number of a row in the whole source, for people.
     """
 
-    def __init__(self, folder: Path, number_of: Callable[[int], int] = int) -> None:
+    def __init__(self, folder: Path, number_of: Callable[[Any], Any] = int) -> None:
         self._folder = folder
         self._number_of = number_of
         self._merges = Spill(folder)
@@ -138,7 +138,7 @@ class _Group:
         boxes: of each row, or why they are none.
     """
 
-    number_of: Callable[[int], int]
+    number_of: Callable[[Any], Any]
     row: int = -1
     label: int | str | None = None
     own_boxes: Any = None

@@ -8,18 +8,21 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mmdata.convert.row.examine import DIGEST_BYTES
-from mmdata.convert.settle.decide import Decided
+from mmdata.convert.settle.settled import Settled
 from mmdata.errors import Reason
 from mmdata.files import end_file, naming, sync_folder
 from mmdata.storage.folder import ROWS_NAME
+
+compute: Any = pyarrow.compute  # pyarrow's functions have no types
 
 FILE_ROWS = 1_000_000
 """Rows of a file, at least, before another one begins."""
@@ -39,126 +42,91 @@ _ROWS = pa.schema(
 )
 
 
-class InputRows:
+class RowList:
     """Writes the list. A context manager.
 
     Args:
-        folder: of the lists, the `__mmdata__` of the shards.
+        folder: of the list, the `__mmdata__` of the shards.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / ROWS_NAME
         self._folder.mkdir()
         self._numbers = count()
-        self._open: _ParquetFile | None = None
+        self._path = self._folder
+        self._file: BinaryIO | None = None  # the one that is being written
+        self._rows = 0  # in it
+        self._writer: Any = None
 
-    def add(self, decided: Decided, part: int, shards: NDArray[np.int32]) -> None:
-        """Add the rows of a unit that belong to a part.
+    def add(self, settled: Settled, part: int, shards: NDArray[np.int32]) -> None:
+        """Add the rows of a unit that belong to a part, as a row group.
 
         Args:
-            decided: the unit.
+            settled: the unit.
             part: number of the folder.
             shards: int32 (rows,), the shard of each written row's sample.
         """
-        places = np.flatnonzero(decided.parts == part)
+        places = np.flatnonzero(settled.parts == part)
         if not len(places):
             return
-        if self._open is not None and self._open.rows >= FILE_ROWS:
-            self._open.close()
-            self._open = None
-        if self._open is None:
-            self._open = _ParquetFile(self._folder / f"{next(self._numbers):05d}.parquet", _ROWS)
-        self._open.write(_table(decided, places, shards))
+        if self._rows >= FILE_ROWS:
+            self._end_file()
+        if self._file is None:
+            self._path, self._rows = self._folder / f"{next(self._numbers):05d}.parquet", 0
+            file = self._path.open("xb")
+            self._writer, self._file = pq.ParquetWriter(file, _ROWS, compression="zstd"), file
+        with naming(self._path):
+            self._writer.write_table(_published(settled, shards).take(pa.array(places)))
+        self._rows += len(places)
 
     def finish(self) -> None:
-        """Put the lists on disk."""
-        if self._open is not None:
-            self._open.close()
+        """Put the list on disk."""
+        self._end_file()
         sync_folder(self._folder)
 
-    def __enter__(self) -> InputRows:
+    def __enter__(self) -> RowList:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._open is not None:
-            self._open.discard()
+        if self._file is not None:
+            with suppress(OSError, pa.ArrowException):  # a full disk fails again when the end is written
+                self._writer.close()
+            with suppress(OSError):
+                self._file.close()
+
+    def _end_file(self) -> None:
+        if self._file is not None:
+            with naming(self._path):
+                self._writer.close()
+                end_file(self._file)
+            self._file = None
 
 
-class _ParquetFile:
-    """A Parquet file that is being written.
-
-    Attributes:
-        rows: so far.
-    """
-
-    def __init__(self, path: Path, schema: Any) -> None:
-        self._path = path
-        self.rows = 0
-        self._file = path.open("xb")
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
-
-    def write(self, table: Any) -> None:
-        """Add rows, as a row group."""
-        with naming(self._path):
-            self._writer.write_table(table)
-        self.rows += table.num_rows
-
-    def close(self) -> None:
-        """Put the file on disk."""
-        with naming(self._path):
-            self._writer.close()
-            end_file(self._file)
-
-    def discard(self) -> None:
-        """Close the file, whatever has been written."""
-        with suppress(OSError, pa.ArrowException):  # a full disk fails again when the end is written
-            self._writer.close()
-        with suppress(OSError):
-            self._file.close()
-
-
-def _table(decided: Decided, places: NDArray[np.int64], shards: NDArray[np.int32]) -> Any:
-    records, chosen = decided.records, places.tolist()
-    faults = [decided.faults.get(place) for place in chosen]
-    written = decided.written
-    merged = set(records.merged.tolist())
+def _published(settled: Settled, shards: NDArray[np.int32]) -> Any:
+    """The rows of a unit as the list has them."""
+    records, reason = settled.records, settled.reason
+    is_left_out, is_written = pa.array(settled.is_left_out), pa.array(settled.is_written)
+    kinds = compute.if_else(compute.equal(reason, str(Reason.DUPLICATE_IMAGE)), "duplicate", "quarantined")
+    kinds = compute.if_else(compute.equal(reason, str(Reason.FILTERED)), "filtered", kinds)
+    merged = compute.binary_join_element_wise("merged into row ", settled.into.cast(pa.string()), "")
     columns = {
-        "row": [decided.number_of(decided.receipt.start + place) for place in chosen],
-        "status": [_status(place, decided, bool(written[place]), place in merged) for place in chosen],
-        "reason": [fault and str(fault[0]) for fault in faults],
-        "detail": [_detail(decided, place) for place in chosen],
-        **{name: _taken(records.texts(name), chosen) for name in ("place", "path", "key")},
-        "shard": pa.array(shards[places], mask=shards[places] < 0),
+        "row": pa.array(settled.numbers),
+        "status": compute.if_else(is_left_out, kinds, compute.if_else(is_written, "written", "merged")),
+        "reason": reason,
+        "detail": compute.if_else(is_left_out, _printable(settled.detail), merged),
+        **{name: _printable(records.column(name)) for name in ("place", "path", "key")},
+        "shard": pa.array(shards, mask=shards < 0),
+        "digest": records.column("digest"),
     }
-    digests = records.digest_of_each()
-    columns["digest"] = [digests[place] if written[place] else None for place in chosen]
-    columns["key"] = [key if written[place] else None for key, place in zip(columns["key"], chosen, strict=True)]
-    return pa.table([pa.array(columns[field.name], field.type) for field in _ROWS], schema=_ROWS)
+    for name in ("key", "digest"):
+        columns[name] = compute.if_else(is_written, columns[name], pa.scalar(None, columns[name].type))
+    return pa.table([columns[name] for name in _ROWS.names], schema=_ROWS)
 
 
-def _status(place: int, decided: Decided, is_written: bool, is_merged: bool) -> str:
-    if is_written:
-        return "written"
-    fault = decided.faults.get(place)
-    if fault is None:
-        assert is_merged
-        return "merged"
-    if fault[0] is Reason.DUPLICATE_IMAGE:
-        return "duplicate"
-    return "filtered" if fault[0] is Reason.FILTERED else "quarantined"
-
-
-def _detail(decided: Decided, place: int) -> str | None:
-    if (fault := decided.faults.get(place)) is not None:
-        return _printable(fault[1])
-    into = decided.records.into(place)
-    return None if into is None else f"merged into row {decided.number_of(into)}"
-
-
-def _taken(texts: list[str | None], places: list[int]) -> list[str | None]:
-    return [None if (text := texts[place]) is None else _printable(text) for place in places]
-
-
-def _printable(text: str) -> str:
+def _printable(column: Any) -> Any:
     """Text in which bytes that are not UTF-8 are escaped, as in "\\udce9"."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = (None if cell is None else cell.decode("utf-8", "surrogatepass") for cell in column.to_pylist())
+        return pa.array([text and text.encode("utf-8", "backslashreplace").decode() for text in texts], pa.string())

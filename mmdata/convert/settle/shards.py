@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.settle.accounts import Accounts
-from mmdata.convert.settle.decide import Decided
-from mmdata.convert.settle.row_list import InputRows
+from mmdata.convert.settle.row_list import RowList
+from mmdata.convert.settle.settled import Settled, digests_of
 from mmdata.convert.units.compose import Composed, Fragment, compose
+from mmdata.convert.units.records import texts_of
 from mmdata.convert.units.staging import Staging
 from mmdata.convert.units.unit import fragment_name, read_tars
+from mmdata.errors import Reason
 from mmdata.files import end_file, naming, sync_folder
 from mmdata.index.writer import ManifestWriter, shard_name
 from mmdata.processes import usable_cores
 from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
+from mmdata.tars.texts import Loss
 
 logger = logging.getLogger("mmdata")
 
@@ -74,7 +79,7 @@ class OutputFolder:
         self._stack.enter_context(naming(self._ledger))  # closing may fail too: it writes the buffer
         self._file: BinaryIO = self._stack.enter_context(self._ledger.open("wb"))
         self.accounts = Accounts(self._file)
-        self._input_rows = self._stack.enter_context(InputRows(self._folder / INNER))
+        self._row_list = self._stack.enter_context(RowList(self._folder / INNER))
         self._manifest = ManifestWriter(self._folder)
         return self
 
@@ -84,22 +89,22 @@ class OutputFolder:
         self._manifest.discard()
         self._stack.__exit__(*error)  # type: ignore[arg-type]  # the three that `with` gives
 
-    def add(self, decided: Decided) -> None:
+    def add(self, settled: Settled) -> None:
         """Add the rows of a unit that belong to this folder: count them, and put its samples into shards."""
-        shards = np.full(len(decided.records), -1, np.int32)
-        written = decided.written
-        of_part = np.flatnonzero(decided.records.part == self._number)
-        kept = np.intersect1d(decided.records.kept, of_part)  # places of the samples in the tars, in their order
+        shards = np.full(settled.receipt.rows, -1, np.int32)
+        is_written, unit = settled.is_written, self._staging.unit(settled.receipt.unit)
+        # Places of the samples in the tars, in their order.
+        kept = np.flatnonzero(settled.is_kept & (settled.parts == self._number))
         start = 0
-        for number, tar in enumerate(read_tars(self._staging.unit(decided.receipt.unit))[self._number]):
+        for number, tar in enumerate(read_tars(unit)[self._number]):
             places = kept[start : start + tar.samples]
             start += tar.samples
-            path = self._staging.unit(decided.receipt.unit) / fragment_name(self._number, number)
-            fragment = Fragment(path, tar.sha256, tar.bytes, tar.samples, np.flatnonzero(written[places]))
+            path = unit / fragment_name(self._number, number)
+            fragment = Fragment(path, tar.sha256, tar.bytes, tar.samples, np.flatnonzero(is_written[places]))
             if len(fragment.rows):
-                shards[places[written[places]]] = self._place(fragment)
-        count_rows(self.accounts, decided, self._number)
-        self._input_rows.add(decided, self._number, shards)
+                shards[places[is_written[places]]] = self._place(fragment)
+        count_rows(self.accounts, settled, self._number)
+        self._row_list.add(settled, self._number, shards)
 
     def close_ledger(self) -> None:
         """Put the list of the rows left out on disk."""
@@ -114,7 +119,7 @@ class OutputFolder:
         """
         self._begin_shard()
         self._collect(at_most=0)
-        self._input_rows.finish()
+        self._row_list.finish()
         sync_folder(self._folder / INNER)
         sync_folder(self._folder)
         self._manifest.close(tokenizer=tokenizer, accounts={**self.accounts.as_dict(), **more})
@@ -146,31 +151,33 @@ class OutputFolder:
             self._manifest.add(*self._composing.popleft().result())
 
 
-def count_rows(accounts: Accounts, decided: Decided, number: int) -> None:
+def count_rows(accounts: Accounts, settled: Settled, number: int) -> None:
     """Count the rows of a unit that belong to a folder, by its number."""
-    records = decided.records
-    ours = decided.parts == number
-    written = decided.written & ours
-    accounts.written += int(written.sum())
-    accounts.merged += sum(bool(ours[place]) and place not in decided.faults for place in records.merged.tolist())
-    accounts.differing += sum(bool(ours[place]) for place in decided.differing)
-    for place, (reason, detail) in sorted(decided.faults.items()):
-        if ours[place]:
-            accounts.leave_out(
-                row=decided.number_of(decided.receipt.start + place),
-                place=records.text("place", place),
-                path=records.text("path", place),
-                reason=reason,
-                detail=detail,
-            )
-    for place, losses in sorted(decided.losses.items()):
-        if written[place]:
-            for loss in accounts.losses.add(records.text("place", place), losses):
-                detail = accounts.losses.first[loss]
-                logger.warning("%s (%s); the sample is written without it, and so are further ones", detail, loss)
+    ours, is_left_out, is_written = settled.parts == number, settled.is_left_out, settled.is_written
+    accounts.written += int((ours & is_written).sum())
+    accounts.merged += int((ours & ~is_written & ~is_left_out).sum())
+    accounts.differing += int((ours & settled.differing).sum())
+    places = np.flatnonzero(ours & is_left_out)
+    taken = pa.array(places)
+    texts = [texts_of(column.take(taken)) for column in (*_columns(settled, "place", "path"), settled.detail)]
+    reasons = settled.reason.take(taken).to_pylist()
+    rows = settled.numbers[places].tolist()
+    for row, place, path, detail, reason in zip(rows, *texts, reasons, strict=True):
+        accounts.leave_out(row=row, place=place, path=path, reason=Reason(reason), detail=detail)
+    has_losses = settled.records.column("losses").is_valid().to_numpy(zero_copy_only=False)
+    taken = pa.array(np.flatnonzero(ours & is_written & has_losses))
+    for place, losses in zip(*(texts_of(one.take(taken)) for one in _columns(settled, "place", "losses")), strict=True):
+        found = {Loss(name): detail for name, detail in json.loads(losses).items()}
+        for loss in accounts.losses.add(place, found):
+            detail = accounts.losses.first[loss]
+            logger.warning("%s (%s); the sample is written without it, and so are further ones", detail, loss)
 
 
-def lowest_hash(decided: Decided) -> int:
+def lowest_hash(settled: Settled) -> int:
     """The least `hash64` of the images that a unit writes; the largest one there is if it writes none."""
-    digests = np.frombuffer(decided.records.digests(np.flatnonzero(decided.written)), "<i8")
+    digests = np.frombuffer(digests_of(settled.records, np.flatnonzero(settled.is_written)), "<i8")
     return int(digests[::2].min()) if len(digests) else 2**63 - 1
+
+
+def _columns(settled: Settled, *names: str) -> list[Any]:
+    return [settled.records.column(name) for name in names]

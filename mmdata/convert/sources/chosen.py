@@ -117,10 +117,6 @@ class ChosenSource:
         selected = hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]
         return {**self.corpus.describe(), "select": self._words, "selected": selected}
 
-    def number_of(self, row: int) -> int:
-        """The number in the corpus of one of these rows."""
-        return int(self.numbers[row])
-
     def _of(self, rows: Iterator[InputRow], place: int, end: int) -> Iterator[InputRow]:
         """The chosen rows from place `place` to before `end`; `rows` begin at or before the first."""
         wanted = iter(self.numbers[place:end].tolist())
@@ -134,9 +130,9 @@ class ChosenSource:
         raise DataError(f"rows: the source has no row {number}; its rows are numbered from 0")
 
 
-def numbering(source: Source) -> Callable[[int], int]:
-    """What gives the number, for people, of a row of a source."""
-    return source.number_of if isinstance(source, ChosenSource) else int
+def numbering(source: Source) -> Callable[[Any], Any]:
+    """What gives the number, for people, of a row of a source; of an array of rows, an array."""
+    return source.numbers.__getitem__ if isinstance(source, ChosenSource) else lambda row: row
 
 
 def _numbers(corpus: Source, chosen: Choice) -> NDArray[np.int64]:

@@ -132,10 +132,10 @@ def make_units(job: Job, units: Iterable[Unit], fetch: FetchStage, workers: int)
 
     writer: UnitWriter | None = None
     try:
-        for examined in in_order(workers, job.examiner, fetch(rows())):
+        for outcome in in_order(workers, job.examiner, fetch(rows())):
             if writer is None:
                 writer = UnitWriter(job, begun.popleft())
-            writer.add(examined)
+            writer.add(outcome)
             yield Progress(1)
             if writer.is_full:
                 receipt = writer.finish()

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
-from mmdata.convert.row.examine import Examined, Examiner, hash_of
+from mmdata.convert.row.examine import Examiner, Outcome, hash_of
 from mmdata.convert.sources.rows import ImageSource, InputRow, Merge
 from mmdata.convert.units.compose import finish_fragment
-from mmdata.convert.units.records import RecordWriter, Status
+from mmdata.convert.units.records import RecordWriter
 from mmdata.convert.units.staging import FRAGMENTS_NAME, RECORDS_NAME, Receipt, Staging
 from mmdata.errors import BadSample, Reason
 from mmdata.files import write_whole
@@ -104,7 +104,7 @@ class Job:
 
 
 class UnitWriter:
-    """Makes a unit of its examined rows.
+    """Makes a unit of the outcomes of its rows.
 
     Args:
         job: the conversion.
@@ -127,32 +127,31 @@ class UnitWriter:
         """Whether all rows were added."""
         return len(self._records) == len(self.unit)
 
-    def add(self, examined: Examined) -> None:
+    def add(self, outcome: Outcome) -> None:
         """Add the next row.
 
         Args:
-            examined: the row.
+            outcome: of the row.
 
         Raises:
             OSError: the disk is full or broken.
         """
         expected = self.unit.start + len(self._records)
-        assert examined.row == expected, f"engine gave row {examined.row} in place of {expected}"
-        part = part_of(examined.digest, self._job.config.val_share)
-        if examined.merged_into is not None:
-            self._records.add(examined, Status.MERGED, fault=examined.fault)
+        assert outcome.row == expected, f"engine gave row {outcome.row} in place of {expected}"
+        part = part_of(outcome.digest, self._job.config.val_share)
+        if outcome.merged_into is not None:
+            self._records.add(outcome, part=0, fault=outcome.fault)
             return
-        fault, losses = examined.fault, examined.losses
+        fault, losses = outcome.fault, outcome.losses
         if fault is None:
             try:
-                losses = {**losses, **self._write(examined, part)}
+                losses = {**losses, **self._write(outcome, part)}
             except BadSample as bad:
                 fault = (bad.reason, bad.detail)
         if fault is not None and fault[0] is not Reason.FILTERED:
             self._quarantined += 1
-            self._unfetched += is_unfetched(examined.path, fault[0])
-        status = Status.KEPT if fault is None else Status.LEFT_OUT
-        self._records.add(examined, status, part=part, fault=fault, losses=losses)
+            self._unfetched += is_unfetched(outcome.path, fault[0])
+        self._records.add(outcome, part=part, fault=fault, losses=losses)
 
     def finish(self) -> Receipt:
         """Commit the unit."""
@@ -173,17 +172,17 @@ class UnitWriter:
             part.discard()
         shutil.rmtree(self._attempt, ignore_errors=True)
 
-    def _write(self, examined: Examined, part: int) -> dict[Loss, str]:
+    def _write(self, outcome: Outcome, part: int) -> dict[Loss, str]:
         """Write a sample; returns what it loses: a label that has no number, where nobody has named the label."""
-        assert examined.sample is not None
+        assert outcome.sample is not None
         number, losses = None, dict[Loss, str]()
         try:
-            number = self._job.labels.number(examined.label)
+            number = self._job.labels.number(outcome.label)
         except BadSample as bad:
-            if bad.reason is Reason.FILE_CHANGED or examined.needs_label or not examined.sample.captions:
+            if bad.reason is Reason.FILE_CHANGED or outcome.needs_label or not outcome.sample.captions:
                 raise
             losses[Loss.LABEL_NAME] = bad.detail
-        self._parts[part].write(replace(examined.sample, label=number))
+        self._parts[part].write(replace(outcome.sample, label=number))
         return losses
 
 

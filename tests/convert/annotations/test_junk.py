@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from mmdata.convert import ConvertConfig
 from mmdata.convert.row.examine import Examiner
-from mmdata.convert.row.fields import RowFields
 from mmdata.convert.sources.open import open_coco
 from mmdata.convert.sources.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
-from mmdata.tars.texts import Loss
+from mmdata.tars.texts import Loss, SampleTexts
 from tests.convert.annotations.corpora import make_coco
 
 INSTANCES = "coco/annotations/instances_val2017.json"
@@ -60,10 +59,10 @@ def check_rows(source: Source, config: ConvertConfig) -> None:
     for row in rows:
         assert set(row.losses) <= {Loss.BOX_UNUSABLE}
         with suppress(BadSample):
-            fields = examiner.fields(row)
-            assert isinstance(fields, RowFields)
-            json.dumps(fields.extra, allow_nan=False, ensure_ascii=False).encode()
-            assert all(len(box["bbox"]) == 4 for box in fields.extra["boxes"])
+            texts = examiner.fields(row)
+            assert isinstance(texts, SampleTexts)
+            json.dumps(texts.metadata, allow_nan=False, ensure_ascii=False).encode()
+            assert all(len(box["bbox"]) == 4 for box in texts.metadata["boxes"])
         with suppress(BadSample):
             examiner.read_image(row)
 
