@@ -73,12 +73,11 @@ def test_cli_unknown_command_names_the_near_one_or_all(name: str, message: str, 
         ),
         (
             ["c", "--batch-size", "2"],
-            "no option '--batch-size'; write it as data.global_batch_size=VALUE; `mmdata x --help` shows the arguments",
+            "no option '--batch-size'; write it as data.global_batch_size=2; `mmdata x --help` shows the arguments",
         ),
         (
             ["c", "--bogus"],
-            "no option '--bogus'; settings are given with their section, as in train.lr=1e-3; `mmdata x --help` shows "
-            "the arguments",
+            "no option '--bogus'; settings are given as section.key=value; `mmdata x --help` shows the arguments",
         ),
         (["c", "--epoch", "x"], "argument --epoch: invalid int value: 'x'; `mmdata x --help` shows the arguments"),
     ],
@@ -124,6 +123,37 @@ def test_cli_command_without_settings_takes_no_setting_with_dashes(capsys: pytes
     with pytest.raises(SystemExit):
         parser.parse(["c", "--train.lr=1"])
     assert capsys.readouterr().err.startswith("error: no option '--train.lr=1'; `mmdata x --help`")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--quality", "90"], "no option '--quality'; write it as quality=90; "),
+        (["--shard-bytes=1000"], "no option '--shard-bytes=1000'; write it as shard_bytes=1000; "),
+        (["--keep", "id"], "no option '--keep'; write it as keep=[id]; "),
+        (["--keep-duplicates", "--plan"], "no option '--keep-duplicates'; write it as keep_duplicates=true; "),
+        (["--no-quotes"], "no option '--no-quotes'; write it as quotes=false; "),
+        (["--tabel", "t.csv"], "no option '--tabel'; did you mean '--table'?"),
+        (["--bogus"], "no option '--bogus'; settings are given as key=value; "),
+        (["qualty=90"], "on the command line: unknown key 'qualty'; did you mean 'quality'?"),
+        (["--resize", "large"], "on the command line: 'resize': Input should be a valid integer; got 'large'"),
+        (["90"], "override '90': expected key=value"),
+    ],
+)
+def test_cli_setting_of_a_conversion_without_a_flag_is_told_how_to_write_it(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    try:
+        code = cli.main(["convert", str(tmp_path), str(tmp_path / "out"), *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_cli_conversion_without_an_output_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["convert", str(tmp_path), "quality=90"]) == 2
+    assert capsys.readouterr().err.startswith("error: OUT is missing: 'quality=90' is a setting; ")
 
 
 def test_cli_version_is_the_packages():

@@ -187,9 +187,9 @@ def test_config_file_that_is_not_a_mapping_is_refused(file, text: str | bytes, m
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.seed", r"override 'data\.seed': expected section\.key=value, as in data\.seed=VALUE"),
-        ("=3", r"override '=3': expected section\.key=value"),
-        ("data..seed=3", r"override 'data\.\.seed=3': expected section\.key=value"),
+        ("data.seed", r"override 'data\.seed': expected key=value, as in data\.seed=VALUE"),
+        ("=3", r"override '=3': expected key=value"),
+        ("data..seed=3", r"override 'data\.\.seed=3': expected key=value"),
         ("data.seed.x=3", r"override 'data\.seed\.x=3': 'seed' is a value, not a section"),
         (
             "data.shards.0.weight=3",

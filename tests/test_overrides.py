@@ -53,7 +53,7 @@ def test_override_given_twice_counts_as_the_last_one(config: Path):
 def test_override_without_a_value_shows_how_it_is_written(config: Path):
     with pytest.raises(ConfigError, match=r"^override 'train\.epochs': expected .*, as in train\.epochs=VALUE$"):
         load_config(config, ["train.epochs", "3"])
-    with pytest.raises(ConfigError, match=r"^override '3': expected .*, as in data\.loading\.num_workers=4$"):
+    with pytest.raises(ConfigError, match=r"^override '3': expected key=value$"):
         load_config(config, ["3"])
 
 

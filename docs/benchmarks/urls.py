@@ -113,8 +113,8 @@ def run_one(name: str, table: Path, out: Path, python: str) -> tuple[float, floa
     """When a tool began and ended, and the images that it wrote."""
     if name.startswith("mmdata"):
         flags = ["--allow-private-addresses", "--max-bad-share", "0.5", "--shard-rows", "1000"]
-        flags += ["--ignore-opt-outs"] if "ignored" in name else []
-        flags += ["--check", "header"] if "header" in name else []
+        flags += ["ignore_opt_outs=true"] if "ignored" in name else []
+        flags += ["check=header"] if "header" in name else []
         command = [sys.executable, "-m", "mmdata", "convert", table, out, *flags]
     else:
         command = [python, "-c", DOWNLOAD, table, out, str(int(name.endswith("unchecked")))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,26 +10,24 @@ from mmdata.config.data import DataConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.loader.corpus import open_index
-from mmdata.tables.joined import Joined
 from mmdata.tables.select import select_rows
 
 
-def chosen_rows(shards: str, select: str, tables: Sequence[str] = ()) -> SelectedRows:
+def chosen_rows(shards: str, select: str) -> SelectedRows:
     """The rows of a folder that a condition, or a file of keys or a mask, selects.
 
     Args:
         shards: a folder with an index.
         select: as `data.select`.
-        tables: joined by their column "key", for the condition; as `data.join`.
 
     Raises:
         ConfigError: a wrong condition or file, or one that leaves no row.
         DataError: the folder has no index.
     """
-    content = {"shards": shards, "select": select, "join": [{"table": table} for table in tables]}
-    data: DataConfig = parse(Config, {"data": {**content, "global_batch_size": 1}}, origin="--select").data
+    content = {"data": {"shards": shards, "select": select, "global_batch_size": 1}}
+    data: DataConfig = parse(Config, content, origin="--select").data
     index = open_index(data)
-    selection = select_rows(data, index, index.starts, Joined.from_config(data, index, writes=True))
+    selection = select_rows(data, index, index.starts)
     assert selection is not None, "there is a condition"
     offsets: dict[str, NDArray[np.int64]] = {}
     for shard in range(index.num_shards):

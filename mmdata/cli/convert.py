@@ -17,95 +17,48 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmdata.cli.flags import add_flags, settings_given
+from mmdata.cli.parser import PLAIN_SETTING
 from mmdata.cli.paths import check_source, next_commands
+from mmdata.config.convert import ConvertConfig, load_recipe
 from mmdata.errors import ConfigError, Reason, counted, printable
 from mmdata.progress import duration, progress_in_rows
 from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
 from mmdata.storage.urls import is_url
 
 if TYPE_CHECKING:
-    from mmdata.convert import ConvertConfig, PartReport, Report
+    from mmdata.convert import PartReport, Report
     from mmdata.convert.sources.chosen import Choice
     from mmdata.convert.units.engines import Engine
     from mmdata.index import Manifest
 
-SETTINGS = {
-    "table": "table in SOURCE, or a pattern for several",
-    "images": "folder that the table's paths are relative to, itself relative to SOURCE (or to the folder of a table)",
-    "split": "part of SOURCE to convert, such as train, where it has several",
-    "format": "format of the table, where its name does not tell: csv, tsv, jsonl, json, parquet or arrow",
-    "delimiter": 'character between the fields of a CSV, or "tab" (default: the one that fits the first lines)',
-    "encoding": "encoding of text tables, such as latin-1 (default utf-8)",
-    "columns": "names of the columns of a CSV without a header line, as image,caption",
-    "image-column": "column with paths or images, or in tars the extension of the image",
-    "caption-column": "column with captions, or in tars a member or a key in JSON, as json:TEXT; "
-    "may be given more than once",
-    "label-column": 'column with class numbers or names; "" takes none',
-    "hash-column": "column with the MD5 or SHA-256 of each image; images with another one are left out",
-    "blur-boxes": "column with boxes to blur, such as faces: lists of [left, top, right, bottom], each from 0 to 1; "
-    "images with boxes are stored as JPEG",
-    "contact": "URL or mail address that servers of images see in the User-Agent, where the table holds URLs",
-    "connections": "images behind URLs fetched at once (default 128)",
-    "connections-per-host": "images fetched at once from one host (default 2); more is for servers of your own",
-    "caption-template": 'caption made of the class name of an image without one, as "a photo of a {}."; '
-    "may be given more than once",
-    "keep": "column to store in each sample's JSON (\"path\" is the image's, '*' stands for all columns); "
-    "may be given more than once",
-    "group-by": "rows that become one sample with all their captions: image (the same path; the default for tables), "
-    "content (images equal byte for byte), or none",
-    "val-share": "share of the images (0 to 1) that goes into OUT/val, the others into OUT/train",
-    "resize": "shorter side, in pixels, to which larger images are shrunk, as JPEG; the others stay byte for byte",
-    "quality": "JPEG quality of the images that are shrunk or blurred, 1 to 100 (default 95)",
-    "check": "full (default) decodes every image; header reads only the headers of images that are stored unchanged",
-    "min-side": "smallest height or width, in pixels",
-    "max-aspect": "largest ratio of the sides",
-    "max-pixels": "most pixels an image may have",
-    "max-bad-share": "share of unusable rows above which nothing is published (default 0.05); rows whose URL gives no "
-    "image do not count",
-    "shard-rows": "most samples of a shard (default 10000)",
-    "shard-bytes": "most bytes of a shard (default 1e9)",
-    "tokenizer": "tokenizer that counts caption lengths: a folder, or a Hugging Face name",
-    "train-tokenizer": "entries of a tokenizer to train on the captions, into OUT/tokenizer",
-}
-"""Flags that replace a recipe's setting of the same name."""
-CLASSES_SHOWN = 10
-REPEATED = {"caption-column": "caption_columns", "caption-template": "caption_templates", "keep": "keep"}
-WHOLE = (
-    "connections",
-    "connections-per-host",
-    "resize",
-    "quality",
-    "min-side",
-    "max-pixels",
-    "train-tokenizer",
-    "shard-rows",
+FLAGS = (
+    *("table", "images", "split", "image_column", "caption_columns", "label_column", "caption_templates"),
+    *("val_share", "resize", "max_bad_share", "shard_rows", "tokenizer", "train_tokenizer", "allow_private_addresses"),
 )
-NUMBERS: dict[str, Callable[[str], int | float]] = {
-    **dict.fromkeys(WHOLE, int),
-    **dict.fromkeys(("max-aspect", "max-bad-share", "val-share"), float),
-    "shard-bytes": lambda text: int(float(text)),
-}
+"""Settings that have a flag; the others are given as key=value, or in a recipe."""
+CLASSES_SHOWN = 10
 
 
 def run(options: argparse.Namespace) -> int:
     """Convert, and print the accounts."""
     check_flags(options)
     check_source(options.source)
-    from mmdata.convert import PartReport, convert, convert_part, load_recipe
+    given = [*settings_given(options, ConvertConfig, FLAGS), *options.settings]
+    config = load_recipe(options.recipe, overrides=given)
+    from mmdata.convert import PartReport, convert, convert_part
 
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
-    config = load_recipe(options.recipe, overrides(options))
     rows: Choice | None = options.rows
     if options.select:
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
         from mmdata.cli.chosen import chosen_rows
 
-        rows = chosen_rows(options.source, options.select, options.join)
+        rows = chosen_rows(options.source, options.select)
     if options.plan:
         show_plan(options, config, rows)
         return 0
@@ -138,15 +91,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="folder for the shards, or s3://BUCKET/PREFIX; made if missing, else empty",
     )
-    parser.add_argument("--recipe", help="a corpus of datasets/, or a YAML file of settings; flags replace them")
-    for name, text in SETTINGS.items():
-        action = "append" if name in REPEATED else "store"
-        extra: dict[str, Any] = {"type": NUMBERS[name], "metavar": "N"} if name in NUMBERS else {"metavar": "NAME"}
-        parser.add_argument(f"--{name}", help=text, action=action, **extra)
+    parser.add_argument(
+        "settings", nargs="*", metavar=PLAIN_SETTING, help="e.g. quality=90; `mmdata settings convert` lists all"
+    )
+    parser.add_argument("--recipe", metavar="NAME", help="a corpus of datasets/, or a YAML file of settings")
+    add_flags(parser, ConvertConfig, FLAGS)
     parser.add_argument(
         "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
     )
-    parser.add_argument("--join", metavar="TABLE", action="append", default=[], help="table that --select names")
     parser.add_argument(
         "--rows",
         metavar="FILE",
@@ -158,18 +110,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="folder of another conversion: leave out the images that it has; may be given more than once",
-    )
-    parser.add_argument("--no-quotes", action="store_true", help="read quotation marks of a CSV or TSV as text")
-    parser.add_argument("--keep-duplicates", action="store_true", help="write images again whose bytes came before")
-    parser.add_argument(
-        "--ignore-opt-outs",
-        action="store_true",
-        help="take images behind URLs although robots.txt, X-Robots-Tag or TDMRep opt out; the manifest says so",
-    )
-    parser.add_argument(
-        "--allow-private-addresses",
-        action="store_true",
-        help="fetch images behind URLs from this machine and private networks too",
     )
     parser.add_argument(
         "--plan",
@@ -195,10 +135,10 @@ def check_flags(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--plan looks at the whole corpus and writes nothing: leave --part, --finish and --overwrite out"
         )
+    if str(options.out).partition("=")[0] in ConvertConfig.model_fields:
+        raise ConfigError(f"OUT is missing: '{options.out}' is a setting; the folder for the shards comes before it")
     if options.rows and options.select:
         raise ConfigError("--rows and --select both say which rows are taken: give one of them")
-    if options.join and not options.select:
-        raise ConfigError("--join is for a condition: give --select as well")
 
 
 def place(text: str) -> Path | str:
@@ -212,20 +152,6 @@ def part_of(text: str) -> tuple[int, int]:
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise argparse.ArgumentTypeError(f"must be K/N with K from 1 to N, as 3/64: got {text!r}")
     return int(number), int(parts)
-
-
-def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Settings given as flags."""
-    given = {name: getattr(options, name.replace("-", "_")) for name in SETTINGS}
-    settings = {REPEATED.get(k, k.replace("-", "_")): v for k, v in given.items() if v is not None}
-    if options.columns is not None:
-        settings["columns"] = options.columns.split(",")
-    if options.no_quotes:
-        settings["quotes"] = False
-    for name in ("keep_duplicates", "ignore_opt_outs", "allow_private_addresses"):
-        if getattr(options, name):
-            settings[name] = True
-    return settings
 
 
 def choose_engine(name: str, workers: int | None) -> Engine:
@@ -313,7 +239,7 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     if named_here := report.source.get("columns"):
         said = ", ".join(f"field {place} as {name}" for place, name in enumerate(named_here, 1))
         print(
-            printable(f"header: none in the table, whose first line holds a URL; took {said}; --columns names others")
+            printable(f"header: none in the table, whose first line holds a URL; took {said}; columns=[…] names others")
         )
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
@@ -343,10 +269,10 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
     if accounts.get("differing"):
         print(
             f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
-            "same image that was written: --group-by content gives that row their captions"
+            "same image that was written: group_by=content gives that row their captions"
         )
     elif accounts["duplicate"]:
-        print("duplicates: the first row of each image was written; --keep-duplicates writes all")
+        print("duplicates: the first row of each image was written; keep_duplicates=true writes all")
 
 
 def show_next(report: Report, out: Path | str) -> None:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from mmdata.errors import did_you_mean, printable
 
-SETTING = "section.key=value"
-"""How the help of a command shows the settings that it takes."""
+SETTING, PLAIN_SETTING = "section.key=value", "key=value"
+"""How the help of a command shows the settings that it takes: those of a config, or those of a conversion."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,7 +33,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options of a command line; a setting may have dashes, as Lightning and transformers write it."""
-        return self.parse_intermixed_args(_without_dashes(words) if self._takes_settings() else words)
+        self._words = _without_dashes(words) if self._takes(SETTING) else list(words)
+        return self.parse_intermixed_args(self._words)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong in one line, and end with exit code 2."""
@@ -48,19 +49,27 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, word: str) -> str:
         """The end of a message for an unknown option."""
         known = [option for action in self._actions for option in action.option_strings]
-        name, _, value = word.partition("=")
-        near = did_you_mean(name, known)
-        if near or not self._takes_settings():
+        option, _, value = word.partition("=")
+        near = did_you_mean(option, known)
+        if not self._takes(PLAIN_SETTING):
             return near
-        from mmdata.config.describe import settings_named
+        # Imported here: it takes a part of a second.
+        from mmdata.cli.flags import as_settings, name_of_flag
+        from mmdata.config.describe import all_sections
 
-        if found := settings_named(name.lstrip("-").replace("-", "_")):
-            lines = [f"{setting}={value or 'VALUE'}" for setting in found]
-            return f"; write it as {' or '.join(lines)}"
-        return "; settings are given with their section, as in train.lr=1e-3"
+        in_sections = self._takes(SETTING)
+        settings = [one for section in all_sections() for one in section.settings if ("." in one.name) == in_sections]
+        is_one = any(one.name.rpartition(".")[2] == name_of_flag(option) for one in settings)
+        if near and not is_one:
+            return near
+        after = self._words[self._words.index(word) + 1 :][:1]
+        value = value or next((one for one in after if not one.startswith("-")), "VALUE")
+        if found := as_settings(option, value, settings):
+            return f"; write it as {' or '.join(found)}"
+        return f"; settings are given as {SETTING if in_sections else PLAIN_SETTING}"
 
-    def _takes_settings(self) -> bool:
-        return any(SETTING in str(action.metavar) for action in self._actions)
+    def _takes(self, settings: str) -> bool:
+        return any(settings in str(action.metavar) for action in self._actions)
 
 
 def _without_dashes(words: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Settings of a conversion. A recipe is a YAML file of these; flags of `mmdata convert` override it."""
+"""Settings of a conversion. A recipe is a YAML file of these; the command line of `mmdata convert` replaces them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mmdata.config.settings import Location, Positive, Settings, Share
-from mmdata.config.strict_yaml import parse, read_yaml
+from mmdata.config.strict_yaml import parse, read_yaml, with_overrides
 from mmdata.errors import ConfigError, did_you_mean
 from mmdata.files import shipped
 
@@ -19,6 +19,9 @@ ALL = "*"
 
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "arrow"]
 """Formats of tables; a CSV may have any delimiter."""
+
+TEXT_LENGTH = 77
+"""Tokens of a text, as a trained tokenizer records it; CLIP's. `data.max_length` decides when texts are loaded."""
 
 Grouping = Literal["image", "content", "none"]
 """Which rows become one sample with all their captions."""
@@ -52,86 +55,83 @@ def _contact(text: str) -> str:
 
 
 class ConvertConfig(Settings):
-    """Which rows become samples, and how samples are packed. No setting depends on the machine."""
+    """The settings of `mmdata convert`: keys of a recipe, and key=value after OUT. They say which rows become samples,
+    and how samples are packed; none of them depends on the machine."""
 
     table: str | None = None
-    """Table(s) of a corpus given as a folder, relative to it; a pattern such as "part-*.parquet" takes several."""
+    """Table in SOURCE, or a pattern such as "part-*.parquet" for several. null: the one that is there."""
     split: str | None = None
-    """Part of the corpus to convert: "train" takes train-*.parquet, the folder train/, or the rows whose column "split"
-    says train. Needed only where a folder has several parts."""
+    """Part of SOURCE to convert, where it has several. train takes train-*.parquet, the folder train/, or the rows
+    whose column "split" says train."""
     format: TableFormat | None = None
-    """Format of the tables; None takes it from their names and first bytes. A CSV may have any delimiter."""
+    """Format of the tables. A CSV may have any delimiter. null: their names and first bytes tell it."""
     delimiter: Annotated[str, BeforeValidator(_delimiter)] | None = None
-    """Character between the fields of a CSV, or "tab"; None takes the one of , ; | and tab that splits the first lines
-    into equal numbers of fields."""
+    """Character between the fields of a CSV, or tab. null: the one of , ; | and tab that splits the first lines into
+    equal numbers of fields."""
     encoding: Annotated[str, AfterValidator(_encoding)] | None = None
-    """Encoding of text tables, such as "latin-1" or "utf-16"; None takes UTF-8."""
+    """Encoding of text tables, such as latin-1 or utf-16. null: UTF-8."""
     columns: list[str] | None = None
-    """Names of the columns of a CSV without a header line; None takes its first line for the header."""
+    """Names of the columns of a CSV without a header line, as [image, caption]. null: its first line is the header."""
     images: str = "."
-    """Folder that the table's paths are relative to, itself relative to the corpus; nothing above it is read. If the
-    paths do not exist there, a folder beside the table in which they do is taken."""
+    """Folder that the table's paths are relative to, itself relative to SOURCE. Nothing above it is read. If the paths
+    do not exist there, a folder beside the table in which they do is taken."""
     image_column: str | None = None
-    """Column with paths or images; None takes the first of the usual names."""
+    """Column with paths or images, or in tars the extension of the image. null: the first of the usual names."""
     caption_columns: list[str] | None = None
-    """Columns with captions, each cell a string or a list, also a list as text; in tars members, or keys in JSON, such
-    as "json:TEXT". None takes the first of the usual names."""
+    """Column with captions, or in tars a member or a key in JSON, as json:TEXT. A cell is a string or a list, also a
+    list as text. null: the first of the usual names."""
     label_column: str | None = None
-    """Column with class numbers or names; None takes the first of the usual names, if any; "" takes none.
-    In tars a member, or a key in JSON."""
+    """Column with class numbers or names, or in tars a member or a key in JSON; "" takes none. null: the first of the
+    usual names, if any."""
     hash_column: str | None = None
-    """Column with the MD5 or SHA-256 of each image's bytes; an image with another one is quarantined. An empty cell is
-    not compared."""
+    """Column with the MD5 or SHA-256 of each image's bytes. An image with another one is left out. An empty cell is not
+    compared."""
     blur_boxes: str | None = None
-    """Column with boxes to blur in each image, such as DataComp's "face_bboxes": a list of [left, top, right, bottom],
-    in shares of the width and height of the image as displayed, also as JSON text. A row with anything else is
-    quarantined; an empty cell blurs nothing. Images with boxes are stored as JPEG."""
+    """Column with boxes to blur in each image, such as DataComp's "face_bboxes". A cell is a list of [left, top, right,
+    bottom], in shares of the width and height of the image as displayed, also as JSON text. A row with anything else is
+    left out; an empty cell blurs nothing. Images with boxes are stored as JPEG."""
     contact: Annotated[str, AfterValidator(_contact)] | None = None
-    """URL or mail address of who runs the conversion, which servers see in the User-Agent where images are behind
-    URLs."""
-    connections: Positive = 128
-    """Images fetched at once where they are behind URLs, over all hosts."""
+    """URL or mail address of who runs the conversion, which servers of images see in the User-Agent."""
     connections_per_host: Positive = 2
-    """Images fetched at once from one host. More is for a server of your own, or one whose owner agrees."""
+    """Images behind URLs that are fetched at once from one host. More is for a server of your own, or one whose owner
+    agrees."""
     ignore_opt_outs: bool = False
-    """Whether images behind URLs are taken whose owners opted out: by robots.txt, X-Robots-Tag or TDMRep."""
+    """Takes images behind URLs although their owners opted out, by robots.txt, X-Robots-Tag or TDMRep. The manifest
+    says so."""
     allow_private_addresses: bool = False
-    """Whether images behind URLs are fetched from this machine and from private networks."""
+    """Fetches images behind URLs from this machine and from private networks too."""
     caption_templates: list[Annotated[str, AfterValidator(_template)]] | None = None
-    """Captions of samples that have a label and no caption, such as "a photo of a {}."; the name of the class replaces
-    {}, with spaces for underscores."""
+    """Caption of samples that have a label and no caption, as "a photo of a {}."; {} becomes the name of the class. The
+    name has spaces for underscores."""
     quotes: bool = True
-    """Whether fields of a CSV or TSV may be quoted; False reads every quotation mark as text."""
+    """Whether fields of a CSV or TSV may be quoted. false: quotation marks are text."""
     keep: tuple[str, ...] = ()
-    """Further columns to store in each sample's JSON; "path" is the image's path, and "*" stands for all that are
-    neither image, captions nor label (of files: all keys of their JSON)."""
+    """Further columns to store in each sample's JSON, as [id, score]. "path" is the image's path. "*" stands for all
+    that are neither image, captions nor label; of files, for all keys of their JSON."""
     group_by: Grouping | None = None
-    """Which rows become one sample with all their captions: those with the same path ("image"), those whose images are
-    equal byte for byte ("content", which reads those twice that may be equal), or none. None groups a table by image,
-    and a folder of images with captions by content, unless `keep_duplicates` is set."""
+    """Which rows become one sample with all their captions. image: those with the same path. content: those whose
+    images are equal byte for byte; it reads those twice that may be equal. none: each row is a sample. null: content
+    for a folder of images with captions, unless `keep_duplicates` is set; else image."""
     keep_duplicates: bool = False
     """Whether an image with the bytes of an earlier one is written again."""
     val_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Share of the images, 0 to 1, that go into OUT/val; the others go into OUT/train. A hash of the image's bytes
-    decides, so equal images are in one folder. None writes one folder, OUT."""
+    """Share of the images that goes into OUT/val; the others go into OUT/train. A hash of the image's bytes decides, so
+    equal images are in one folder. null: one folder, OUT."""
     resize: Positive | None = None
-    """Shorter side, in pixels, to which larger images are shrunk and encoded as JPEG; None stores all unchanged."""
+    """Shorter side, in pixels, to which larger images are shrunk, as JPEG. The others stay byte for byte. null: all
+    stay."""
     quality: Annotated[int, Field(strict=True, ge=1, le=100)] = 95
     """JPEG quality of images that are shrunk or blurred."""
     check: Literal["full", "header"] = "full"
-    """What is read of an image that is stored unchanged: "full" decodes it, so that damaged ones are left out; "header"
-    trusts what follows the header (of a PNG, its checksums are compared), and is faster by far."""
+    """What is read of an image that is stored unchanged. full: it is decoded, and damaged ones are left out. header:
+    what follows the header is trusted (of a PNG, its checksums are compared), which is faster by far."""
     min_side: Positive = 2
-    """Smallest height or width, in pixels."""
-    max_aspect: Annotated[float, Field(ge=1.0)] = 20.0
-    """Largest ratio of the longer to the shorter side."""
-    max_pixels: Positive = 178_956_970
-    """Largest height × width."""
+    """Smallest height or width of an image, in pixels."""
     max_image_bytes: Positive = 268_435_456
     """Largest image file, in bytes."""
     max_bad_share: Share = 0.05
-    """Largest share of quarantined rows; above it nothing is published. Duplicates and filtered rows do not count, nor
-    do rows whose image could not be had from its URL."""
+    """Largest share of rows that cannot be used; above it nothing is published. Duplicates and filtered rows do not
+    count, nor do rows whose image could not be had from its URL."""
     max_unfetched_share: Share = 1.0
     """Largest share of rows whose image could not be had from its URL: no answer, an error, or no usable image."""
     shard_rows: Positive = 10_000
@@ -141,9 +141,7 @@ class ConvertConfig(Settings):
     tokenizer: Location | None = None
     """Tokenizer that counts caption lengths for the index: a folder, or a Hugging Face name."""
     train_tokenizer: Annotated[int, Field(strict=True, ge=300)] | None = None
-    """Vocabulary size of a tokenizer to train on the corpus's captions, as "tokenizer" in the output folder."""
-    max_length: Positive = 77
-    """Text length, in tokens, that is recorded in a trained tokenizer."""
+    """Entries of a tokenizer to train on the captions, into OUT/tokenizer."""
 
     @property
     def largest_shares(self) -> tuple[float, float]:
@@ -166,18 +164,22 @@ class ConvertConfig(Settings):
         return self
 
 
-def load_recipe(name: str | None, overrides: dict[str, Any] | None = None) -> ConvertConfig:
+def load_recipe(
+    name: str | None, settings: dict[str, Any] | None = None, *, overrides: list[str] | None = None
+) -> ConvertConfig:
     """Read a recipe.
 
     Args:
         name: a corpus of datasets/ ("emoji"), the path of a YAML file, or None for the defaults.
-        overrides: settings that replace the recipe's.
+        settings: replace the recipe's.
+        overrides: settings as "key=value", which replace both.
 
     Raises:
         ConfigError: no such recipe, an unknown key, a value out of range.
     """
-    content = read_yaml(_find(name)) if name else {}
-    return parse(ConvertConfig, {**content, **(overrides or {})}, origin=f"recipe '{name}'" if name else "settings")
+    content = {**(read_yaml(_find(name)) if name else {}), **(settings or {})}
+    origin = f"recipe '{name}'" if name else "settings"
+    return parse(ConvertConfig, with_overrides(content, overrides or []), origin=origin, overrides=overrides)
 
 
 def _find(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmdata.config.config import Config
+from mmdata.config.convert import ConvertConfig
 from mmdata.config.words import Section, describe, names_alike
 from mmdata.errors import ConfigError
 
@@ -16,7 +17,8 @@ PAGE = """\
 
 A config is a YAML file with the sections `data`, `model`, `train` and, for `mmdata compare`, `compare`. Each
 setting can be given on the command line too, as in `mmdata train CONFIG data.seed=1`. `mmdata settings NAME`
-prints a part of this page: `mmdata settings data.loading`, `mmdata settings num_workers`.
+prints a part of this page: `mmdata settings data.loading`, `mmdata settings num_workers`. The settings of
+`mmdata convert`, at the end, are the keys of a recipe, and `key=value` on its command line.
 
 ↻ marks the settings that may change when a run is resumed. `N` stands for the number of an entry in a list,
 `NAME` for a name that you choose. An editor completes and checks settings with the JSON schema:
@@ -36,8 +38,8 @@ This page is made by `mmdata settings --markdown > docs/settings.md`.
 
 
 def all_sections() -> list[Section]:
-    """All sections of a config, each before the sections inside it."""
-    return describe(Config)[1:]
+    """All sections of a config, each before the sections inside it; and the settings of a conversion."""
+    return [*describe(Config)[1:], *describe(ConvertConfig, "convert")]
 
 
 def find_sections(name: str | None) -> list[Section]:
@@ -62,15 +64,6 @@ def find_sections(name: str | None) -> list[Section]:
     if found:
         return found
     raise ConfigError(f"no setting or section '{name}'; {_probably_meant(name, sections)}")
-
-
-def settings_named(name: str) -> list[str]:
-    """The settings that a name without sections may mean, with their sections, the likeliest first.
-
-    Example:
-        "learning_rate" is ["train.lr"], "seed" is ["data.seed", "train.seed"].
-    """
-    return names_alike(name, [one.name for section in all_sections() for one in section.settings])
 
 
 def markdown() -> str:

@@ -19,6 +19,8 @@ from mmdata.config.wrong_file import WRITES_ONE, not_a_config, shipped_configs
 from mmdata.errors import ConfigError, excerpt
 
 YAML_SUFFIXES = (".yaml", ".yml", ".json", "")
+PLAIN_TEXTS = ("`", "|", ">", "%", ",", ";")
+"""What no YAML of one line begins with: a condition may (`clip score` > 0.28), and so may a delimiter."""
 
 S = TypeVar("S", bound=Settings)
 
@@ -43,7 +45,7 @@ def with_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, A
     """Nested settings, not validated yet, with "a.b=value" overrides applied.
 
     Raises:
-        ConfigError: an override that is not section.key=value, or whose value is not YAML.
+        ConfigError: an override that is not key=value, or whose value is not YAML.
     """
     changed = copy.deepcopy(content)
     for override in overrides:
@@ -142,8 +144,8 @@ def _override(content: dict[str, Any], override: str) -> None:
     dotted, equals, value = override.partition("=")
     keys = dotted.split(".")
     if not equals or not all(keys):
-        wanted = f"{dotted}=VALUE" if "." in dotted and all(keys) else "data.loading.num_workers=4"
-        raise ConfigError(f"override '{override}': expected section.key=value, as in {wanted}")
+        wanted = f", as in {dotted}=VALUE" if all(key.isidentifier() for key in keys) else ""
+        raise ConfigError(f"override '{override}': expected key=value{wanted}")
     node = content
     for key in keys[:-1]:
         node = node.setdefault(key, {})
@@ -151,8 +153,7 @@ def _override(content: dict[str, Any], override: str) -> None:
             kind = "a list, which is given whole" if isinstance(node, list) else "a value, not a section"
             raise ConfigError(f"override '{override}': '{key}' is {kind}")
     try:
-        # No YAML begins with a backquote, and a condition may: `clip score` > 0.28.
-        node[keys[-1]] = value if value.lstrip().startswith("`") else _parse_yaml(value)
+        node[keys[-1]] = value if value.lstrip().startswith(PLAIN_TEXTS) else _parse_yaml(value)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"override '{override}': value is not valid YAML: {_mistake(error).partition(': ')[2]}"

@@ -47,6 +47,7 @@ NEAR = 0.72
 """Least similarity of two names that are alike: twice the letters in common, by the letters of both."""
 MOST_NAMES = 4
 """Names that an error suggests at most."""
+TRUE_OR_FALSE = "true or false"
 END_OF_YAML = "\n...\n"
 NUMBERED, NAMED = "N", "NAME"
 """In the name of a setting: the number of an entry in a list, and a name that the user chooses."""

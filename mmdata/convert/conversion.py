@@ -12,6 +12,7 @@ from importlib.metadata import version
 from itertools import chain, repeat
 from typing import TypeVar
 
+from mmdata.config.convert import TEXT_LENGTH
 from mmdata.convert.cut import Units
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.fetch.tables import SOURCE_NAME
@@ -206,14 +207,14 @@ class Conversion:
         """Train a tokenizer on the captions of the training samples; each folder gets a copy."""
         folders = [output.private for output in self._outputs]
         first = folders[0] / INNER / TOKENIZER_NAME
-        train_tokenizer(self._training_captions(), first, vocab_size=vocab_size, max_length=self._config.max_length)
+        train_tokenizer(self._training_captions(), first, vocab_size=vocab_size, max_length=TEXT_LENGTH)
         for folder in folders:
             inner = folder / INNER / TOKENIZER_NAME
             if inner != first:
                 shutil.copytree(first, inner)
             sync_tree(inner)
             (folder / TOKENIZER_NAME).symlink_to(INNER + TOKENIZER_NAME)
-        return Tokenizer.load(first, max_length=self._config.max_length)
+        return Tokenizer.load(first, max_length=TEXT_LENGTH)
 
     def _training_captions(self) -> Iterator[str]:
         """Captions of all rows with usable captions. Images are read only to know which rows are for validation."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from mmdata.config.convert import ALL, ConvertConfig
+from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
 from mmdata.convert.fetch.tables import fetched
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
@@ -27,7 +27,7 @@ from mmdata.storage.urls import display_name, is_url
 from mmdata.text.tokenizer import Tokenizer
 
 LIMITS = ("max_bad_share", "max_unfetched_share")
-HOW_TO_ASK = ("contact", "connections", "connections_per_host")
+HOW_TO_ASK = ("contact", "connections_per_host")
 PARTS = ("train", "val")
 """Folders of a conversion that sets samples aside for validation."""
 
@@ -74,7 +74,7 @@ def open_conversion(
         outputs = stack.enter_context(open_outputs(local_folder(out), parts, shared=shared, overwrite=overwrite))
     corpus = _open_any(source, config, outputs[0], stack)
     corpus = corpus if rows is None else ChosenSource(corpus, rows)
-    tokenizer = Tokenizer.load(config.tokenizer, max_length=config.max_length) if config.tokenizer else None
+    tokenizer = Tokenizer.load(config.tokenizer, max_length=TEXT_LENGTH) if config.tokenizer else None
     written = _open_written(not_in, out, config)
     run = _describe(corpus, config, tokenizer, written)
     return Opened(corpus, config, tokenizer, outputs, run, written)

@@ -366,7 +366,7 @@ def test_column_must_be_there_and_the_source_a_table(corpus: Path, tmp_path: Pat
         convert(table, tmp_path / "out", ConvertConfig(blur_boxes="faces"))
     table.unlink()
     (corpus / "a.txt").write_text("x")
-    with pytest.raises(ConfigError, match="--blur-boxes only for a table; leave out what is not for it"):
+    with pytest.raises(ConfigError, match="blur_boxes only for a table; leave out what is not for it"):
         convert(corpus, tmp_path / "out", ConvertConfig(blur_boxes="faces"))
 
 
@@ -380,8 +380,8 @@ def test_bytes_are_the_same_in_another_process_and_on_any_number_of_threads(corp
     run(table, tmp_path / "here", keep_duplicates=True, resize=100)
     config = tolerant(blur_boxes="boxes", keep_duplicates=True, resize=100)
     convert(table, tmp_path / "threads", config, engine=threads(3))
-    command = [sys.executable, "tools/convert.py", str(table), str(tmp_path / "there"), "--blur-boxes", "boxes"]
-    options = ["--keep-duplicates", "--resize", "100", "--max-bad-share", "0.9"]
+    command = [sys.executable, "tools/convert.py", str(table), str(tmp_path / "there"), "blur_boxes=boxes"]
+    options = ["keep_duplicates=true", "--resize", "100", "--max-bad-share", "0.9"]
     subprocess.run([*command, *options], check=True, capture_output=True)
     expected = content(tmp_path / "here")
     assert expected == content(tmp_path / "threads") == content(tmp_path / "there")

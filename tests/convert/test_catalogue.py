@@ -155,7 +155,7 @@ def closing_table(stdout: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("make", "table", "flags"),
-    [(table_of_json, "t.jsonl", ["--hash-column", "sha256", "--split", "train"]), (table_of_csv, "t.csv", [])],
+    [(table_of_json, "t.jsonl", ["hash_column=sha256", "--split", "train"]), (table_of_csv, "t.csv", [])],
     ids=["JSON", "CSV"],
 )
 def test_closing_table_names_each_reason_with_its_count(

@@ -93,7 +93,7 @@ def test_cut_and_damaged_files_are_errors(tmp_path: Path, make: Any, end: str, r
         ("t.csv.bz2", bz2.compress(b"image,caption\n"), "a packed file, which is not read; unpack it"),
         ("t.tar.gz", gz(b"x" * 600), "a compressed tar, which is not read; unpack it to a plain .tar"),
         ("t.parquet.gz", gz(b"PAR1PAR1"), "parquet in gzip, and only text is read from a stream; unpack it"),
-        ("t.csv.gz", gz("image,caption\n".encode("utf-16")), "looks like UTF-16; say so with --encoding"),
+        ("t.csv.gz", gz("image,caption\n".encode("utf-16")), "looks like UTF-16; say so with encoding=utf-16"),
     ],
 )
 def test_what_is_no_compressed_table_is_told(

@@ -226,8 +226,8 @@ def test_number_of_a_row_is_no_key_once_another_row_has_it(corpus: Path, tmp_pat
         (lambda: None, {}, ConfigError, "the function is to return an iterable of dicts; got NoneType"),
         ([{"picture": "a", "caption": "x"}], {}, ConfigError, r"name it with ConvertConfig\(image_column=…\)$"),
         ([{"image": "a", "said": "x"}], {}, ConfigError, r"name it with ConvertConfig\(caption_columns=\[…\]\)$"),
-        ([{}], {"table": "t.csv"}, ConfigError, "source 'rows': it is rows of a program; --table only for"),
-        ([{}], {"delimiter": ";"}, ConfigError, "it is rows of a program; --delimiter only for a CSV or TSV table"),
+        ([{}], {"table": "t.csv"}, ConfigError, "source 'rows': it is rows of a program; table only for"),
+        ([{}], {"delimiter": ";"}, ConfigError, "it is rows of a program; delimiter only for a CSV or TSV table"),
         ([{"image": "a", "caption": "x"}], {"images": "none"}, ConfigError, "images 'none': no such folder"),
     ],
 )

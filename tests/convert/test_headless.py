@@ -73,5 +73,5 @@ def test_program_says_which_fields_it_took(corpus: Path, tmp_path: Path, capsys:
     config = ConvertConfig(max_bad_share=0.9)
     report = convert(corpus / "t.tsv", tmp_path / "out", config, engine=threads(1))
     show(report, str(corpus / "t.tsv"), tmp_path / "out", config)
-    said = "took field 1 as caption, field 2 as column2, field 3 as url; --columns names others"
+    said = "took field 1 as caption, field 2 as column2, field 3 as url; columns=[…] names others"
     assert f"header: none in the table, whose first line holds a URL; {said}\n" in capsys.readouterr().out

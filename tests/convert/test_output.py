@@ -296,8 +296,8 @@ def test_whoever_opens_the_folder_of_a_stopped_conversion_is_told(
         ("table", "the source was of the kind folder, and is of the kind table"),
         (
             "many",
-            'check: was "full", is "header"; max_aspect: was 20.0, is 9.0; max_pixels: was 178956970, is 1000000; '
-            "min_side: was 2, is 9; shard_bytes: was 1000000000, is 7; and 1 more",
+            'check: was "full", is "header"; keep_duplicates: was false, is true; max_image_bytes: was 268435456, is '
+            "1000000; min_side: was 2, is 9; shard_bytes: was 1000000000, is 7; and 1 more",
         ),
     ],
 )
@@ -315,7 +315,8 @@ def test_another_conversion_is_told_in_words(raw_corpus: Path, tmp_path: Path, c
     elif change == "table":
         source = raw_corpus / "captions.jsonl"
     else:
-        config = ConvertConfig(check="header", max_aspect=9, min_side=9, shard_bytes=7, shard_rows=3, max_pixels=10**6)
+        limits: dict[str, Any] = {"min_side": 9, "max_image_bytes": 10**6, "shard_bytes": 7, "shard_rows": 3}
+        config = ConvertConfig(check="header", keep_duplicates=True, **limits)
     with pytest.raises(DataError) as error:
         convert(source, tmp_path / "out", config)
     assert str(error.value) == (

@@ -57,7 +57,7 @@ def test_signal_ends_the_run_and_publishes_nothing(
     long_table: Path, tmp_path: Path, number: int, status: int, message: str
 ) -> None:
     out = tmp_path / "out"
-    flags = ["--keep-duplicates", "--workers", 2, "--shard-rows", 500]
+    flags = ["keep_duplicates=true", "--workers", 2, "--shard-rows", 500]
     process = start(long_table, out, *flags)
     wait_for_shards(out, process)
     with pytest.raises(DataError, match="another process is writing here"):
@@ -82,7 +82,7 @@ def test_program_prints_the_accounts_and_makes_what_the_library_makes(raw_corpus
     table.write_text(table.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n')
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("table: captions.jsonl\nshard_rows: 7\ntrain_tokenizer: 400\n")
-    process = start(raw_corpus, tmp_path / "out", "--recipe", recipe, "--shard-rows", 9, "--keep", "path")
+    process = start(raw_corpus, tmp_path / "out", "--recipe", recipe, "--shard-rows", 9, "keep=[path]")
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (0, "")  # no progress bar where there is no terminal
     assert [line.split() for line in stdout.splitlines()[:8]] == [
@@ -136,7 +136,7 @@ def test_program_error_is_one_line(raw_corpus: Path, tmp_path: Path, flags: list
 
 def test_program_shrinks_shards(raw_corpus: Path, tmp_path: Path) -> None:
     convert(raw_corpus / "captions.jsonl", tmp_path / "shards")
-    process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "--quality", 80)
+    process = start(tmp_path / "shards", tmp_path / "small", "--resize", 44, "quality=80")
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (0, "")
     assert f"\n1 shard in {tmp_path}/small: 40 images, 82 captions\n" in stdout

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from mmdata.cli.convert import FLAGS, add
+from mmdata.cli.flags import settings_given
+from mmdata.cli.parser import Parser
 from mmdata.convert import ConvertConfig, load_recipe
 from mmdata.errors import ConfigError
 from mmdata.files import shipped
@@ -22,6 +25,36 @@ def test_flags_replace_settings_of_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("table: t.csv\nmin_side: 64\n")
     config = load_recipe(str(tmp_path / "r.yaml"), {"min_side": 32})
     assert (config.table, config.min_side, config.max_bad_share) == ("t.csv", 32, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["--image-column", "1", "--caption-column", "a", "--caption-column", "b"], {"image_column": "1"}),
+        (["--label-column", "", "--resize", "256", "--allow-private-addresses"], {"label_column": "", "resize": 256}),
+        (["quality=90", "--resize", "9", "keep=[id, '*']"], {"resize": 9, "quality": 90, "keep": ("id", "*")}),
+        (["--caption-template", "a {}: yes # no", "quotes=false"], {"caption_templates": ["a {}: yes # no"]}),
+        (["delimiter=|"], {"delimiter": "|"}),
+        (["delimiter=,", "encoding=latin-1"], {"delimiter": ",", "encoding": "latin-1"}),
+        (["blur_boxes=boxes", "--val-share", "0.1"], {"blur_boxes": "boxes", "val_share": 0.1}),
+    ],
+)
+def test_command_line_is_read_as_the_settings_are_meant(words: list[str], settings: dict[str, Any]) -> None:
+    parser = Parser("convert", None)
+    add(parser)
+    options = parser.parse(["in", "out", *words])
+    config = load_recipe(None, overrides=[*settings_given(options, ConvertConfig, FLAGS), *options.settings])
+    assert config.model_dump(include=set(settings)) == settings
+
+
+def test_flags_are_those_of_settings_and_have_their_help() -> None:
+    parser = Parser("convert", None)
+    add(parser)
+    shown = " ".join(parser.format_help().split())
+    assert "--shard-rows NUMBER Largest number of samples in a shard (default 10000)" in shown
+    assert "--allow-private-addresses Fetches images behind URLs from this machine and from private networks" in shown
+    flags = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
+    assert len(flags) <= 24
 
 
 @pytest.mark.parametrize(

@@ -79,23 +79,23 @@ def test_folder_that_is_not_one_corpus_says_what_it_holds(
         (
             "",
             {"delimiter": ";", "quotes": False, "caption_columns": ["x"]},
-            "'.*corpus': it is a folder of images, .*; --delimiter, --no-quotes only for a CSV or TSV "
-            "table; --caption-column only for a table or WebDataset tars; leave out what .*, or give a table as the s",
+            "'.*corpus': it is a folder of images, .*; delimiter, quotes only for a CSV or TSV "
+            "table; caption_columns only for a table or WebDataset tars; leave out what .*, or give a table as the s",
         ),
         (
             "t.json",
             {"columns": ["a", "b"]},
-            "it is a JSON table; --columns only for a CSV or TSV table;",
+            "it is a JSON table; columns only for a CSV or TSV table;",
         ),
         (
             "t.parquet",
             {"encoding": "latin-1"},
-            "it is a Parquet or .*; --encoding only for a CSV or .* or a JSON table;",
+            "it is a Parquet or .*; encoding only for a CSV or .* or a JSON table;",
         ),
         (
             "t.tar",
             {"images": "x", "format": "csv"},
-            "it is WebDataset tars; --format only for a table; --images only for a table or COCO's annotations;",
+            "it is WebDataset tars; format only for a table; images only for a table or COCO's annotations;",
         ),
         (
             "t.json",
@@ -179,7 +179,7 @@ def test_table_without_a_header_takes_the_names_of_its_columns(tmp_path: Path, p
     names = folder_of(tmp_path / "corpus", photos)
     table = tmp_path / "corpus/t.csv"
     table.write_text("".join(f"{name},said {name}\n" for name in names))
-    with pytest.raises(ConfigError, match="if the table has no header line, all with --columns image,caption"):
+    with pytest.raises(ConfigError, match=r"if the table has no header line, all with columns=.image,caption."):
         convert(table, tmp_path / "out")
     convert(table, tmp_path / "out", ConvertConfig(columns=["image", "caption"]))
     assert captions(tmp_path / "out") == [[f"said {name}"] for name in names]
@@ -189,7 +189,7 @@ def test_table_in_another_encoding_says_so(tmp_path: Path, photos: Photos) -> No
     names = folder_of(tmp_path / "corpus", photos)
     table = tmp_path / "corpus/t.csv"
     table.write_bytes(b"image,caption\n" + b"".join(f"{name},caf\xe9\n".encode("latin-1") for name in names))
-    with pytest.raises(DataError, match=r"3 of 3 rows are unusable.* bad_caption .*needs --encoding, such as latin-1"):
+    with pytest.raises(DataError, match=r"3 of 3 rows are unusable.* bad_caption .*, such as encoding=latin-1"):
         convert(table, tmp_path / "out")
     table.write_text("image,caption\n" + "".join(f"{name},café\n" for name in names), encoding="utf-16")
     convert(table, tmp_path / "out", ConvertConfig(encoding="utf-16"))
@@ -281,11 +281,11 @@ def test_list_written_as_text_is_read_and_nothing_is_executed(text: str, found: 
     assert as_list(text) == found
 
 
-def test_command_takes_the_flags_of_tables(tmp_path: Path, photos: Photos) -> None:
+def test_command_takes_the_settings_of_tables(tmp_path: Path, photos: Photos) -> None:
     names = folder_of(tmp_path / "corpus", photos, below="pictures")
     lines = [f"{name}\t{kind}\n" for name, kind in zip(names, ["big_cat", "dog", "dog"], strict=True)]
     (tmp_path / "corpus/list.data").write_text("".join(lines), encoding="latin-1")
-    flags = ["--format", "csv", "--delimiter", "tab", "--encoding", "latin-1", "--columns", "image,label"]
+    flags = ["format=csv", "delimiter=tab", "encoding=latin-1", "columns=[image,label]"]
     command = [sys.executable, "-m", "mmdata", "convert", "corpus/list.data", "out", *flags]
     done = run_program(
         [*command, "--caption-template", "a {}", "--images", "corpus/pictures"],
@@ -339,7 +339,7 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
         "1 shard in out2/val: 1 image, 1 caption; 1 left out, each with its reason in "
         "out2/val/__mmdata__/quarantine.jsonl",
         "1 of the duplicates have other captions, or another label, than the row of the same image that was written: "
-        "--group-by content gives that row their captions",
+        "group_by=content gives that row their captions",
         "next: mmdata index out2/train --tokenizer clip    # counts captions; reads no image again",
         "      mmdata init out2/train    # writes a config to train with",
         "      mmdata plan out2/train    # batches, shapes and padding",
@@ -372,7 +372,7 @@ def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos
 @pytest.mark.parametrize(
     ("name", "data", "settings", "message"),
     [
-        ("t.csv", TABLE, {"encoding": "utf-16"}, r"t.csv', after line 0: not utf-16: .* name its --encoding"),
+        ("t.csv", TABLE, {"encoding": "utf-16"}, r"t.csv', after line 0: not utf-16: .* name its encoding, as in"),
         ("t.json", b"[]".ljust(101), {}, "a JSON document of 101 bytes; it would be held in memory, and at most 100"),
         ("t.tar", b"\0" * 10240, {"split": "a"}, "split 'a': '.*t.tar' holds tars, all of one part; give those of"),
         ("t.csv", TABLE, {"split": "a"}, r"no column 'split' \(split\); there are: image, caption"),

@@ -116,7 +116,7 @@ def test_csv_rows_that_break_cost_one_row_each(corpus: Path, tmp_path: Path, mak
             "t.csv, line 6",
             "bad_caption",
             "invalid UTF-8 (0xff) at byte 2 of the caption; "
-            "a table in another encoding needs --encoding, such as latin-1",
+            "a table in another encoding needs its encoding, such as encoding=latin-1",
         ),
     ]
     assert captions(tmp_path / "out") == [["x"], ["nul"], ["last"]]
@@ -125,7 +125,7 @@ def test_csv_rows_that_break_cost_one_row_each(corpus: Path, tmp_path: Path, mak
 def test_csv_with_an_unclosed_quote_is_an_error(corpus: Path, make: Any) -> None:
     table = corpus / "t.csv"
     table.write_text('image,caption\na.jpg,"never closed\nb.jpg,x\nc.jpg,y\n')
-    with pytest.raises(DataError, match=r"t.csv', line 2: a quotation mark opened there is not closed .* --no-quotes"):
+    with pytest.raises(DataError, match=r"t.csv', line 2: a quotation mark opened there is not closed .* quotes=false"):
         make(table)
 
 

@@ -94,7 +94,6 @@ class FetchStage:
                 ignore_opt_outs=config.ignore_opt_outs,
                 allow_private_addresses=config.allow_private_addresses,
                 max_bytes=config.max_image_bytes,
-                connections=config.connections,
                 per_host=config.connections_per_host,
             )
         )

@@ -95,7 +95,7 @@ class Examiner:
     @classmethod
     def from_config(cls, source: Source, config: ConvertConfig) -> Examiner:
         """The examiner of a source's rows that a recipe asks for."""
-        limits = Limits(min_side=config.min_side, max_aspect=config.max_aspect, max_pixels=config.max_pixels)
+        limits = Limits(min_side=config.min_side)
         templates, keeps_all = tuple(config.caption_templates or ()), ALL in config.keep
         guesses = config.label_column is None
         fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all, guesses)

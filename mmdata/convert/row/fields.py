@@ -150,7 +150,7 @@ def _check_unicode(value: Any) -> None:
         detail = f"a lone surrogate at byte {offset} of the caption"
         if 0xDC80 <= code <= 0xDCFF:
             what = f"invalid UTF-8 (0x{code - 0xDC00:02x}) at byte {offset} of the caption"
-            detail = f"{what}; a table in another encoding needs --encoding, such as latin-1"
+            detail = f"{what}; a table in another encoding needs its encoding, such as encoding=latin-1"
         raise BadSample(Reason.BAD_CAPTION, detail) from error
 
 

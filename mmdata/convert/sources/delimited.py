@@ -108,7 +108,7 @@ class DelimitedTable(SourceTable):
         if last - first >= MAX_BROKEN_LINES or (lines.ended and last > first):
             raise DataError(
                 f"table '{self.path}', line {first}: a quotation mark opened there is not closed as it should be "
-                f"(seen up to line {last}: {error}); repair it, or read quotation marks as text with --no-quotes"
+                f"(seen up to line {last}: {error}); repair it, or read quotation marks as text with quotes=false"
             )
         return str(error) if first == last else f"lines {first} to {last}: {error}"
 

@@ -46,7 +46,7 @@ class JsonLinesTable(SourceTable):
         if not self.columns and first_fault:
             raise DataError(
                 f"table '{path}': no line of it is a JSON object ({first_fault}); JSON Lines have one object a line, "
-                "and one document over several lines is read with --format json"
+                "and one document over several lines is read with format=json"
             )
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
@@ -112,7 +112,7 @@ def _rows_of(path: Path, document: Any) -> Iterator[TableRow]:
     images, annotations = lists.get("images"), lists.get("annotations")
     if images and annotations and _all_have(images, "id") and _all_have(annotations, "image_id"):
         if any("caption" in annotation for annotation in annotations):
-            raise DataError(f"table '{path}': COCO's captions, which are no table; leave --format and --encoding out")
+            raise DataError(f"table '{path}': COCO's captions, which are no table; leave format and encoding out")
         raise DataError(
             f"table '{path}': COCO annotations without captions (their keys: {shown(list(annotations[0]))}); give the "
             "file of captions (captions_train2017.json), or of boxes (instances_train2017.json)"

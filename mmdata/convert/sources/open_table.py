@@ -153,13 +153,13 @@ def _what_it_is(path: Path) -> str:
             f"a compressed tar, which is not read; unpack it to a plain .tar first (gunzip '{path.name}', or zstd -d)"
         )
     if name.endswith(COMPRESSED_SUFFIXES) and compression_of(path):
-        return "a packed file whose name does not say what is in it, as one in .csv.gz does; say it with --format"
+        return "a packed file whose name does not say what is in it, as one in .csv.gz does; say it, as in format=csv"
     if name.endswith(COMPRESSED_SUFFIXES):
         return "called a packed file, and its first bytes are not those of one; fetch it again, or rename it"
     if name.endswith(ARCHIVES):
         return "a packed file, which is not read; unpack it, and give the table or folder that comes out"
     if name.endswith(".txt"):
-        return "a text file whose lines have no fields; name what separates them with --delimiter and --format csv"
+        return "a text file whose lines have no fields; name what separates them, as in delimiter=tab format=csv"
     if name.endswith(".tar"):
         return "shards, which need no table; leave --table out, or `mmdata index` makes an index for tars"
     return f"unknown kind {excerpt(path.suffix)}"

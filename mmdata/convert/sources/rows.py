@@ -308,15 +308,12 @@ _BELONG: Mapping[str, tuple[SourceKind, ...]] = MappingProxyType(
         "hash_column": _ROWS,
         "blur_boxes": _TABLES,
         "contact": _ROWS,
-        "connections": _ROWS,
         "connections_per_host": _ROWS,
         "ignore_opt_outs": _ROWS,
         "allow_private_addresses": _ROWS,
     }
 )
 """Kinds of source of each setting that does not belong to all."""
-_FLAGS: Mapping[str, str] = MappingProxyType({"quotes": "no-quotes", "caption_columns": "caption-column"})
-"""Flags that are not called as their setting is."""
 
 
 def refuse_strangers(path: Path, config: ConvertConfig, kind: SourceKind) -> None:
@@ -324,15 +321,15 @@ def refuse_strangers(path: Path, config: ConvertConfig, kind: SourceKind) -> Non
     wrong: dict[str, list[str]] = {}
     for name, kinds in _BELONG.items():
         if kind not in kinds and getattr(config, name) != ConvertConfig.model_fields[name].default:
-            wrong.setdefault(_of(kinds), []).append("--" + _FLAGS.get(name, name).replace("_", "-"))
+            wrong.setdefault(_of(kinds), []).append(name)
     if not wrong:
         return
-    said = "; ".join(f"{', '.join(flags)} {purpose}" for purpose, flags in wrong.items())
+    said = "; ".join(f"{', '.join(names)} {purpose}" for purpose, names in wrong.items())
     advice = ", or give a table as the source" if kind is SourceKind.FOLDER else ""
     raise ConfigError(f"source '{path}': it is {kind.value}; {said}; leave out what is not for it{advice}")
 
 
 def _of(kinds: tuple[SourceKind, ...]) -> str:
-    """Says what flags are for, as "only for a CSV or TSV table"."""
+    """Says what settings are for, as "only for a CSV or TSV table"."""
     named = ["a table"] if set(_TABLES) <= set(kinds) else [one.value for one in kinds if one in _TABLES]
     return "only for " + " or ".join([*named, *(one.value for one in kinds if one not in _ROWS)])

@@ -180,7 +180,7 @@ class TableSource:
             if name == self.columns.image and table.holds_images(name):
                 raise ConfigError(
                     f"table '{table.path}': column {excerpt(name)} holds images (type "
-                    f"{table.types[name][:200]}), and no path to keep; leave '{stored}' out of --keep"
+                    f"{table.types[name][:200]}), and no path to keep; leave '{stored}' out of keep"
                 )
 
     def describe(self) -> dict[str, Any]:

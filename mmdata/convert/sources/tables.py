@@ -103,7 +103,7 @@ class SourceTable(ABC):
 
     def how_to_name(self, purpose: str) -> str:
         """For messages: what names the column of a purpose, such as "image", where it has no usual name."""
-        return f"name it with --{purpose}-column, or, if the table has no header line, all with --columns image,caption"
+        return f"name it with --{purpose}-column, or, if the table has no header line, all with columns=[image,caption]"
 
 
 def refuse_twice(path: Path, columns: Sequence[str]) -> None:
@@ -175,7 +175,8 @@ class TextLines:
                     yield line.replace("\0", "\x01")
         except UnicodeError as error:
             raise DataError(
-                f"table '{self._path}', after line {number}: not {self._encoding}: {error}; name its --encoding"
+                f"table '{self._path}', after line {number}: not {self._encoding}: {error}; name its encoding, as in "
+                "encoding=latin-1"
             ) from error
         self.ended = True
 
@@ -201,7 +202,7 @@ def _refuse_wide(path: Path) -> None:
         encoding = wide_encoding(file.read(4))
     if encoding:
         raise DataError(
-            f"table '{path}': looks like {encoding}; say so with --encoding {encoding.lower()}, or make it UTF-8: "
+            f"table '{path}': looks like {encoding}; say so with encoding={encoding.lower()}, or make it UTF-8: "
             f"iconv -f {encoding} -t UTF-8 '{path.name}'"
         )
 

@@ -178,14 +178,14 @@ def test_kept_values_are_those_of_the_image_and_segmentation_on_request(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("setting", "flag"),
+    ("setting", "message"),
     [
-        ({"image_column": "file_name"}, "--image-column only for a table or WebDataset tars"),
-        ({"encoding": "latin-1"}, "--encoding"),
+        ({"image_column": "file_name"}, "image_column only for a table or WebDataset tars"),
+        ({"encoding": "latin-1"}, "encoding"),
     ],
 )
-def test_settings_of_tables_are_refused(coco: Path, setting: dict[str, Any], flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"it is COCO's annotations; {flag}"):
+def test_settings_of_tables_are_refused(coco: Path, setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"it is COCO's annotations; {message}"):
         open_source(coco / "annotations/instances_val2017.json", ConvertConfig(**setting))
 
 
@@ -257,7 +257,7 @@ def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) ->
 
 
 def test_captions_of_coco_are_no_table(coco: Path) -> None:
-    with pytest.raises(DataError, match="COCO's captions, which are no table; leave --format and --encoding out"):
+    with pytest.raises(DataError, match="COCO's captions, which are no table; leave format and encoding out"):
         open_source(coco / "annotations/captions_val2017.json", ConvertConfig(format="json"))
 
 

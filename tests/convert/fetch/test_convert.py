@@ -81,7 +81,7 @@ def test_output_is_the_same_whenever_servers_answer(album: Site, tmp_path: Path)
     table = jsonl(tmp_path / "t.jsonl", [*rows_of(album), {"url": album.url("/gone.jpg"), "caption": "x"}])
     make(table, tmp_path / "out", shard_rows=5)
     album.answers |= {path: late(answer) for path, answer in album.answers.items() if isinstance(answer, Answer)}
-    make(table, tmp_path / "again", shard_rows=5, connections=3)
+    make(table, tmp_path / "again", shard_rows=5, connections_per_host=3)
     assert content(tmp_path / "out") == content(tmp_path / "again")
 
 
@@ -185,11 +185,11 @@ def test_image_of_several_rows_is_fetched_once(album: Site, tmp_path: Path) -> N
 def test_settings_of_opt_outs_are_in_the_manifest_and_others_are_not(album: Site, tmp_path: Path) -> None:
     album.answers["/robots.txt"] = Answer(200, b"User-agent: *\nDisallow: /\n")
     table = jsonl(tmp_path / "t.jsonl", rows_of(album, 3))
-    report = make(table, tmp_path / "out", ignore_opt_outs=True, contact="me@lab.example", connections=3)
+    report = make(table, tmp_path / "out", ignore_opt_outs=True, contact="me@lab.example", connections_per_host=3)
     assert report.accounts["written"] == 3
     settings = (Manifest.read(tmp_path / "out").accounts or {})["run"]["settings"]
     assert (settings["ignore_opt_outs"], settings["allow_private_addresses"]) == (True, True)
-    assert not {"contact", "connections"} & set(settings)
+    assert not {"contact", "connections_per_host"} & set(settings)
     assert album.headers["User-Agent"].endswith(" (+me@lab.example)")
     assert make(table, tmp_path / "out", ignore_opt_outs=True).was_complete
     with pytest.raises(ValueError, match=r"ignore_opt_outs: was true, is false"):
@@ -236,7 +236,7 @@ def start(*arguments: Any) -> subprocess.Popen[str]:
 def test_program_ends_its_output_with_the_reasons(album: Site, tmp_path: Path) -> None:
     rows = [*rows_of(album), {"url": album.url("/gone.jpg"), "caption": "x"}, {"url": "ftp://\x1b/a", "caption": "y"}]
     table = jsonl(tmp_path / "t.jsonl", rows)
-    flags = ["--allow-private-addresses", "--max-bad-share", 0.5, "--contact", "me@lab.example", "--connections", 4]
+    flags = ["--allow-private-addresses", "--max-bad-share", 0.5, "contact=me@lab.example", "connections_per_host=4"]
     stdout, stderr = (process := start(table, tmp_path / "out", *flags)).communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stderr
     assert re.fullmatch(
