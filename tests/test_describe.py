@@ -62,7 +62,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("data.global_batch_size", "integer ≥ 1", "required", False),
         (
             "data.image_buckets",
-            "auto, list of [integer from 1 to 16384, integer from 1 to 16384] or null",
+            "integer ≥ 1, list of [integer from 1 to 16384, integer from 1 to 16384] or null",
             "default null",
             False,
         ),
@@ -77,7 +77,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("train.tensorboard", "true or false", "default false", True),
         ("compare.arms", "mapping of names to sections", "required", False),
         ("compare.arms.NAME.settings", "list of texts", "default []", False),
-        ("compare.tuning", "list of lists of texts", "default [[]]", False),
+        ("compare.seeds", "list of integers", "required", False),
     ],
 )
 def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):
@@ -111,11 +111,11 @@ def test_describe_unknown_name_is_an_error_with_what_is_near():
         ("batch_size", "did you mean 'data.global_batch_size' or 'train.micro_batch_size'?"),  # and not patch_size
         ("train.learning_rate", "did you mean 'train.lr'?"),
         ("max_grad_norm", "did you mean 'train.grad_clip_norm'?"),
-        ("train.worker", "did you mean 'data.loading.num_workers' or 'data.loading.worker_type'?"),
+        ("train.worker", "did you mean 'data.loading.num_workers'?"),
         ("augmentation", "did you mean 'data.augment'?"),
         ("data.prefetch_batch", "did you mean 'data.loading.prefetch_batches'?"),
         ("dta", "did you mean 'data'?"),
-        ("gpu", "settings that mention it: data.loading.worker_type, train.precision, train.rehearse, train.device"),
+        ("gpu", "settings that mention it: data.loading.num_processes, train.precision, train.rehearse"),
         ("train.eps", "`mmdata settings train` lists this section"),  # and neither steps nor epochs
         ("epsilon", "`mmdata settings` lists all"),  # and not precision
         ("image_lr", "`mmdata settings` lists all"),  # and not data.members.image

@@ -32,7 +32,7 @@ def main() -> int:
     from mmdata.commands.train import train
     from mmdata.train.ranks import collectives
 
-    return train(config, output, collectives.init(config.train.device), command=launch_command())
+    return train(config, output, collectives.init(), command=launch_command())
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def chosen_rows(shards: str, select: str, tables: Sequence[str] = ()) -> ChosenR
     content = {"shards": shards, "select": select, "join": [{"table": table} for table in tables]}
     data: DataConfig = parse(Config, {"data": {**content, "global_batch_size": 1}}, origin="--select").data
     index = open_index(data)
-    selection = select_rows(data, index, index.starts, Joined.from_config(data, index, writes=True))
+    selection = select_rows(data, index, Joined.from_config(data, index, writes=True))
     assert selection is not None, "there is a condition"
     offsets: dict[str, NDArray[np.int64]] = {}
     for shard in range(index.num_shards):

@@ -24,7 +24,6 @@ from mmdata.loader import Loader
 from mmdata.loader.corpus import open_corpus
 from mmdata.plan import CaptionSources, IndexRows, NoTexts
 from mmdata.plan.from_config import equal_rows
-from mmdata.plan.rows import starts_of
 from mmdata.recognize import Kind, recognize
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import select_rows
@@ -34,7 +33,7 @@ from mmdata.trained import TrainedRun
 
 BATCH_ROWS = 64
 """`data.global_batch_size` where a folder of shards is given."""
-WHICH_ROWS = ("shards", "val", "split", "select", "max_rows", "global_batch_size", "loading")
+WHICH_ROWS = ("shards", "val", "split", "select", "global_batch_size", "loading")
 """Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
 
 
@@ -97,10 +96,9 @@ def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usa
     has_features = np.zeros(len(groups), np.bool_)
     has_features[usable] = True
     is_loaded = np.zeros(len(groups), np.bool_)
-    starts = starts_of(index, data.max_rows)
-    for rows in row_chunks(select_rows(data, index, starts, Joined.from_config(data, index)), int(starts[-1])):
+    for rows in row_chunks(select_rows(data, index, Joined.from_config(data, index)), len(index)):
         is_loaded[rows] = True
-    chosen_by = {"val.share": data.val.share, "select": data.select, "max_rows": data.max_rows}
+    chosen_by = {"val.share": data.val.share, "select": data.select}
     named = ", ".join(f"data.{name}" for name, value in chosen_by.items() if value is not None)
     reasons = {
         f"not trained on{named and f' ({named})'}": without & ~has_features & ~is_loaded,

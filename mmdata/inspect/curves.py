@@ -14,8 +14,7 @@ from mmdata.inspect.runs import METRICS, RunRecord, flat_settings
 
 LOSS_SETTINGS = (
     *("data.global_batch_size", "data.token_budget", "data.groups", "data.negative_captions"),
-    *("train.loss", "train.positives", "train.triplet_margin", "train.hard_negative_beta"),
-    *("train.hard_negative_prior", "train.sogclr_gamma", "train.sogclr_eps", "train.sogclr_rho"),
+    *("train.loss", "train.positives", "train.hard_negative_beta", "train.mining_after_steps"),
     *("train.miner", "train.teacher", "train.queue", "train.feature_cache", "train.mask_false_negatives"),
 )
 """Beginnings of the settings that say what a loss is, and over which negatives."""

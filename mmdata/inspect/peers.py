@@ -26,7 +26,6 @@ from mmdata.index import Index, ShardStore
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.loader.reader import RowReader
-from mmdata.plan.rows import starts_of
 from mmdata.processes import most_workers
 from mmdata.tables.select import select_rows
 from mmdata.tables.selection import row_chunks
@@ -110,9 +109,8 @@ class PeerRows(Dataset[tuple[Tensor, str]]):
         self._index: Index = open_index(data)
         self._store = ShardStore(self._index)
         self._transform = transform(data)
-        starts = starts_of(self._index, data.max_rows)
-        selection = select_rows(data, self._index, starts)
-        all_rows = row_chunks(selection, int(starts[-1]))
+        selection = select_rows(data, self._index)
+        all_rows = row_chunks(selection, len(self._index))
         self._rows = np.concatenate([np.empty(0, np.int64), *all_rows])
 
     def __len__(self) -> int:

@@ -114,7 +114,7 @@ def test_recalls_of_few_queries_have_their_interval(two_runs: list[Path], data: 
     "changed",
     [
         {"data": {"global_batch_size": 17}},
-        {"train": {"queue": {"rows": 47}}},
+        {"train": {"queue": 47}},
         {"train": {"loss": "siglip"}},
         {"train": {"miner": {"name": "top_k", "k": 4}}},
     ],

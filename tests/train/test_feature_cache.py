@@ -96,14 +96,6 @@ def test_cache_measures_age_and_drift(tmp_path: Path):
     assert cache.telemetry(6)["rewritten"] == 0
 
 
-def test_cache_writes_every_so_many_steps(tmp_path: Path):
-    cache = FeatureCache(tmp_path, 4, every_steps=2)
-    for step in range(4):
-        put(cache, step, {step: 0})
-    cache.state_dict()
-    assert files(tmp_path)[1].tolist() == [0, -1, 2, -1]
-
-
 def test_cache_that_ran_ahead_of_the_checkpoint_goes_on_and_compares_no_row_with_itself(tmp_path: Path):
     cache = FeatureCache(tmp_path, 4)
     for step, rows in enumerate([{0: 0}, {1: 0}, {0: 60}]):

@@ -128,7 +128,7 @@ def test_normalizers_do_not_wait(rho: float | None):
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}])
-@pytest.mark.parametrize("frozen", [{}, {"freeze_image": True}, {"freeze_text": True}, {"freeze_logit_scale": True}])
+@pytest.mark.parametrize("frozen", [{}, {"freeze": ["image"]}, {"freeze": ["text"]}, {"freeze": ["logit_scale"]}])
 @pytest.mark.parametrize("negatives", [False, True])
 def test_no_kind_of_step_waits(settings: dict[str, Any], frozen: dict[str, Any], negatives: bool):
     step(ContrastiveLoss(), make_batch(negatives=negatives), model=make_model(**frozen), **settings)

@@ -40,10 +40,10 @@ class FeatureMemory:
         Raises:
             ConfigError: a cache or normalizers of batches that have no index.
         """
-        queue = config.queue and FeatureQueue(config.queue.rows, config.queue.after_steps)
+        queue = config.queue and FeatureQueue(config.queue, config.mining_after_steps)
         drift = config.queue and QueueDrift(
-            config.queue.rows,
-            config.queue.after_steps,
+            config.queue,
+            config.mining_after_steps,
             micro_batch_size=config.micro_batch_size,
             autocast_dtype=AUTOCAST[choose_precision(config.precision, device)],
         )
