@@ -35,7 +35,8 @@ class LoadingConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> LoadingConfig:
-        if "auto" not in (self.num_workers, self.num_processes) and 1 < self.num_processes > self.num_workers:
+        workers, processes = self.num_workers, self.num_processes
+        if workers != "auto" and processes != "auto" and 1 < processes > workers:
             raise ValueError(
                 f"num_processes ({self.num_processes}) share num_workers ({self.num_workers}): set num_workers to as "
                 "many or more, or leave num_processes out"
