@@ -167,7 +167,7 @@ def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, A
     assert re.search(r"data.select few.txt .* takes 10 of 22 rows: 12 are in no batch\.", text)
     assert ", 10 used</span>" in text
     assert re.search(r" \d+ captions are longer than max_length \(4 tokens\) and are cut to it\.", text)
-    assert "Caption lengths of the captions of epoch 0, 10 rows" in text
+    assert "Caption lengths of the captions of epoch 0, 22 rows" in text
 
 
 def test_report_says_which_rows_are_selected(data: dict[str, Any], tmp_path: Path):

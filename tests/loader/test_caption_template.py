@@ -54,6 +54,11 @@ def written(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _read(batch: Any) -> Any:
+    """A batch without the hashes of its captions, which know nothing of the template."""
+    return {name: value for name, value in batch.items() if name != "caption_hash"}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -77,13 +82,13 @@ def test_batches_are_those_of_captions_written_in_the_template(
             other.set_epoch(epoch)
             batches = list(ours)
             assert len(batches) > 1
-            assert all(same(one, other) for one, other in zip(batches, other, strict=True))
+            assert all(same(_read(one), _read(other)) for one, other in zip(batches, other, strict=True))
 
 
 def test_a_stream_has_the_template_too(corpus: Corpus, same: Same, written: Path):
     ours = mmdata.stream(corpus.folder / "shards", {**corpus.settings, "caption_template": TEMPLATE})
     other = mmdata.stream(written, corpus.settings)
-    assert all(same(one, other) for one, other in zip(ours, other, strict=True))
+    assert all(same(_read(one), _read(other)) for one, other in zip(ours, other, strict=True))
 
 
 @pytest.mark.parametrize("num_processes", [0, 1])

@@ -471,14 +471,18 @@ def test_captions_of_joined_tars_are_counted_once(
 
 
 def test_samples_without_usable_captions_draw_from_other_sources(
-    tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    photo: Callable[..., bytes],
+    samples: dict[int, dict[str, bytes]],
+    caplog: pytest.LogCaptureFixture,
+    tokenizer: Path,
 ):
     del samples[2], samples[3]["syn.json"]
     samples[4]["syn.json"] = b'{"syn_text": '
     samples[5]["syn.json"] = json_of({"syn_text": ["", "a\x00 dog"]})
     samples[6]["syn.json"] = json_of({"syn_text": "one"})
     data = write(tmp_path, photo, samples)
-    changes = {"captions": {"shards": 0, SYN: 1.0}, "fields": {}}
+    changes = {"captions": {"shards": 0, SYN: 1.0}, "fields": {}, "tokenizer": str(tokenizer)}
     with data.loader(**changes) as loader:
         found = {
             row: text
