@@ -40,7 +40,6 @@ def make_loaders(given: argparse.Namespace) -> tuple[mmdata.Loader, mmdata.Loade
         "tokenizer": given.tokenizer,
         "global_batch_size": given.batch_size,
         "image_size": given.image_size,
-        "add_hashes": True,  # of image and caption, so that equal ones are not taken for negatives
     }
     train = mmdata.Loader.from_config({"shards": given.shards, **data})
     val = mmdata.Loader.from_config({"shards": given.val_shards, **data, "transform": "eval", "shuffle": False})

@@ -38,19 +38,18 @@ class Batch(TypedDict):
             attention_mask: only with `data.tokenizer`.
         attention_mask: int64 (B, L), 1 on tokens, 0 on padding; the first position is 1 in every row.
         labels: int64 (B,), -1 where a row has none; only when the corpus has labels.
-        image_hash: int64 (B,), equal for equal image bytes; only with `data.add_hashes`.
-        caption_hash: int64 (B,), equal for equal captions; only with `data.add_hashes`, where captions are read
-                (`data.tokenizer` or `data.add_captions`).
+        image_hash: int64 (B,), equal for equal image bytes.
+        caption_hash: int64 (B,), equal for equal captions; only with `data.tokenizer`.
         negative_input_ids: int64 (B, Lx), a negative caption for each row; Lx is the same in all
             batches. This and the three below: only with `data.negative_captions`.
         negative_attention_mask: int64 (B, Lx), as attention_mask.
         negative_valid: bool (B,), False where the row has none or is not valid itself.
-        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none; only with `data.add_hashes`.
+        negative_caption_hash: int64 (B,), as caption_hash, 0 where there is none.
         valid: bool (B,), False where a row is padding or could not be decoded.
         rows: int64 (B,), row numbers in the index; -1 where a row is padding.
         keys: B strings; "" where a row is padding.
         captions: B strings, the text of each row's caption; "" where a row has none that can be used. Only with
-            `data.add_captions`.
+            `data.tokenizer`.
         caption_numbers: int64 (B,), which caption that is: its place, from 0, among those of its source that have text;
             -1 where a row is padding. Likewise, and not of a stream.
         caption_sources: B strings, the source that the caption was drawn from; "" where a row is padding. Likewise, and

@@ -38,7 +38,7 @@ def show(
 ) -> Image.Image:
     """Draw a batch as the model gets it: each image after crop and augmentation, with its text below.
 
-    The text is the row's caption (`data.add_captions`), else its key. A row that is masked is grey. An image of native
+    The text is the row's caption (`captions`), else its key. A row that is masked is grey. An image of native
     resolution is put together from its patches.
 
     Args:

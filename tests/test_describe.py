@@ -61,7 +61,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("data.global_batch_size", "integer ≥ 1", "required", False),
         (
             "data.image_buckets",
-            "auto, [[integer from 1 to 16384, integer from 1 to 16384], …] or null",
+            "integer ≥ 1, [[integer from 1 to 16384, integer from 1 to 16384], …] or null",
             "default null",
             False,
         ),
@@ -76,7 +76,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("train.tensorboard", "true or false", "default false", True),
         ("compare.arms", "{NAME: {settings: …, init_from: …, neighbours: …}, …}", "required", False),
         ("compare.arms.NAME.settings", "[text, …]", "default []", False),
-        ("compare.tuning", "[[text, …], …]", "default [[]]", False),
+        ("compare.seeds", "[integer, …]", "required", False),
     ],
 )
 def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):

@@ -227,7 +227,7 @@ def test_layers_train_imports_without_the_libraries_of_the_data_half():
         f"import importlib\nfor name in {modules}: importlib.import_module(name)\n"
         "from mmdata.train import DualEncoder, losses, miners\n"
         "from mmdata.config import ModelConfig\n"
-        "DualEncoder.from_config(ModelConfig(name='tiny', vocab_size=300))\n"
+        "DualEncoder.from_config(ModelConfig(name='tiny'), vocab_size=300)\n"
         "data_half = ('images', 'tars', 'text', 'storage', 'index', 'tables', 'plan', 'loader', 'stream')\n"
         "print([name for name in sys.modules if name.startswith(tuple(f'mmdata.{part}' for part in data_half))])\n"
     )

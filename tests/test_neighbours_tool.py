@@ -47,8 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
         "global_batch_size": 8,
         "loading": {"num_workers": 1},
     }
-    data |= {"image_buckets": [[32, 32], [24, 40]], "num_text_buckets": 2, "max_length": 32}
-    train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 0, "device": "cpu"}
+    data |= {"image_buckets": [[32, 32], [24, 40]], "text_buckets": 2, "max_length": 32}
+    train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 0}
     (folder / "config.yaml").write_text(yaml.safe_dump({"data": data, "train": train}))
     assert run_tool("train", folder / "config.yaml") == 0
     return folder
@@ -180,12 +180,12 @@ def test_rows_that_are_not_trained_on_are_said_to_have_no_group(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "g.npy"
-    words = ("data.val.share=0.3", "data.max_rows=40", "--run", folder / "run", "--size", 4, "--out", out)
+    words = ("data.val.share=0.3", "data.select=width > 0", "--run", folder / "run", "--size", 4, "--out", out)
     assert run_tool("neighbours", folder / "config.yaml", *words) == 0
-    with Loader.from_config(data_of(folder, val={"share": 0.3}, max_rows=40)) as loader:
+    with Loader.from_config(data_of(folder, val={"share": 0.3}, select="width > 0")) as loader:
         trained = loader.num_rows
     left = trained % 4
-    reasons = [f"{42 - trained} not trained on (data.val.share, data.max_rows)"]
+    reasons = [f"{42 - trained} not trained on (data.val.share, data.select)"]
     reasons += [f"{left} left over"] if left else []
     assert f"; {42 - trained + left} without a group: {', '.join(reasons)}\n" in capsys.readouterr().out
 
@@ -204,7 +204,7 @@ def test_rows_may_be_selected_by_a_table_that_the_run_did_not_have(
 
 def test_features_kept_while_training_become_batches_of_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]):
     run, out = folder / "caching", folder / "cached.npy"
-    words = ("train.feature_cache={side: image}", f"train.output={run}", "train.steps=4", "train.log_every_steps=4")
+    words = ("train.feature_cache=image", f"train.output={run}", "train.steps=4", "train.log_every_steps=4")
     assert run_tool("train", folder / "config.yaml", *words) == 0
     steps = np.load(run / "features.steps.npy")
     never = int((steps < 0).sum())

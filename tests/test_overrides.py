@@ -27,8 +27,8 @@ def config(tmp_path: Path) -> Path:
         ("train.lr=fast", r"'train\.lr': Input should be a valid number.*; got 'fast'"),
         ("train.miner={name: top_k, k: 0}", r"'train\.miner\.k': Input should be greater than or equal to 1; got 0"),
         (
-            "data.loading.worker_type=fork",
-            r"'data\.loading\.worker_type': Input should be 'auto', 'thread' or 'process'; got 'fork'",
+            "data.decode=slow",
+            r"'data\.decode': Input should be 'fast' or 'exact'; got 'slow'",
         ),
     ],
 )

@@ -39,16 +39,15 @@ def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     shards = folder / "shards"
     convert(raw / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data: dict[str, Any] = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": 8}
-    data |= {"image_size": 16, "num_text_buckets": 1, "loading": {"num_workers": 1}}
+    data |= {"image_size": 16, "text_buckets": 1, "loading": {"num_workers": 1}}
     data |= {"groups": {"source": "run", "size": 2, "share": 0.5}}
     train: dict[str, Any] = {
         "steps": STEPS,
         "warmup_steps": 1,
         "log_every_steps": 1,
-        "device": "cpu",
         "schedule": "constant",
     }
-    train |= {"schedule": "constant", "checkpoint_every_steps": 4, "feature_cache": {}}
+    train |= {"schedule": "constant", "checkpoint_every_steps": 4, "feature_cache": "pair"}
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump({"data": data, "model": {"name": "micro"}, "train": train}))
     return path
@@ -225,7 +224,7 @@ def test_settings_that_do_not_fit_together(groups: dict[str, Any], said: str):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train.feature_cache=null"], "needs train.feature_cache={}, from which neighbours are found"),
+        (["train.feature_cache=null"], "needs train.feature_cache=pair, from which neighbours are found"),
         (["train.steps=null", "train.epochs=2"], "needs train.steps in place of train.epochs, since the number"),
     ],
     ids=["cache", "steps"],

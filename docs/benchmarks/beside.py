@@ -33,7 +33,7 @@ def make_loader(workload: str, workers: str, num_workers: int) -> Loader:
         "tokenizer": str(HOME / "tokenizer"),
         "global_batch_size": 2048,  # takes longer than a round; not a whole epoch, or the next one would be begun
         "text_buckets": [LENGTH],
-        "loading": {"worker_type": workers, "num_workers": num_workers, "prefetch_batches": 3},
+        "loading": {"num_processes": int(workers == "process"), "num_workers": num_workers, "prefetch_batches": 3},
     }
     return Loader.from_config(settings)
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument(
-        "--process", action="store_true", help="also with data.loading.worker_type: process, and another program"
+        "--process", action="store_true", help="also with data.loading.num_processes: 1, and another program"
     )
     parser.add_argument("--load", action="store_true", help="only make batches, for ever")
     given = parser.parse_args()

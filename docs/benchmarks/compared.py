@@ -45,7 +45,7 @@ def embedded(run: Path, shards: Path) -> Embedded:
     trained = load_run(run)
     everything = {"select": None, "join": [], "groups": None, "val": {"shards": str(shards)}, "global_batch_size": 64}
     settings = parse(DataConfig, trained.config.data.model_dump() | everything, origin="evaluation")
-    features = embed(trained.model.eval(), Loader.from_config(evaluation_data(settings, hashes=True)))
+    features = embed(trained.model.eval(), Loader.from_config(evaluation_data(settings)))
     assert features.text is not None, "the corpus has captions"
     assert features.ids is not None, "the batches have hashes"
     order = features.rows.argsort()
@@ -59,23 +59,18 @@ def recalled(found: Embedded) -> NDArray[np.float64]:
     return np.stack([of_images.ranks == 1, of_texts.ranks == 1], axis=1).astype(np.float64)
 
 
-def scored(
-    folder: Path, saved: Path, score: Callable[[Path, dict[str, Any]], Scores], *, tuning_seed: int | None = None
-) -> Arms:
+def scored(folder: Path, saved: Path, score: Callable[[Path, dict[str, Any]], Scores]) -> Arms:
     """Scores of the finished runs of an experiment.
 
     Args:
         folder: `compare.output`.
         saved: JSON file of the scores that are known; a run is scored once.
         score: of a run's folder and the mapping of its config.yaml.
-        tuning_seed: its runs are left out.
     """
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     known: dict[str, Scores] = json.loads(saved.read_text()) if saved.is_file() else {}
     arms: Arms = defaultdict(dict)
     for line in lines:
-        if line["seed"] == tuning_seed:
-            continue
         name = f"{line['arm']}-{line['seed']}-{line['digest']}"
         if name not in known:
             run = folder / "runs" / name

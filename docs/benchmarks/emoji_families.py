@@ -86,7 +86,7 @@ def score(folder: Path, table: Path) -> None:
         found = recalled(embedded(run, shards))
         return {subset: float(found[mask].mean()) for subset, mask in masks.items()}
 
-    report(scored(folder, folder / "families.json", of_run, tuning_seed=0), SUBSETS)
+    report(scored(folder, folder / "families.json", of_run), SUBSETS)
 
 
 if __name__ == "__main__":

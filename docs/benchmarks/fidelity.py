@@ -82,13 +82,12 @@ def settings_of(rows: int, mode: str, seed: int) -> DataConfig:
         decode=mode,  # type: ignore[arg-type]
         seed=seed,
         loading=LoadingConfig(num_workers=1),
-        add_hashes=True,
     )
 
 
 def recall(model: torch.nn.Module, data: DataConfig) -> tuple[float, float]:
     """R@1 and R@10 over the images and texts never seen in percent, the mean of both directions."""
-    loader = Loader.from_config(evaluation_data(data, hashes=True), rank=0, world_size=1)
+    loader = Loader.from_config(evaluation_data(data), rank=0, world_size=1)
     scores = evaluate_retrieval(model, loader)
     r1, r10 = (50 * (scores[f"image_to_text_r{k}"] + scores[f"text_to_image_r{k}"]) for k in (1, 10))
     return r1, r10
@@ -109,7 +108,7 @@ def decoding_differs(rows: int) -> str:
     """How far the pixels of the two modes are apart, over the rows of the evaluation."""
     found: dict[str, dict[int, Any]] = {mode: {} for mode in MODES}
     for mode in MODES:
-        loader = Loader.from_config(evaluation_data(settings_of(rows, mode, 0), hashes=True), rank=0, world_size=1)
+        loader = Loader.from_config(evaluation_data(settings_of(rows, mode, 0)), rank=0, world_size=1)
         for batch in loader:
             for row, pixels, valid in zip(batch["rows"].tolist(), batch["pixel_values"], batch["valid"], strict=True):
                 if valid:

@@ -76,7 +76,7 @@ def batches_of(name: str) -> Iterator[Any]:
 
     settings = {"shards": str(FOLDER), "tokenizer": str(loading.HOME / "tokenizer"), "global_batch_size": 256}
     workers = "process" if name == "mmdata, process" else "thread"
-    more = {"num_workers": loading.WORKERS, "worker_type": workers}
+    more = {"num_workers": loading.WORKERS, "num_processes": int(workers == "process")}
     return iter(mmdata.Loader.from_config({**settings, "transform": "eval", "loading": more}))
 
 

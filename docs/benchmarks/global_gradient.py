@@ -44,7 +44,7 @@ def main() -> None:
     rows = len(loader.index)
     entries = len(AutoTokenizer.from_pretrained(config.data.tokenizer))
     used = sum(int(batch["valid"].sum()) for batch in loader)
-    whole_data = config.data.model_copy(update={"global_batch_size": used, "num_text_buckets": 1})
+    whole_data = config.data.model_copy(update={"global_batch_size": used, "text_buckets": 1})
     model = DualEncoder.from_config(config.model, vocab_size=entries)
     optimizer = make_optimizer(model, config.train)
     kept, settled = RowNormalizers(rows), RowNormalizers(rows)

@@ -136,9 +136,9 @@ def rows_of(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     batch, warm_s, timed_s, several = (8, 0.1, 0.2, 2) if given.small else (given.batch, 2.0, 3.0, 4)
     counts = [1] if given.small else [count for count in (64, 32, 16, 8, 4, 2, 1) if count <= cores]
     kinds: dict[str, dict[str, Any]] = {
-        "threads": {"worker_type": "thread"},
-        "a process": {"worker_type": "process"},
-        f"{several} processes": {"worker_type": "process", "num_processes": several},
+        "threads": {"num_processes": 0},
+        "a process": {"num_processes": 1},
+        f"{several} processes": {"num_processes": several},
     }
     if given.small:
         del kinds["a process"]

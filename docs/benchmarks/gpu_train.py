@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--small", action="store_true", help="few rows, to rehearse this script")
     given = parser.parse_args()
+    if given.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a run takes the GPU where it sees one
     count, val, words = (48, 16, 400) if given.small else (16000, 500, 2000)
     with tempfile.TemporaryDirectory(prefix="mmdata-gpu-train-") as name:
         raw, shards, run = (Path(name) / part for part in ("raw", "shards", "run"))
@@ -44,7 +47,6 @@ def main() -> None:
             "data.val.shards": shards / "val",
             "data.tokenizer": tokenizer,
             "train.output": run,
-            "train.device": given.device,
             "train.log_every_steps": 1 if given.small else 20,
             "train.epochs": 1 if given.small else 4,
         }

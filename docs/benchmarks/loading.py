@@ -2,7 +2,7 @@
 
 PYTHONPATH=. python docs/benchmarks/loading.py make FOLDER_OF_JPG_AND_TXT_PAIRS
 PYTHONPATH=. python docs/benchmarks/loading.py compare photos           # or: shrunk, large; --train for random crops
-PYTHONPATH=. python docs/benchmarks/loading.py compare photos --augment 0.1   # random crops, flip, colour, hue by 0.1
+PYTHONPATH=. python docs/benchmarks/loading.py compare photos --augment 0.4   # random crops, flip, colours
 PYTHONPATH=. python docs/benchmarks/loading.py run photos "mmdata fast"
 
 Each run is a process of its own, the loaders take turns, and what counts is the ratio of the medians. The bare loop is
@@ -144,12 +144,17 @@ def augmented(image: Any, rng: random.Random, augment: dict[str, float]) -> Any:
     """A crop after torchvision's flip and colour jitter, in random order."""
     from torchvision.transforms.v2 import functional
 
+    from mmdata.images.augment import HUE_SHARE, JITTER_PROB
+
     if rng.random() < augment["horizontal_flip_prob"]:
         image = functional.horizontal_flip(image)
-    names = ["brightness", "contrast", "saturation", *(["hue"] if augment["hue"] else [])]
+    if rng.random() >= JITTER_PROB:
+        return image
+    names = ["brightness", "contrast", "saturation", "hue"]
     rng.shuffle(names)
     for name in names:
-        factor = (name != "hue") + rng.uniform(-augment[name], augment[name])
+        spread = augment["color_jitter"] * (HUE_SHARE if name == "hue" else 1.0)
+        factor = (name != "hue") + rng.uniform(-spread, spread)
         image = getattr(functional, f"adjust_{name}")(image, factor)
     return image
 
@@ -289,11 +294,10 @@ def main() -> None:
     parser.add_argument("where", help="make: folder of photos; else photos, shrunk or large")
     parser.add_argument("loader", nargs="?", choices=[*BARE, *OURS, *OTHERS])
     parser.add_argument("--train", action="store_true", help="random crops")
-    parser.add_argument("--augment", type=float, metavar="HUE", help="random crops, flips and colours, hue by so much")
+    parser.add_argument("--augment", type=float, metavar="JITTER", help="random crops, flips and colours, by so much")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    jitter = {"horizontal_flip_prob": 0.5, "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": given.augment}
-    augment = None if given.augment is None else jitter
+    augment = None if given.augment is None else {"horizontal_flip_prob": 0.5, "color_jitter": given.augment}
     train = given.train or augment is not None
     if given.what == "make":
         make(Path(given.where))

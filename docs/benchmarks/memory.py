@@ -129,8 +129,8 @@ def flat(workers: str) -> None:
 
     folder = HOME / "mixed" if (HOME / "mixed").exists() else make_mixed()
     settings = {"shards": str(folder), "tokenizer": str(HOME / "tokenizer"), "global_batch_size": 64}
-    shapes = {"image_buckets": "auto", "num_image_buckets": 3, "num_text_buckets": 3, "transform": "train"}
-    loader = mmdata.Loader.from_config({**settings, **shapes, "loading": {"worker_type": workers}})
+    shapes = {"image_buckets": 3, "text_buckets": 3, "transform": "train"}
+    loader = mmdata.Loader.from_config({**settings, **shapes, "loading": {"num_processes": int(workers == "process")}})
     found: list[float] = []
     for epoch in range(EPOCHS):
         for _ in loader:

@@ -56,7 +56,7 @@ def settings(home: Path) -> dict[str, Any]:
         "image_size": 32,
         "join": [{"table": str(home / "recaps.parquet")}],
         "captions": {"join:recap": 1.0},
-        "loading": {"num_workers": 1, "worker_type": "thread"},
+        "loading": {"num_workers": 1, "num_processes": 0},
     }
 
 

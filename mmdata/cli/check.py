@@ -83,7 +83,7 @@ def _problems_of_groups(config: Config) -> Iterator[str]:
     groups, miner = config.data.groups, config.train.miner
     if is_of_run(config.data):
         if config.train.feature_cache is None:
-            yield "data.groups.source 'run' needs train.feature_cache={}, from which neighbours are found"
+            yield "data.groups.source 'run' needs train.feature_cache=pair, from which neighbours are found"
         if config.train.steps is None:
             yield (
                 "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "

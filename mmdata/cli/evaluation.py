@@ -99,14 +99,14 @@ def evaluate_shards(
     data = trained.config.data
     if val is not None:
         data = data.model_copy(update={"val": val})
-    named, data = data, evaluation_data(data, hashes=True)
+    named, data = data, evaluation_data(data)
     if isinstance(data.captions, str) and not open_index(data).has_captions:  # nor has a table any
         if classes is None:
             raise ConfigError(
                 f"shards '{data.shards}' have labels and no captions, so there is nothing to retrieve: give --classes "
                 f"FILE for zero-shot accuracy, the run's classes.json or JSON such as {CLASSES_EXAMPLE}"
             )
-        data = data.model_copy(update={"tokenizer": None, "text_buckets": "auto"})
+        data = data.model_copy(update={"tokenizer": None, "text_buckets": 8})
     # The ranks share each batch, so its rows are a multiple of their number; that changes no row's features.
     data = data.model_copy(update={"global_batch_size": -(-data.global_batch_size // ranks) * ranks})
     loader = Loader.from_config(data, rank=rank, world_size=ranks)
@@ -156,7 +156,7 @@ def named_classes(trained: TrainedRun, val: ValConfig | None = None) -> Classes 
     if not (names and index.has_labels and len(index)):
         return None
     # A label beyond the names would be an error in a file of classes; nobody has given one.
-    if not 0 <= int(index.column("label")[: data.max_rows].max()) < len(names):
+    if not 0 <= int(index.column("label").max()) < len(names):
         return None
     made = [_templates(manifest) for manifest in index.manifests]
     return Classes(classes=names, templates=made[0] if all(one == made[0] for one in made) else ["{}"])
@@ -199,7 +199,7 @@ def _check_labels(index: Index, classes: Classes, data: CorpusConfig) -> None:
     """
     if not index.has_labels:
         raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
-    highest, known = int(index.column("label")[: data.max_rows].max()), len(classes.classes)
+    highest, known = int(index.column("label").max()), len(classes.classes)
     if highest >= known:
         raise DataError(
             f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "

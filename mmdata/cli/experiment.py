@@ -35,11 +35,10 @@ PER_RUN = {"train.output": "compare.output", "train.seed": "compare.seeds", "dat
 
 
 class ArmRun(NamedTuple):
-    """One training: an arm, a seed, and what tuning found for the arm."""
+    """One training: an arm and a seed."""
 
     arm: str
     seed: int
-    tuned: tuple[str, ...]
 
 
 class Stopped(Exception):
@@ -77,15 +76,13 @@ class Experiment:
             ConfigError: names the setting, and what decides in its place.
         """
         arms = [[_key(setting) for setting in arm.settings] for arm in self._compare.arms.values()]
-        tuning = [[_key(setting) for setting in tried] for tried in self._compare.tuning]
         for key in map(_key, self._overrides):
             if key in PER_RUN:
                 raise ConfigError(
                     f"{key}: each run has its own, which {PER_RUN[key]} gives; change that, or leave it out"
                 )
-            for lists, name in ((arms, "each arm sets it"), (tuning, "each list of compare.tuning sets it")):
-                if all(any(f"{key}.".startswith(f"{own}.") for own in keys) for keys in lists):
-                    raise ConfigError(f"{key}: {name}, so that no run would have this one; change it there")
+            if all(any(f"{key}.".startswith(f"{own}.") for own in keys) for keys in arms):
+                raise ConfigError(f"{key}: each arm sets it, so that no run would have this one; change it there")
 
     def _check_arms(self) -> None:
         """Read the settings of each arm before anything is trained; its model and groups are not there yet."""
@@ -93,11 +90,10 @@ class Experiment:
             given = [] if arm.init_from is None else [f"model.init_from={self._output}"]
             if arm.neighbours is not None:
                 given.append(f"data.groups={{source: {self._output}, size: {arm.neighbours}}}")
-            for tuned in self._compare.tuning:
-                try:
-                    load_config(self._path, [*self._overrides, *given, *arm.settings, *tuned, "compare=null"])
-                except ConfigError as error:
-                    raise ConfigError(f"compare.arms.{name}: {error}") from error
+            try:
+                load_config(self._path, [*self._overrides, *given, *arm.settings, "compare=null"])
+            except ConfigError as error:
+                raise ConfigError(f"compare.arms.{name}: {error}") from error
 
     def _add(self, arm: str) -> None:
         if arm in self.arms:
@@ -110,20 +106,6 @@ class Experiment:
         """The arm whose finished model an arm begins with, or is grouped by; None if it needs none."""
         settings = self._compare.arms[arm]
         return settings.init_from or (self._compare.baseline if settings.neighbours is not None else None)
-
-    def tune(self, arm: str) -> tuple[str, ...]:
-        """The settings of `compare.tuning` with which an arm retrieves best on the validation set.
-
-        Never chosen by the pairs: what decides must not have been tuned on.
-        """
-        if not (tries := self._tries(arm)):
-            return self._compare.tuning[0]
-        return max(tries, key=lambda run: self.result(run)["r1"]).tuned
-
-    def _tries(self, arm: str) -> list[ArmRun]:
-        """The runs that tune an arm; none where there is nothing to choose."""
-        seed, tuning = self._compare.tuning_seed, self._compare.tuning
-        return [] if seed is None or len(tuning) == 1 else [ArmRun(arm, seed, tuned) for tuned in tuning]
 
     def result(self, run: ArmRun) -> Line:
         """The line of results.jsonl of a run, which is made if there is none."""
@@ -150,8 +132,9 @@ class Experiment:
         scores = {arm: found for arm, found in self._finished().items() if not arms or arm in (baseline, *arms)}
         if not scores.get(baseline):
             needed = self._needed(baseline)
-            tried = self._first_runs(baseline) if needed is None or needed in scores else []
-            why = next(filter(None, map(self._why_not_found, tried)), "") or self._other_seeds(baseline)
+            seeds = self._compare.seeds if needed is None or needed in scores else []
+            tried = (self._why_not_found(ArmRun(baseline, seed)) for seed in seeds)
+            why = next(filter(None, tried), "") or self._other_seeds(baseline)
             raise ConfigError(
                 f"'{self._output / RESULTS}': no run of the baseline '{baseline}' there yet{why and f' ({why})'}"
             )
@@ -160,30 +143,23 @@ class Experiment:
         lines = markdown(scores, baseline, metric, columns)
         for arm, found in scores.items():
             if seconds := [line["cpu_s"] for line in found.values()]:
-                how = f"tuned to {' '.join(self.tune(arm))}; " if self._tries(arm) else ""
-                lines.append(f"{arm}: {how}{sum(seconds) / len(seconds):.1f} s of processor time a run")
+                lines.append(f"{arm}: {sum(seconds) / len(seconds):.1f} s of processor time a run")
         return lines
 
     def _finished(self) -> dict[str, dict[int, Line]]:
-        """For each arm that is tuned its results by seed, the baseline first; of seeds that it has. Makes no run."""
+        """For each arm its results by seed, the baseline first; of seeds that it has. Makes no run."""
         scores: dict[str, dict[int, Line]] = {}
         for arm in self.arms:
             # What an arm needs comes before it: its settings name a run of that one, which is there then.
             needed = self._needed(arm)
             if needed is not None and needed not in scores:
                 continue
-            if any(self._line(run) is None for run in self._tries(arm)):
-                continue
             seeds = self._compare.seeds if needed is None else list(scores[needed])
-            found = {seed: self._line(ArmRun(arm, seed, self.tune(arm))) for seed in seeds}
+            found = {seed: self._line(ArmRun(arm, seed)) for seed in seeds}
             scores[arm] = {seed: line for seed, line in found.items() if line is not None}
         baseline = scores.pop(self._compare.baseline, {})
         others = {arm: {seed: found[seed] for seed in baseline if seed in found} for arm, found in scores.items()}
         return {self._compare.baseline: baseline, **others}
-
-    def _first_runs(self, arm: str) -> list[ArmRun]:
-        """The runs that an arm begins with: those that tune it, or those of its seeds."""
-        return self._tries(arm) or [ArmRun(arm, seed, self._compare.tuning[0]) for seed in self._compare.seeds]
 
     def _make(self, run: ArmRun) -> None:
         started = time.process_time()
@@ -196,7 +172,7 @@ class Experiment:
         ended = time.process_time()
         scores = json.loads((folder / EVALUATION).read_text())
         digest = folder.name.rpartition("-")[2]
-        line: Line = {"arm": run.arm, "seed": run.seed, "tuned": run.tuned, "digest": digest}
+        line: Line = {"arm": run.arm, "seed": run.seed, "digest": digest}
         line |= {"r1": sum(scores[name] for name in R1) / 2}
         line |= {"cpu_s": ended - grouped, "neighbours_s": grouped - started}
         line |= {} if self._compare.pairs is None else score_pairs(folder, self._compare.pairs)
@@ -211,10 +187,10 @@ class Experiment:
         _command("neighbours", str(self._path), *self._overrides, "--size", size, *where)
 
     def _teacher(self, run: ArmRun) -> ArmRun:
-        """The finished run of the same seed that a run needs; while that arm is tuned its other runs wait."""
+        """The finished run of the same seed that a run needs."""
         needed = self._needed(run.arm)
         assert needed is not None, f"the arm '{run.arm}' needs no other"
-        teacher = ArmRun(needed, run.seed, self.tune(needed))
+        teacher = ArmRun(needed, run.seed)
         self.result(teacher)
         return teacher
 
@@ -226,7 +202,7 @@ class Experiment:
         if arm.neighbours is not None:  # before the arm's own settings, which may have a data.groups.share
             given.append(f"data.groups={{source: {self._groups(run)}, size: {arm.neighbours}}}")
         seeds = [f"train.seed={run.seed}", f"data.seed={run.seed}"]
-        return [*self._overrides, *given, *arm.settings, *run.tuned, *seeds]
+        return [*self._overrides, *given, *arm.settings, *seeds]
 
     def _config(self, run: ArmRun) -> Config:
         return _without_place(load_config(self._path, [*self._settings(run), "compare=null"]))
@@ -296,11 +272,10 @@ class Experiment:
 
     def _lines_of(self, run: ArmRun) -> list[Line]:
         """The lines of results.jsonl of an arm and a seed, oldest first."""
-        same = [line for line in self._all_lines() if (line["arm"], line["seed"]) == (run.arm, run.seed)]
-        return [line for line in same if tuple(line["tuned"]) == run.tuned]
+        return [line for line in self._all_lines() if (line["arm"], line["seed"]) == (run.arm, run.seed)]
 
     def _all_lines(self) -> list[Line]:
-        needs = {"arm": str, "seed": int, "tuned": list, "digest": str}
+        needs = {"arm": str, "seed": int, "digest": str}
         return list(read_json_lines(self._output / RESULTS, needs))
 
     def _config_of(self, line: Line) -> Config | str:

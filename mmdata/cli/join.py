@@ -126,7 +126,6 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
     from mmdata.plan import IndexRows
     from mmdata.plan.captions import caption_sources
     from mmdata.plan.from_config import equal_rows
-    from mmdata.plan.rows import starts_of
     from mmdata.plan.weights import row_weights
     from mmdata.tables.captions import TableCaptions
     from mmdata.tables.joined import Joined
@@ -148,13 +147,12 @@ def join_tables(data: DataConfig, *, all_columns: bool = False) -> Iterator[str]
             if counts is not None:
                 source.count(counts)
             yield f"{name}: {len(source):,} captions{', counted' if counts is not None else ''}"
-    starts = starts_of(index, data.max_rows)
-    selection = select_rows(data, index, starts, joined)
-    row_weights(data, index, IndexRows(index, limit=data.max_rows, selection=selection), joined)
+    selection = select_rows(data, index, joined)
+    row_weights(data, index, IndexRows(index, selection=selection), joined)
     equal_rows(data, index, joined)
     if data.fields:
         fields = Fields(data, index, joined)
-        fields.check(partial(row_chunks, selection, int(starts[-1])))
+        fields.check(partial(row_chunks, selection, len(index)))
         yield fields.name
     if data.val and (val := evaluation_data(data)).join:
-        select_rows(val, index, index.starts, joined)
+        select_rows(val, index, joined)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 64
 """`data.global_batch_size` where a folder of shards is given."""
-WHICH_ROWS = ("shards", "val", "split", "select", "max_rows", "global_batch_size", "loading")
+WHICH_ROWS = ("shards", "val", "split", "select", "global_batch_size", "loading")
 """Settings of `data` taken from the config, not from the run: which rows, and who loads them."""
 
 
@@ -194,7 +194,6 @@ def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usa
     """
     import numpy as np
 
-    from mmdata.plan.rows import starts_of
     from mmdata.tables.joined import Joined
     from mmdata.tables.select import select_rows
     from mmdata.tables.selection import row_chunks
@@ -203,10 +202,9 @@ def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usa
     has_features = np.zeros(len(groups), np.bool_)
     has_features[usable] = True
     is_loaded = np.zeros(len(groups), np.bool_)
-    starts = starts_of(index, data.max_rows)
-    for rows in row_chunks(select_rows(data, index, starts, Joined.from_config(data, index)), int(starts[-1])):
+    for rows in row_chunks(select_rows(data, index, Joined.from_config(data, index)), len(index)):
         is_loaded[rows] = True
-    chosen_by = {"val.share": data.val.share, "select": data.select, "max_rows": data.max_rows}
+    chosen_by = {"val.share": data.val.share, "select": data.select}
     named = ", ".join(f"data.{name}" for name, value in chosen_by.items() if value is not None)
     reasons = {
         f"not trained on{named and f' ({named})'}": without & ~has_features & ~is_loaded,

@@ -153,7 +153,7 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
     origin = f"settings for shards '{place}'"
-    if "global_batch_size" not in given and {"select", "join", "val", "max_rows"} & given.keys():
+    if "global_batch_size" not in given and {"select", "join", "val"} & given.keys():
         content["data"] = assumed | given | {"global_batch_size": 1}
         with _quiet():  # the plan says the same again
             selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)

@@ -99,6 +99,6 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     if not (Path(place).is_dir() or "://" in place):
         return with_inputs_of_model(load_config(place, overrides)).data
     given = with_overrides({"data": {"shards": place}}, overrides)
-    assumed = {"global_batch_size": 1, "add_captions": Index.open(place).has_captions}
+    assumed = {"global_batch_size": 1, "tokenizer": "clip" if Index.open(place).has_captions else None}
     content = {**given, "data": assumed | given["data"]}
     return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data

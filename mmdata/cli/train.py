@@ -32,4 +32,4 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.cli.training import train
     from mmdata.train.ranks import collectives
 
-    return train(config, output, collectives.init(config.train.device), command=launch_command(options.command_line))
+    return train(config, output, collectives.init(), command=launch_command(options.command_line))

@@ -56,7 +56,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     config = _with_precision(config, output, device)
     if rank == 0:
         warn_of_no_effect(config, device, world_size=world_size)
-    data = config.data.model_copy(update={"add_hashes": config.data.add_hashes or config.train.needs_hashes})
+    data = config.data
     if is_of_run(data):
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
     else:
@@ -116,7 +116,7 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
 
 def _evaluation_loader(data: DataConfig) -> Loader:
     """This rank's part of what `data.val` names."""
-    data = evaluation_data(data, hashes=True)
+    data = evaluation_data(data)
     return Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmdata.config.settings import Integer, Location, MayChange, Positive, Settings
+from mmdata.config.settings import Integer, Location, Positive, Settings
 
 
 class GroupsConfig(Settings):
@@ -26,9 +26,6 @@ class GroupsConfig(Settings):
     """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
     groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
 
-    max_similarity: Annotated[float, Field(gt=-1.0, lt=1.0)] | None = None
-    """For the source run: rows whose features have a larger cosine stand in no group together, since they may mean the
-    same. null: however similar they are."""
     every_epochs: Positive = 1
     """For the source run: number of epochs between two searches for neighbours. Before the first one no row has a
     group."""
@@ -37,9 +34,8 @@ class GroupsConfig(Settings):
     def _one_kind(self) -> GroupsConfig:
         if self.source == "run" and self.size is None:
             raise ValueError("source 'run' needs a size: how many near neighbours stand together")
-        of_run = {"every_epochs": self.every_epochs != 1, "max_similarity": self.max_similarity is not None}
-        if self.source != "run" and (given := [name for name, is_given in of_run.items() if is_given]):
-            raise ValueError(f"{given[0]} belongs to source 'run', and source is '{self.source}': leave it out")
+        if self.source != "run" and self.every_epochs != 1:
+            raise ValueError(f"every_epochs belongs to source 'run', and source is '{self.source}': leave it out")
         if self.candidates is not None and self.share < 1:
             raise ValueError("share needs groups of a size: candidates follow every row")
         if (self.size is None) == (self.candidates is None):
@@ -55,15 +51,10 @@ class BatchesConfig(Settings):
     global_batch_size: Positive
     """Image-caption pairs (rows) of one step over all ranks; each rank gets an equal part. With `token_budget`, the
     largest number of rows."""
-    allow_larger_batch: MayChange[bool] = False
-    """Whether `global_batch_size` may exceed the rows of an epoch, so that each batch is filled up with masked rows.
-    false: an error. An evaluation, which loads each row once in order, needs no permission."""
     token_budget: Positive | None = None
     """Text tokens and image patches of one step over all ranks, padding included: batches of short texts then have more
-    rows than batches of long texts. null: all batches have `global_batch_size` rows."""
-    batch_multiple: Positive = 8
-    """With `token_budget`, the number of rows of each batch is a multiple of this; the number of ranks must divide
-    it."""
+    rows than batches of long texts, a multiple of 8, or of a 32nd of `global_batch_size` where that is more. The number
+    of ranks must divide it. null: all batches have `global_batch_size` rows."""
     leftover: Literal["merge", "pad", "drop"] = "merge"
     """What becomes of rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
     and the last batches are filled up with masked rows. pad: the last batch of each shape is filled up. drop: they are
@@ -89,22 +80,26 @@ class BatchesConfig(Settings):
     row_weights: Location | None = None
     """How often a row comes in an epoch, on average: a column of numbers of the index or of a joined table, a file
     (.npy) of a number for each row of the index, or label_balanced: each class as often as another, and the rows once
-    on average. 2.3 is two or three times, 0.1 once in ten epochs. null: every row once."""
-    max_repeats: Annotated[int, Field(strict=True, ge=1, le=1000)] = 10
-    """Largest weight: rows of larger `row_weights` come so many times an epoch. An epoch has as many parts as the
-    largest weight, each without a row twice, and the last batch of a part may be padded."""
+    on average. 2.3 is two or three times, 0.1 once in ten epochs; weights above 10 count as 10. null: every row
+    once."""
+
+    @property
+    def row_multiple(self) -> int:
+        """With `token_budget`, the number of rows of each batch is a multiple of this.
+
+        A power of two, since ranks and lanes are to divide it, and one that grows with the batch, as ranks do. It is
+        at most a 32nd of large batches, so that little of the budget is left over.
+        """
+        most = max(min(8, self.global_batch_size), self.global_batch_size // 32)
+        return 1 << (most.bit_length() - 1)
 
     @model_validator(mode="after")
     def _check_token_budget(self) -> BatchesConfig:
         if self.token_budget is None:
             return self
-        if self.batch_multiple > self.global_batch_size:
+        if self.row_multiple % self.num_lanes:
             raise ValueError(
-                f"with token_budget, global_batch_size ({self.global_batch_size}) must be batch_multiple "
-                f"({self.batch_multiple}) or more"
-            )
-        if self.batch_multiple % self.num_lanes:
-            raise ValueError(
-                f"with token_budget, num_lanes ({self.num_lanes}) must divide batch_multiple ({self.batch_multiple})"
+                f"with token_budget, num_lanes ({self.num_lanes}) must divide {self.row_multiple}, of which the rows "
+                f"of each batch are a multiple where global_batch_size is {self.global_batch_size}"
             )
         return self

@@ -41,14 +41,6 @@ class CompareConfig(Settings):
     """Seeds of weights and batches; each arm is trained once with each of them, so that the comparison is paired."""
     pairs: Location | None = None
     """JSONL file of a compositional test (docs/losses.md); null: only retrieval on `data.val` is measured."""
-    primary: str = "r1"
-    """The score that decides: a type of swap in `pairs`, "mean" for the mean of all types, or "r1" for retrieval."""
-    tuning: Annotated[tuple[tuple[str, ...], ...], Field(min_length=1)] = ((),)
-    """Lists of settings that each arm is first tried with, such as [["train.lr=1e-3"], ["train.lr=3e-4"]]; each arm
-    keeps the best. By default nothing is tried."""
-    tuning_seed: Integer | None = None
-    """Seed of the runs that try `tuning`, none of `seeds`; the best is what retrieves best on `data.val`. Needed
-    if `tuning` has more than one list."""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:
@@ -56,12 +48,8 @@ class CompareConfig(Settings):
             raise ValueError(f"baseline '{self.baseline}' must be one of the arms, without neighbours of its own")
         for name in self.arms:
             self._check_way_to(name)
-        if len(self.tuning) > 1 and self.tuning_seed is None:
-            raise ValueError(f"tuning has {len(self.tuning)} settings to try: give tuning_seed, none of {self.seeds}")
-        if self.pairs is None and self.primary != "r1":
-            raise ValueError(f"primary '{self.primary}' is a type of swap: give pairs, or let r1 (retrieval) decide")
-        if self.tuning_seed in self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds must differ, also from tuning_seed ({self.tuning_seed}): got {self.seeds}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ: got {self.seeds}")
         return self
 
     def _check_way_to(self, name: str) -> None:

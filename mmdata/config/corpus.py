@@ -81,19 +81,6 @@ class SourceConfig(Settings):
         return weight
 
 
-class MembersConfig(Settings):
-    """Members of a sample: an extension (jpg, caption.txt), or a JSON member and a key in it (json:TEXT).
-
-    Of several, separated by commas, the first that a sample can use is taken."""
-
-    image: str | None = None
-    """Extension of the image; default: the first member that is an image."""
-    caption: str | None = None
-    """Member with the caption; default: json:captions, txt, json:caption."""
-    label: str | None = None
-    """Member with the label; default: cls, json:label."""
-
-
 class ValConfig(Settings):
     """What a run is evaluated on: other shards, or a share of the rows of `data.shards`. Neither: nothing."""
 
@@ -140,11 +127,10 @@ class CorpusConfig(Settings):
     join: list[JoinConfig] = Field(default_factory=list)
     """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
     And tars in other folders, whose members `fields` names."""
-    max_rows: Positive | None = None
-    """Uses only the first rows of the index, for a quick try; null: all rows. `select` chooses among these."""
-    members: MembersConfig | None = None
-    """Which members of a sample a stream takes as image, caption and label. Shards with an index: `mmdata index
-    --image … --caption … --label …`, which the index keeps."""
+    members: dict[Literal["image", "caption", "label"], str] = Field(default_factory=dict)
+    """Which members of a sample a stream takes, such as {caption: "json:TEXT", label: cls}: an extension, or a JSON
+    member and a key in it. Of several, separated by commas, the first that a sample can use is taken. Shards with an
+    index: `mmdata index --image … --caption … --label …`, which the index keeps."""
 
     @field_validator("val", mode="before")
     @classmethod
@@ -165,10 +151,6 @@ class CorpusConfig(Settings):
         if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
             listed = "; ".join(f"'{s.shards}' has {_shares(s)}" for s in mixed)
             raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
-        if len(mixed) > 1 and self.max_rows is not None:
-            raise ValueError(
-                f"max_rows ({self.max_rows}) takes the first rows of one dataset, and shards lists {len(mixed)}"
-            )
         return self
 
 

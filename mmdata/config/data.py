@@ -6,7 +6,7 @@ A room takes the class that it needs, as `PixelTransform.from_config(images: Ima
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -22,13 +22,6 @@ from mmdata.errors import ConfigError
 class RowsConfig(Settings):
     """What a batch has of each row, beside pixels and tokens."""
 
-    add_hashes: bool = False
-    """Adds image_hash and caption_hash to each batch, equal for equal images and captions, for masks of false
-    negatives."""
-    add_captions: bool = False
-    """Adds `captions` to each batch: the text of each row's caption, as a list of str; "" where a row has none that can
-    be used. And `caption_numbers` (B,), which of its captions that is, and, where `captions` names sources,
-    `caption_sources`. Needs no tokenizer."""
     caption_hash: str | None = None
     """Column of the index or of a joined table that stands for caption_hash: rows with equal values count as rows with
     equal captions, which `train.mask_false_negatives` takes for no negatives of each other. A row without a value has
@@ -37,13 +30,8 @@ class RowsConfig(Settings):
     """Further entries of batches, by name. `join:COLUMN` has the values of a joined table. A member of the sample's own
     tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `txt`, and extensions that end in these, as
     `syn.json:KEY`; of joined tars `join:NAME:npy` and so on. Numbers and arrays are a tensor (B, …), texts and other
-    JSON a list of B."""
-    missing_fields: Literal["mask", "keep", "error"] = "mask"
-    """What becomes of a row whose sample lacks a value that `fields` names in a member of its own; for joined tars
-    their `missing` says it. mask: it is masked, with a line
-    in the ledger. keep: it has NaN, "" or None; whole numbers come as floats then, and one above 2^53, which a float
-    would round, is masked. error: an error. A damaged value, or one of another shape than in the first rows, is masked,
-    or an error with `error`."""
+    JSON a list of B. A row whose own sample lacks a value, or has a damaged one, is masked, with a line in the ledger;
+    for joined tars their `missing` says it."""
 
 
 # pydantic lists the settings of the last base first.
@@ -139,11 +127,11 @@ def once_in_order(data: DataConfig) -> DataConfig:
     return data.model_copy(update={"shards": shards, **changes})
 
 
-def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
+def evaluation_data(data: DataConfig) -> DataConfig:
     """The settings that load what `data.val` names, as `once_in_order`.
 
-    `hashes` adds hashes if training has none. `worker_type: auto` becomes thread: an evaluation is short, and a second
-    worker process would hold its memory during the whole run.
+    `num_processes: auto` becomes 0: an evaluation is short, and a second worker process would hold its memory during
+    the whole run.
 
     Raises:
         ConfigError: `data.val` is not set.
@@ -153,8 +141,8 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
             "data.val is not set: there is nothing to evaluate on; set data.val.shards=FOLDER, or data.val.share=0.01 "
             "to keep 1 % of the rows from training"
         )
-    if data.loading.worker_type == "auto":
-        data = data.with_loading(worker_type="thread")
+    if data.loading.num_processes == "auto":
+        data = data.with_loading(num_processes=0)
     # Other shards have other rows: what selects those to train on, and what is joined to them, says nothing about them.
     same = isinstance(data.shards, str) and data.val.shards is not None and is_same_folder(data.val.shards, data.shards)
     # Only val.select asks for joined columns: captions, fields and weights of an evaluation are not of a table.
@@ -162,4 +150,4 @@ def evaluation_data(data: DataConfig, *, hashes: bool = False) -> DataConfig:
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     # No evaluation reads the values of tables.
-    return once_in_order(data.model_copy(update={**which, "fields": {}, "add_hashes": hashes or data.add_hashes}))
+    return once_in_order(data.model_copy(update={**which, "fields": {}}))

@@ -17,17 +17,10 @@ class AugmentConfig(Settings):
     horizontal_flip_prob: Share = 0.0
     """Probability that a crop is mirrored left to right. Captions that say left or right, and writing in images, are
     wrong after a flip."""
-    brightness: Annotated[float, Field(ge=0.0)] = 0.0
-    """Strength of the change of brightness: a factor between 1 - brightness (at least 0) and 1 + brightness, as in
-    torchvision's ColorJitter."""
-    contrast: Annotated[float, Field(ge=0.0)] = 0.0
-    """Strength of the change of contrast: a factor between 1 - contrast (at least 0) and 1 + contrast."""
-    saturation: Annotated[float, Field(ge=0.0)] = 0.0
-    """Strength of the change of saturation: a factor between 1 - saturation (at least 0) and 1 + saturation."""
-    hue: Annotated[float, Field(ge=0.0, le=0.5)] = 0.0
-    """Largest turn of the hue, in either direction, as a share of the whole colour circle."""
-    color_jitter_prob: Share = 1.0
-    """Probability that brightness, contrast, saturation and hue are changed at all; they change in random order."""
+    color_jitter: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+    """Strength of changes of colour, which four in five crops get, in random order. Brightness, contrast and saturation
+    change by a factor between 1 - color_jitter (at least 0) and 1 + color_jitter, and the hue turns by a quarter of it
+    at most, as a share of the colour circle."""
     grayscale_prob: Share = 0.0
     """Probability that the colours become grey, after the other changes."""
 
@@ -36,17 +29,14 @@ class ImagesConfig(Settings):
     """How images become pixels, and the shapes that they have in batches."""
 
     image_size: Side = 224
-    """Side of the square that images are cropped and resized to, in pixels. With `image_buckets: auto` the chosen
-    shapes have about as many pixels; with a list of shapes, or `image_patches`, it is not used."""
-    image_buckets: Literal["auto"] | Annotated[list[tuple[Side, Side]], Field(min_length=1)] | None = None
-    """Image shapes as [height, width] pairs in pixels; each image goes to the shape nearest in aspect ratio. auto:
-    choose `num_image_buckets` shapes of about `image_size`² pixels that crop least. null: one square of
-    `image_size`."""
-    num_image_buckets: Positive = 3
-    """Largest number of image shapes that `image_buckets: auto` chooses."""
+    """Side of the square that images are cropped and resized to, in pixels. With a number of `image_buckets` the
+    chosen shapes have about as many pixels; with a list of shapes, or `image_patches`, it is not used."""
+    image_buckets: Positive | Annotated[list[tuple[Side, Side]], Field(min_length=1)] | None = None
+    """Image shapes as [height, width] pairs in pixels; each image goes to the shape nearest in aspect ratio. A number:
+    choose up to so many shapes of about `image_size`² pixels that crop least. null: one square of `image_size`."""
     patch_size: Positive = 16
-    """Side of the model's patches, in pixels. The sides of shapes that `image_buckets: auto` chooses are multiples of
-    it, and `image_patches` cuts images into such patches."""
+    """Side of the model's patches, in pixels. The sides of shapes that are chosen for a number of `image_buckets` are
+    multiples of it, and `image_patches` cuts images into such patches."""
     image_patches: Annotated[list[Positive], Field(min_length=1)] | None = None
     """Native resolution, in place of image shapes: each image keeps its aspect ratio and goes to the smallest of these
     numbers of patches that holds it. For models of SigLIP 2's NaFlex kind."""
@@ -71,10 +61,10 @@ class ImagesConfig(Settings):
         shapes = self.image_buckets
         if isinstance(shapes, list) and len(set(shapes)) != len(shapes):
             raise ValueError(f"image_buckets must differ from each other: got {[list(b) for b in shapes]}")
-        if shapes == "auto" and self.image_size % self.patch_size:
+        if isinstance(shapes, int) and self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size ({self.image_size}) must be a multiple of patch_size ({self.patch_size}) where "
-                "image_buckets is auto: its shapes consist of whole patches"
+                "image_buckets is a number: the shapes that are chosen consist of whole patches"
             )
         if self.image_patches is not None:
             if sorted(set(self.image_patches)) != self.image_patches:

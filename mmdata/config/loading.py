@@ -16,14 +16,11 @@ class LoadingConfig(Settings):
 
     num_workers: Count | Literal["auto"] = "auto"
     """Number of threads that make batches. auto: one for each CPU core that this rank may use. 0: batches are made in
-    the training loop's own thread, whatever `worker_type` is."""
-    worker_type: Literal["auto", "thread", "process"] = "auto"
-    """thread: the workers are threads of the training process. process: they run in a process of their own, so that the
-    loop never waits for Python's lock (the GIL); this takes the memory of one more interpreter. auto: process if there
-    is a GPU, otherwise thread."""
-    num_processes: Positive = 1
-    """Number of worker processes that share the `num_workers` threads, with `worker_type: process`. More than 1 helps
-    if a transform of your own is slow Python code."""
+    the training loop's own thread, whatever `num_processes` is."""
+    num_processes: Count | Literal["auto"] = "auto"
+    """Number of worker processes that share the `num_workers` threads, so that the loop never waits for Python's lock
+    (the GIL); each takes the memory of one more interpreter. More than 1 helps if a transform of your own is slow
+    Python code. 0: the threads are those of the training process. auto: 1 if there is a GPU, otherwise 0."""
     prefetch_batches: Positive = 2
     """Number of batches that are made before the loop asks for them, by all workers together. More helps if steps take
     unequally long, and takes the memory of so many batches."""
@@ -35,18 +32,11 @@ class LoadingConfig(Settings):
     max_bad_share: Share = 0.05
     """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a
     loop of your own on several ranks this is a warning, unless `check_rows` is called on every rank."""
-    check_images: Literal["auto", "never"] = "auto"
-    """Whether each image is compared with its hash in the index; a row whose image has changed is masked. auto: by
-    XXH3, about 1 % of a photo's time. never: not compared."""
 
     @model_validator(mode="after")
     def _check(self) -> LoadingConfig:
-        if self.num_processes > 1 and self.worker_type != "process":
-            raise ValueError(
-                f"num_processes ({self.num_processes}) are worker processes that share num_workers: set worker_type to "
-                f"process (it is {self.worker_type})"
-            )
-        if self.num_workers != "auto" and 1 < self.num_processes > self.num_workers:
+        workers, processes = self.num_workers, self.num_processes
+        if workers != "auto" and processes != "auto" and 1 < processes > workers:
             raise ValueError(
                 f"num_processes ({self.num_processes}) share num_workers ({self.num_workers}): set num_workers to as "
                 "many or more, or leave num_processes out"

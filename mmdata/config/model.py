@@ -30,13 +30,10 @@ class ModelConfig(Settings):
     embed_dim: Positive | None = None
     """Length of the image and text features that are compared. null: that of the built-in size, or 512 with `vision`
     and `text`; `clip` has its own."""
-    vocab_size: Positive | None = None
-    """Number of tokens that a built-in text tower knows. null: as many as the tokenizer has."""
-    freeze_image: bool = False
-    """Keeps the weights of the image tower as they are, and runs it in eval mode; a new projection above it is still
-    trained (LiT)."""
-    freeze_text: bool = False
-    """Keeps the weights of the text tower as they are, as `freeze_image` does for the image tower."""
+    freeze: list[Literal["image", "text", "logit_scale"]] = Field(default_factory=list)
+    """Parts whose weights stay as they are. image, text: that tower, which runs in eval mode; a new projection above it
+    is still trained (LiT). logit_scale: the factor of the similarities stays at `logit_scale_init`, as a fixed
+    temperature."""
     gradient_checkpointing: MayChange[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     dropout: BelowOne = 0.0
@@ -45,8 +42,6 @@ class ModelConfig(Settings):
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. It wins over that
     of `init_from`'s weights. null: that of those weights or of the pretrained model, otherwise 1 / 0.07 as in CLIP."""
-    freeze_logit_scale: bool = False
-    """Keeps the factor of the similarities at `logit_scale_init`, as a fixed temperature."""
     logit_bias_init: float | None = None
     """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
     null: that of the pretrained model, otherwise no bias."""

@@ -28,12 +28,10 @@ class TextsConfig(Settings):
     attention_mask), for corpora of images and labels."""
     max_length: Positive = 77
     """Longest text in tokens; longer captions are truncated. 77 is the length of CLIP's text tower."""
-    text_buckets: Literal["auto"] | Annotated[list[Positive], Field(min_length=1)] = "auto"
-    """Text lengths of batches, in tokens: a caption is padded to the smallest length that holds it. auto: choose
-    `num_text_buckets` lengths for the least padding. A list must rise and end with `max_length`."""
-    num_text_buckets: Positive = 8
-    """Largest number of text lengths that `text_buckets: auto` chooses, the same for all image shapes. More lengths pad
-    less and give more batch shapes."""
+    text_buckets: Positive | Annotated[list[Positive], Field(min_length=1)] = 8
+    """Text lengths of batches, in tokens: a caption is padded to the smallest length that holds it. A number: choose up
+    to so many lengths for the least padding; more lengths pad less and give more batch shapes. A list must rise and end
+    with `max_length`."""
     caption_template: Annotated[str, AfterValidator(_template)] | None = None
     """A prompt around each caption, such as "a photo of {}", with {} where the caption stands; evaluations have it too.
     The index must have counted the captions in it (`mmdata index --caption-template`), else they are counted at each

@@ -31,9 +31,6 @@ class MinerConfig(Settings):
     drop_hardest: Annotated[float, Field(strict=True, gt=0.0)] | None = None
     """Leaves out the most similar negatives of each row, after the margin: this number of them, or this share if it is
     below 1. null: leaves none out."""
-    after_steps: Count = 0
-    """Number of updates with all negatives, before the miner begins: the hardest negatives of an untrained model are
-    noise, on which it collapses."""
 
 
 class AllConfig(MinerConfig):
@@ -70,14 +67,8 @@ class DistanceWeightedConfig(MinerConfig):
     """distance_weighted: negatives drawn evenly over all distances (Wu et al. 2017)."""
 
     name: Literal["distance_weighted"]
-    dimension: Annotated[int, Field(strict=True, ge=3)]
-    """Length of the features (`model.embed_dim`), or a smaller number if the features use fewer of their dimensions."""
     k: Positive = 64
     """Number of negatives drawn for each row."""
-    cutoff: Annotated[float, Field(gt=0.0, lt=2.0)] = 0.5
-    """Distances below this one count as this one, so that the few nearest negatives are not drawn far too often."""
-    farthest: Annotated[float, Field(gt=0.0, le=2.0)] = 1.4
-    """Negatives at this distance or farther are never drawn; distances of normalised features are 0 to 2."""
 
 
 class GumbelTopKConfig(MinerConfig):
@@ -92,8 +83,6 @@ class GumbelTopKConfig(MinerConfig):
     gradient: Literal["none", "straight_through", "relaxed"] = "none"
     """Whether the choice itself has a gradient. none: no. straight_through: the choice of k, with the gradient of
     relaxed weights. relaxed: all negatives, with weights that sum to k."""
-    softness: Annotated[float, Field(gt=0.0)] = 0.5
-    """Temperature of the relaxed weights, for the gradients straight_through and relaxed."""
 
 
 class SameGroupConfig(MinerConfig):
@@ -130,7 +119,7 @@ NamedMinerConfig = Annotated[
 
 
 class TeacherConfig(Settings):
-    """A moving average of the model, which says what may be a false negative, and may feed the queue. It costs one more
+    """A moving average of the model, which says what may be a false negative, and feeds the queue. It costs one more
     forward pass in each step."""
 
     decay: BelowOne = 0.999
@@ -138,31 +127,6 @@ class TeacherConfig(Settings):
     margin: Cosine | None = 0.0
     """Leaves out negatives that the teacher finds more similar than the positive minus this margin, in cosine. null:
     leaves none out, for a teacher that only feeds the queue."""
-    after_steps: Count = 0
-    """Number of updates before the teacher leaves out negatives; the average is taken from the first update on."""
-
-
-class QueueConfig(Settings):
-    """The queue: features of earlier batches as further negatives, of both directions."""
-
-    rows: Positive = 65536
-    """Number of rows that the queue holds, those of the last global batches. Each takes 8 bytes a feature on each
-    device and in checkpoints."""
-    after_steps: Count = 1000
-    """Number of updates before the queue begins: the features of a young model are soon out of date."""
-    features: Literal["model", "teacher"] = "model"
-    """Whose features the queue holds. teacher: those of the moving average `train.teacher`, which change more slowly
-    (MoCo)."""
-
-
-class FeatureCacheConfig(Settings):
-    """The features that training computes, kept in the run's folder, for `mmdata neighbours --features`."""
-
-    every_steps: Positive = 1
-    """Writes the features of one batch in this many."""
-    side: Literal["pair", "image", "text"] = "pair"
-    """Which features are written: those of the images, of the texts, or of the pair, which is the normalised sum of
-    both."""
 
 
 class TrainConfig(Settings):
@@ -175,9 +139,6 @@ class TrainConfig(Settings):
     """Number of passes over the data. Training needs either this or `steps`."""
     steps: Positive | None = None
     """Number of optimizer updates of the whole run, in place of `epochs`."""
-    overfit_batches: Positive | None = None
-    """Trains on this many batches of epoch 0 again and again, to see whether the model can learn them at all. null:
-    trains on all batches."""
     lr: Annotated[float, Field(gt=0.0)] = 5e-4
     """Largest learning rate of AdamW, reached at the end of the warm-up; `schedule` says how it goes on."""
     schedule: Schedule = "cosine"
@@ -216,67 +177,40 @@ class TrainConfig(Settings):
     triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner.
     sogclr: InfoNCE of the whole corpus, estimated (SogCLR, FastCLIP); keeps 8 bytes for each row, takes no miner."""
     positives: PositivesBy = "caption_hash"
-    """For the loss multi_positive: rows with equal values of this are positives of each other. A hash sets
-    `data.add_hashes`."""
-    triplet_margin: Annotated[float, Field(ge=0.0, le=2.0)] = 0.2
-    """For the loss triplet: how far below the positive's cosine a negative's cosine should lie."""
+    """For the loss multi_positive: rows with equal values of this are positives of each other."""
     hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
     """For the loss hard_negative: how much more harder negatives weigh, by exp(beta · logit); 0 weighs all the same."""
-    hard_negative_prior: BelowOne = 0.0
-    """For the loss hard_negative: the assumed probability that a negative is a false one (τ⁺), which the loss corrects
-    for."""
-    sogclr_gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    """For the loss sogclr: weight of a batch in the averages of its rows, after `sogclr_gamma_decay_steps`."""
-    sogclr_gamma_decay_steps: Count = 0
-    """For the loss sogclr: updates in which gamma falls from 1 to `sogclr_gamma` along a half cosine. FastCLIP: half of
-    the run, to 0.2."""
-    sogclr_eps: Annotated[float, Field(gt=0.0)] | None = None
-    """For the loss sogclr: added to a row's average. null: 1 / (rows that are trained on - 1), which makes the loss
-    InfoNCE of the whole corpus. The papers': 1.0e-14."""
-    sogclr_rho: float | None = None
-    """For the loss sogclr: what the scale aims at, as in FastCLIP-v3's objective; larger makes the scale larger.
-    null: the scale is learned as in InfoNCE."""
     miner: NamedMinerConfig | None = None
     """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""
     teacher: TeacherConfig | None = None
-    """Leaves out negatives that a moving average of the model finds too similar to be negatives; null: no teacher."""
-    queue: QueueConfig | None = None
-    """Features of earlier batches as further negatives, for the loss clip; needs `mask_false_negatives`. null: none."""
-    feature_cache: FeatureCacheConfig | None = None
-    """Keeps the features that training computes, for `mmdata neighbours --features`; null: does not keep them."""
+    """Leaves out negatives that a moving average of the model finds too similar to be negatives, and feeds `queue`;
+    null: no teacher."""
+    queue: Positive | None = None
+    """Number of rows of earlier batches whose features are further negatives, for the loss clip, such as 65536; needs
+    `mask_false_negatives`. Each row takes 8 bytes a feature on each device and in checkpoints. The features are the
+    model's, or with `teacher` those of the moving average, which change more slowly (MoCo). null: none."""
+    mining_after_steps: Count = 0
+    """Number of updates before `miner`, `teacher` and `queue` change the loss. For new weights set some hundreds: the
+    hardest negatives of an untrained model are noise, and its features are soon out of date."""
+    feature_cache: Literal["pair", "image", "text"] | None = None
+    """Keeps the features that training computes in the run's folder, for `mmdata neighbours --features`: those of the
+    images, of the texts, or of the pair, which is the normalised sum of both. null: does not keep them."""
     mask_false_negatives: bool = False
-    """Rows with the same image or the same caption are not negatives of each other; sets `data.add_hashes`."""
+    """Rows with the same image or the same caption are not negatives of each other."""
     log_every_steps: MayChange[Positive] = 10
     """Number of updates between two lines of the log and of metrics.jsonl."""
-    mining_telemetry_every_steps: MayChange[Count] = 0
-    """Of so many updates one is measured: how hard its negatives are, and which of them the miner keeps
-    (docs/losses.md). Each time it is another one of them, since batches at one place of an epoch are alike. 0: none."""
     checkpoint_every_steps: MayChange[Positive] = 1000
     """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run.
-    Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host, or of
-    each rank's its share (`checkpoint`)."""
-    checkpoint: MayChange[Literal["whole", "sharded"]] = "whole"
-    """The form of checkpoints. whole: one file, which rank 0 writes. sharded: a folder into which each rank writes its
-    share (torch.distributed.checkpoint), for several ranks with `parallel: fsdp`. A run goes on from both, on any
-    number of ranks (docs/scaling.md)."""
+    Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host; with
+    `parallel: fsdp` and several ranks each rank copies and writes its share (docs/scaling.md)."""
     keep_checkpoints: MayChange[Positive] = 2
     """Number of newest checkpoints that are kept; older ones are deleted."""
-    stall_timeout_s: MayChange[Annotated[float, Field(gt=0.0)] | None] = 600.0
-    """Seconds without progress of a rank after which all ranks exit, with an error that names the rank and its step.
-    null: waits for ever."""
     evaluate_every_epochs: MayChange[Count] = 1
     """Number of epochs between two evaluations on `data.val`; 0: only at the end."""
     seed: Integer = 0
     """Seed of the initial weights, of dropout and of miners that draw; `data.seed` is that of the batches."""
-    device: MayChange[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Device to train on; auto: the rank's GPU if there is one, otherwise the CPU."""
     tensorboard: MayChange[bool] = False
     """Also writes the log's numbers for TensorBoard, into the run's folder."""
-
-    @property
-    def needs_hashes(self) -> bool:
-        """Whether batches must have image_hash and caption_hash."""
-        return self.mask_false_negatives or (self.loss == "multi_positive" and self.positives != "labels")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
@@ -286,16 +220,10 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _feeding_the_queue(self) -> TrainConfig:
-        if self.queue is not None and self.queue.features == "teacher" and self.teacher is None:
+        if self.teacher is not None and self.teacher.margin is None and self.queue is None:
             raise ValueError(
-                "queue.features 'teacher' needs a moving average: set teacher to {margin: null}, or with a margin to "
-                "leave out false negatives too"
-            )
-        feeds = self.queue is not None and self.queue.features == "teacher"
-        if self.teacher is not None and self.teacher.margin is None and not feeds:
-            raise ValueError(
-                "teacher.margin null leaves no negative out: give a margin, or let the teacher feed the queue "
-                "(queue.features)"
+                "teacher.margin null leaves no negative out: give a margin, or let the teacher feed a queue "
+                "(train.queue)"
             )
         return self
 
@@ -311,12 +239,7 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _sharded(self) -> TrainConfig:
-        if self.checkpoint == "sharded" and self.parallel != "fsdp":
-            raise ValueError(
-                f"checkpoint 'sharded' is for parallel 'fsdp', and parallel is '{self.parallel}': set parallel to "
-                "fsdp, or checkpoint to whole"
-            )
+    def _no_scaler(self) -> TrainConfig:
         if self.parallel == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"

@@ -17,6 +17,12 @@ from mmdata.config.images import AugmentConfig
 NUM_DRAWS = 8
 """How many random numbers an image needs."""
 
+JITTER_PROB = 0.8
+"""Probability that the colours of a crop change at all: that of SimCLR and of OpenCLIP's recipes."""
+HUE_SHARE = 0.25
+"""Largest turn of the hue for each unit of the strength of the other changes: 0.2 for 0.8 in SimCLR, 0.08 for 0.32 in
+OpenCLIP's recipes."""
+
 _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 _ORDERS = list(permutations(_ADJUSTMENTS))
 _WHITE = 255.0
@@ -46,22 +52,23 @@ def draw_changes(augment: AugmentConfig, uniforms: list[float]) -> Augmentation:
         uniforms: `NUM_DRAWS` numbers in [0, 1).
 
     Example:
-        With brightness 0.4 and a number of 0.25 for it the factor is 0.8: a quarter of the way from 0.6 to 1.4.
+        With color_jitter 0.4 and a number of 0.25 for brightness its factor is 0.8: a quarter of the way from 0.6 to
+        1.4.
 
     Source: torchvision's ColorJitter, whose adjustments come in random order; its probability, and grayscale after it,
-    as in open_clip.
+    as in open_clip. The strengths: Chen et al. 2020, SimCLR, appendix A (arXiv:2002.05709).
     """
     u_flip, u_jitter, u_order, *u_factors, u_grayscale = uniforms
     factors: dict[str, float] = {}
     for name, u in zip(_ADJUSTMENTS, u_factors, strict=True):
-        spread = float(getattr(augment, name))
-        low, high = (-spread, spread) if name == "hue" else (max(0.0, 1 - spread), 1 + spread)
-        if spread:
-            factors[name] = low + u * (high - low)
-    order = _ORDERS[int(u_order * len(_ORDERS))] if u_jitter < augment.color_jitter_prob else ()
+        spread = augment.color_jitter
+        low, high = (-HUE_SHARE * spread, HUE_SHARE * spread) if name == "hue" else (max(0.0, 1 - spread), 1 + spread)
+        factors[name] = low + u * (high - low)
+    is_changed = augment.color_jitter > 0 and u_jitter < JITTER_PROB
+    order = _ORDERS[int(u_order * len(_ORDERS))] if is_changed else ()
     return Augmentation(
         flip=u_flip < augment.horizontal_flip_prob,
-        adjustments=[(name, factors[name]) for name in order if name in factors],
+        adjustments=[(name, factors[name]) for name in order],
         grayscale=u_grayscale < augment.grayscale_prob,
     )
 

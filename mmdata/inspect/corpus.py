@@ -120,7 +120,7 @@ def buckets(summary: PlanSummary, data: TextsConfig, plan: Plan, *, num_rows: in
         note += f" {summary.cut:,} captions are longer than max_length ({data.max_length} tokens) and are cut to it."
     if plan.num_rows < num_rows:
         selection = plan.rows.selection
-        taken = "data.max_rows takes the first" if selection is None else f"{selection.name} takes"
+        taken = "the plan takes" if selection is None else f"{selection.name} takes"
         left_out = num_rows - plan.num_rows
         note += f" {taken} {plan.num_rows:,} of {num_rows:,} rows: {left_out:,} are in no batch."
     head = ("text length", "image", "steps", "rows", "padding")

@@ -77,8 +77,8 @@ def queries(
         DataError: the validation set cannot be read.
         ConfigError: there is none.
     """
-    changes = {"shuffle": True, "seed": 0, "max_rows": None, "num_lanes": 1}
-    searched = evaluation_data(data, hashes=True).model_copy(update=changes)
+    changes = {"shuffle": True, "seed": 0, "num_lanes": 1}
+    searched = evaluation_data(data).model_copy(update=changes)
     batch_size = min(BATCH_SIZE, max(1, num_rows(searched)))  # a larger batch would be filled up with masked rows
     searched = searched.model_copy(update={"global_batch_size": batch_size})
     loader = Loader.from_config(searched, rank=0, world_size=1)

@@ -103,8 +103,8 @@ def cores_in_words(found: Profile) -> str:
         remedy = "end what else runs, or lower data.loading.num_workers"
         return f"the load of this machine is {load:.1f} on {cores} cores: {remedy}"
     return (
-        "a tokenizer or transform that is Python code holds the interpreter's lock: data.loading.worker_type=process "
-        "with data.loading.num_processes gives it several"
+        "a tokenizer or transform that is Python code holds the interpreter's lock: data.loading.num_processes=4 "
+        "gives it several"
     )
 
 

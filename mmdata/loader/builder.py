@@ -15,7 +15,7 @@ from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import Index, ShardStore
-from mmdata.loader.corpus import Corpus, most_shards, needs_hashes
+from mmdata.loader.corpus import Corpus, most_shards
 from mmdata.loader.fields import Fields
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.loader.reader import RowReader
@@ -40,9 +40,6 @@ class BatchSpec:
         negatives: negative captions of the rows; None: batches have none.
         fields: entries beside images and captions; None: there are none.
         equal_captions: changes the hashes of captions of n rows, where a column says which are equal.
-        add_hashes: add image_hash and caption_hash to the batches.
-        add_captions: add the text of the captions to the batches.
-        check_images: compare images with their hashes in the index.
     """
 
     transform: PixelTransform
@@ -52,9 +49,6 @@ class BatchSpec:
     negatives: NegativeCaptions | None = None
     fields: Fields | None = None
     equal_captions: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]] | None = None
-    add_hashes: bool = False
-    add_captions: bool = False
-    check_images: bool = True
 
     @classmethod
     def from_config(cls, data: DataConfig, corpus: Corpus, plan: Plan) -> BatchSpec:
@@ -67,15 +61,7 @@ class BatchSpec:
             negatives=corpus.negatives,
             fields=Fields.from_config(data, corpus.index, corpus.joined, plan) if data.fields else None,
             equal_captions=plan.rows.equal_captions if isinstance(plan.rows, IndexRows) else None,
-            add_hashes=needs_hashes(data),
-            add_captions=data.add_captions,
-            check_images=data.loading.check_images == "auto",
         )
-
-    @property
-    def reads_captions(self) -> bool:
-        """Whether batches have anything of the captions: tokens or text."""
-        return self.tokenizer is not None or self.add_captions
 
 
 class BatchBuilder:
@@ -110,8 +96,7 @@ class BatchBuilder:
 
     def read(self, rows: NDArray[np.int64], passes: NDArray[np.int64], stop: Event | None = None) -> RowReader:
         """The samples of n rows in their passes, int64 (n,) each."""
-        captions, check = self._captions, self.spec.check_images
-        return RowReader(self.index, self.store, rows, passes, captions=captions, check_images=check, stop=stop)
+        return RowReader(self.index, self.store, rows, passes, captions=self._captions, stop=stop)
 
     def make(self, step: Step) -> LoadedBatch:
         """Make a batch in the caller's thread; see `UnfinishedBatch` for errors."""

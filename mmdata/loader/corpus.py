@@ -76,7 +76,7 @@ def open_index(data: DataConfig) -> Index:
         ConfigError: this process may not open as many files as a loader needs.
         DataError: the shards have no index.
     """
-    if data.members is not None:
+    if data.members:
         raise ConfigError(
             "data.members is for a stream (mmdata.stream): an index knows its members; leave it out, and give "
             "--caption to `mmdata index`"
@@ -112,18 +112,6 @@ def _warn_of_small_cache(index: Index, window_rows: int) -> None:
             )
 
 
-def needs_hashes(data: DataConfig) -> bool:
-    """Whether batches have hashes: they are set, or a batch may hold a row twice, which is no negative of itself."""
-    again = any((source.repeat or 1.0) != 1.0 or source.weight is not None for source in sources(data))
-    return (
-        data.add_hashes
-        or data.caption_hash is not None
-        or data.order is not None
-        or again
-        or (data.groups is not None and data.groups.candidates is not None)
-    )
-
-
 def _check_class_names(data: DataConfig, index: Index) -> None:
     """Refuse a mixture whose datasets give a label to different classes, if the labels are what it is for.
 
@@ -154,8 +142,8 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
     """
     joined = MAX_OPEN * sum(one.shards is not None for one in data.join)
     shards = min(num_shards, MAX_OPEN) + joined + most_workers(data.loading.num_workers)
-    in_processes = 2 * (data.loading.prefetch_batches + data.loading.num_processes + HELD_BATCHES)
-    buffers = 0 if data.loading.worker_type == "thread" else in_processes
+    processes = 1 if data.loading.num_processes == "auto" else data.loading.num_processes
+    buffers = 2 * (data.loading.prefetch_batches + processes + HELD_BATCHES) if processes else 0
     return shards + buffers + OTHERS
 
 

@@ -104,7 +104,7 @@ class MemberField:
         selector: names the member, or a value in it.
         kind: one of `mmdata.tars.members.KINDS`.
         join: name of the joined tars; "" for the sample's own.
-        missing: what becomes of rows without one, see `DataConfig.missing_fields`.
+        missing: what becomes of rows without one, see `JoinConfig.missing`.
         column: what the entry is; None: not known yet.
     """
 
@@ -195,7 +195,7 @@ class Fields:
             if column != source and column in joined.types:
                 self._tables[name] = column
             else:
-                self.members.append(_member_field(name, source, joined, data))
+                self.members.append(_member_field(name, source, joined))
 
     @classmethod
     def from_config(cls, data: DataConfig, index: Index, joined: Joined, plan: Plan) -> Fields:
@@ -295,8 +295,8 @@ class FieldEntries:
                 if field.missing == "keep" and bad.reason is Reason.MISSING_FIELD:
                     continue
                 if field.missing == "error":
-                    remedy = "missing: mask in data.join" if field.join else "data.missing_fields=mask"
-                    raise DataError(f"{samples.place(row)}: {bad.detail}; {remedy} masks such rows") from bad
+                    remedy = "missing: mask in data.join masks such rows"
+                    raise DataError(f"{samples.place(row)}: {bad.detail}; {remedy}") from bad
                 raise
 
     def entries(self, valid: Tensor) -> dict[str, Tensor | list[Any]]:
@@ -308,7 +308,7 @@ class FieldEntries:
         return result
 
 
-def _member_field(name: str, source: str, joined: Joined, data: RowsConfig) -> MemberField:
+def _member_field(name: str, source: str, joined: Joined) -> MemberField:
     of, rest = f"data.fields.{name}", source.removeprefix(JOINED)
     join, colon, member = rest.partition(":")
     if rest != source and colon and join in joined.shards:
@@ -316,7 +316,7 @@ def _member_field(name: str, source: str, joined: Joined, data: RowsConfig) -> M
         return MemberField(name, selector, kind_of(selector, of=of), join, joined.shards[join].missing)
     if rest == source and join.lower().endswith(KINDS):
         selector = Selector.parse(source)
-        return MemberField(name, selector, kind_of(selector, of=of), "", data.missing_fields)
+        return MemberField(name, selector, kind_of(selector, of=of), "", "mask")
     known = [JOINED + one for one in joined.types]
     listed = ", ".join([*known, *(f"{JOINED}{one}:MEMBER" for one in joined.shards)])
     joins = f"; joined are {listed}" if listed else "; no table is joined (data.join)"

@@ -65,7 +65,7 @@ class NegativeCaptions:
         chunks = (found.slice(begin, CHUNK).to_pylist() for begin in range(0, len(found), CHUNK))
         self.length = min(max(max(counted.count(chunk)) for chunk in chunks), tokenizer.max_length)
 
-    def entries(self, rows: NDArray[np.int64], passes: NDArray[np.int64], *, add_hashes: bool) -> dict[str, Tensor]:
+    def entries(self, rows: NDArray[np.int64], passes: NDArray[np.int64]) -> dict[str, Tensor]:
         """The entries of a batch; see `Batch`. `negative_valid` says which rows have a negative caption.
 
         It is chosen as the row's own caption is: where a row has as many of both, the i-th goes with the i-th.
@@ -73,7 +73,6 @@ class NegativeCaptions:
         Args:
             rows: int64 (B,), -1 where a row is padding.
             passes: int64 (B,), of the rows.
-            add_hashes: add their hashes, 0 where there is none.
         """
         count = np.where(rows >= 0, self._count[rows], 0)
         chosen = self._start[rows] + choose_captions(rows, np.maximum(count, 1), passes)
@@ -85,10 +84,10 @@ class NegativeCaptions:
         filled_in = [filled(self._template, text) for text in found]
         input_ids[valid], attention_mask[valid] = self._tokenizer.encode(filled_in, self.length)
         attention_mask[:, 0] = 1  # attention over no token is NaN
+        hashes = np.zeros(len(rows), np.int64)
+        hashes[valid] = [hash64(text.encode()) for text in found]
         entries = {"negative_input_ids": input_ids, "negative_attention_mask": attention_mask, "negative_valid": valid}
-        if add_hashes:
-            entries["negative_caption_hash"] = np.zeros(len(rows), np.int64)
-            entries["negative_caption_hash"][valid] = [hash64(text.encode()) for text in found]
+        entries["negative_caption_hash"] = hashes
         return {name: torch.from_numpy(values) for name, values in entries.items()}
 
 

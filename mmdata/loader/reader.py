@@ -40,7 +40,6 @@ class RowReader:
         rows: int64 (n,).
         passes: int64 (n,); the pass decides which of its captions a row has.
         captions: sources from which the rows draw their captions; default: those of the shards in turn.
-        check_images: raise BadSample for an image that is not the one indexed.
         stop: once it is set, reads raise Interrupted.
 
     Attributes:
@@ -57,11 +56,9 @@ class RowReader:
         passes: NDArray[np.int64],
         *,
         captions: CaptionSources | None = None,
-        check_images: bool = True,
         stop: Event | None = None,
     ) -> None:
         self._index, self._store, self._stop = index, store, stop or Event()
-        self._check_images = check_images
         self.rows, self._passes = rows, passes
         self._shards, _ = index.locate(rows)
         self._columns = index.take(rows, COLUMNS)
@@ -81,8 +78,6 @@ class RowReader:
     def image(self, i: int) -> EncodedImage:
         """The encoded image, with the row as number; raises BadSample if it is not the one indexed."""
         image = self.stored_image(i)
-        if not self._check_images:
-            return image
         if fast_hash(image.data) != self._columns["image_xxh3"][i]:
             raise BadSample(Reason.FILE_CHANGED, "image is not the one indexed; `mmdata verify` tells what changed")
         return image._replace(checked=True)  # whoever indexed it has compared the checksums within

@@ -30,7 +30,6 @@ class RegroupedLoader(Loader):
 
     Attributes:
         group_size: rows of a group.
-        max_similarity: see `GroupsConfig`.
     """
 
     def __init__(self, data: DataConfig, folder: Path, *, rank: int, world_size: int) -> None:
@@ -40,7 +39,7 @@ class RegroupedLoader(Loader):
         max_bad_share = data.loading.max_bad_share
         super().__init__(plan, builder, rank=rank, world_size=world_size, max_bad_share=max_bad_share, source=source)
         self._data, self._folder, self._groups = data, folder, data.groups
-        self.group_size, self.max_similarity = data.groups.size, data.groups.max_similarity
+        self.group_size = data.groups.size
         self._groups_of: int | None = None  # epoch that the groups were made for
 
     @property

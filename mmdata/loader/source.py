@@ -97,7 +97,7 @@ class RankPipeline:
 
 
 def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], RankPipeline] | None) -> BatchSource:
-    """The workers that a section `data` asks for; see `is_process` for `worker_type: auto`.
+    """The workers that a section `data` asks for; see `num_processes_of` for `num_processes: auto`.
 
     Args:
         data: settings.
@@ -105,21 +105,22 @@ def make_source(data: DataConfig, pipeline: RankPipeline, opened: Callable[[], R
         opened: opens the same pipeline in another process; None: no other process can.
 
     Raises:
-        ConfigError: `worker_type: process` with a transform or policy that another process cannot import.
+        ConfigError: worker processes, with a transform or policy that another process cannot import.
     """
     loading, num_threads = data.loading, most_workers(data.loading.num_workers)
     policy = pipeline.plan.policy
-    if opened is None or not is_process(data, policy) or num_threads == 0:
+    num_processes = 0 if opened is None else num_processes_of(data, policy)
+    if opened is None or num_processes == 0 or num_threads == 0:
         return ThreadedBatches(pipeline, num_threads=num_threads, prefetch=loading.prefetch_batches)
     if cannot := not_importable(data, policy):
         raise ConfigError(
-            f"{cannot}: data.loading.worker_type is process, and another process "
+            f"{cannot}: data.loading.num_processes is {num_processes}, and another process "
             "cannot import it by its name: it is defined in the program itself, inside a function, or made when "
-            "the program runs. Define it at the top of a file of its own, or set data.loading.worker_type to thread"
+            "the program runs. Define it at the top of a file of its own, or set data.loading.num_processes to 0"
         )
     checked = partial(_checked, opened, pipeline.identity())
     return WorkerProcesses(
-        checked, num_processes=loading.num_processes, num_threads=num_threads, prefetch=loading.prefetch_batches
+        checked, num_processes=num_processes, num_threads=num_threads, prefetch=loading.prefetch_batches
     )
 
 
@@ -139,17 +140,17 @@ def _checked(opened: Callable[[], RankPipeline], expected: Identity) -> RankPipe
     return pipeline
 
 
-def is_process(data: DataConfig, policy: BucketPolicy) -> bool:
-    """Whether worker processes make the batches; logs it if `worker_type: auto` chooses them.
+def num_processes_of(data: DataConfig, policy: BucketPolicy) -> int:
+    """The number of worker processes that make the batches; logs it if `num_processes: auto` chooses one.
 
     With a GPU it does: a loop that launches kernels is many small operations, and threads of its process would keep it
     waiting for the interpreter's lock (the GIL). Without a GPU it does not: a training step on a CPU is a few large
     operations, which release the lock.
     """
-    if data.loading.worker_type != "auto":
-        return data.loading.worker_type == "process"
+    if data.loading.num_processes != "auto":
+        return data.loading.num_processes
     if not has_gpu() or data.loading.num_workers == 0:
-        return False
+        return 0
     why = "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL)"
     if cannot := not_importable(data, policy):
         logger.warning(
@@ -158,13 +159,13 @@ def is_process(data: DataConfig, policy: BucketPolicy) -> bool:
             why,
             cannot,
         )
-        return False
+        return 0
     logger.info(
-        "%s: batches are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to "
-        "process to silence this message",
+        "%s: batches are made in 1 worker process. Set data.loading.num_processes to 0 for no worker process, or to 1 "
+        "to silence this message",
         why,
     )
-    return True
+    return 1
 
 
 def not_importable(data: DataConfig, policy: BucketPolicy) -> str:

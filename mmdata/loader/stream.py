@@ -94,10 +94,10 @@ def stream(
         config = with_shards(config, shards)
     data, ranks = data_config(config), resolve_ranks(rank, world_size)
     _refuse_planned(data)
-    if samples is not None and data.loading.worker_type == "process":
+    if samples is not None and data.loading.num_processes not in ("auto", 0):
         raise ConfigError(
-            "stream: another process cannot iterate over an iterable of this one; leave out data.loading.worker_type "
-            "process, or give the names of the shards"
+            "stream: another process cannot iterate over an iterable of this one; leave out "
+            "data.loading.num_processes, or give the names of the shards"
         )
     if steps_per_epoch is not None and (type(steps_per_epoch) is not int or steps_per_epoch < 1):
         raise ConfigError(f"stream: steps_per_epoch must be a whole number from 1 on: got {steps_per_epoch!r}")

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.config import DataConfig
-from mmdata.config.corpus import CorpusConfig
 from mmdata.errors import DataError
 from mmdata.loader.stream_tars import GrowingIndex, IndexedTar, TarIndexer
 from mmdata.loader.workers.threads import Stop, ThreadedBatches, Work
@@ -31,16 +30,13 @@ from mmdata.processes import map_concurrently
 
 Ints = NDArray[np.int64]
 
-MAX_ROWS = 2**63 - 1
-"""Rows that a pass takes from its tars, if `data.max_rows` does not say."""
-
 
 class TarWindow(NamedTuple):
     """Tars whose rows are shuffled together.
 
     Attributes:
         tars: in the order of the pass.
-        ranges: the rows of each that are used; all but for `data.max_rows`.
+        ranges: the rows of each.
         is_last: whether the pass ends with it.
     """
 
@@ -49,9 +45,9 @@ class TarWindow(NamedTuple):
     is_last: bool
 
 
-def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event) -> Generator[TarWindow]:
+def read_windows(tars: TarIndexer, number: int, stop: Event) -> Generator[TarWindow]:
     """Read the windows of a pass; the last may have no rows."""
-    source, usable_left = tars.source, data.max_rows or MAX_ROWS
+    source = tars.source
     threads, numbers = source.num_threads, source.of_pass(number)
     get = partial(tars.get, stop=stop)
     found = map(get, numbers)
@@ -67,11 +63,7 @@ def read_windows(tars: TarIndexer, data: CorpusConfig, number: int, stop: Event)
 
     for tar in found:
         read.append(tar)
-        # As for a loader, `select` chooses among the first `max_rows` rows.
-        rows.append(int(np.searchsorted(tar.places, usable_left)))
-        usable_left -= tar.num_usable
-        if usable_left <= 0:
-            break
+        rows.append(len(tar.places))
         if sum(rows) >= wanted or sum(tar.entry.bytes for tar in read) >= source.window_bytes:
             yield window(is_last=False)
             read, rows, wanted = [], [], min(2 * wanted, source.window_rows)
@@ -93,7 +85,7 @@ class WindowReader:
 
     def steps(self, epoch: int, start: int) -> Generator[TarWindow, None, None]:
         """The windows of a pass."""
-        return read_windows(self._tars, self._data, epoch, self._ended)
+        return read_windows(self._tars, epoch, self._ended)
 
     def begin(self, step: TarWindow, stop: Event | None = None) -> Work:
         """The window itself."""
@@ -233,10 +225,9 @@ class StreamPlan(Plan):
         data = self._data
         return {
             **super().identity(),
-            "max_rows": data.max_rows,
             "select": data.select,
             "val_share": [data.val.share, data.split],
-            "members": data.members and data.members.model_dump(),
+            "members": data.members or None,
         }
 
     def steps(self, epoch: int, *, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Step]:

@@ -39,7 +39,7 @@ from mmdata.storage.folder import ListedShard, RemoteFolder
 from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import Filter, below_share, filters_of
-from mmdata.tars.members import USUAL, Members
+from mmdata.tars.members import Members
 from mmdata.tars.scan import scan_shard
 from mmdata.tars.tar import END, header, padding, split_name
 from mmdata.tars.texts import Loss
@@ -94,8 +94,7 @@ class TarFiles:
         self.first_rows = max(FIRST_ROWS, 4 * data.global_batch_size)
         self.window_rows = max(self.first_rows, data.shuffle_window_rows)
         self._cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
-        # max_rows are the first rows, as with an index: each pass then reads the same tars.
-        self._order = KeyedPermutation(data.seed, data.shuffle and data.max_rows is None)
+        self._order = KeyedPermutation(data.seed, data.shuffle)
         self._files: dict[int, Remote] = {}
 
     def of_pass(self, number: int) -> Iterator[int]:
@@ -148,7 +147,7 @@ class SampleTars:
     window_bytes = BUFFER_BYTES
 
     def __init__(self, samples: Iterable[Any], data: DataConfig) -> None:
-        num_buckets = data.num_text_buckets * max(data.num_image_buckets, len(data.image_patches or []))
+        num_buckets = _count(data.text_buckets) * max(_count(data.image_buckets), _count(data.image_patches))
         self.first_rows = self.window_rows = max(BUFFER_ROWS, 2 * num_buckets * data.global_batch_size)
         self._samples = samples
         self._files: dict[int, BinaryIO] = {}
@@ -188,6 +187,11 @@ class SampleTars:
     def drop(self, tar: int) -> None:
         """Free the memory of a tar, once it is closed everywhere."""
         self._files.pop(tar, None)
+
+
+def _count(buckets: int | list[Any] | None) -> int:
+    """The largest number of buckets that a setting gives."""
+    return buckets if isinstance(buckets, int) else len(buckets or [None])
 
 
 TarSource = TarFiles | SampleTars
@@ -240,7 +244,6 @@ class IndexedTar:
         columns: of its usable and selected rows.
         entry: of these rows, as in a manifest.
         left_out: the unusable samples, as in the quarantine list of an index.
-        num_usable: usable samples, selected or not.
         places: of the selected rows among the usable samples, rising.
     """
 
@@ -249,7 +252,6 @@ class IndexedTar:
     columns: ShardColumns
     entry: ShardEntry
     left_out: list[dict[str, Any]]
-    num_usable: int
     places: NDArray[np.int64]
 
 
@@ -269,12 +271,12 @@ class TarIndexer:
     def __init__(self, source: TarSource, data: DataConfig, tokenizer: Tokenizer | None) -> None:
         self.source = source
         self.stride = 1 << (PASS_SHIFT - source.num_tars.bit_length())
-        self.members = Members.parse(**data.members.model_dump()) if data.members else USUAL
+        self.members = Members.parse(**data.members)
         self.max_length = data.max_length
         self.open_shards = OpenShards()
         self._data = data
         self._count = None if tokenizer is None else counts_of(tokenizer, data.caption_template).count
-        self._needs_captions = tokenizer is not None or data.add_captions
+        self._needs_captions = tokenizer is not None
         self._held_rows = max(HELD_ROWS, 4 * data.shuffle_window_rows)
         self._kept: OrderedDict[int, IndexedTar] = OrderedDict()
         self._told = set[Loss]()
@@ -331,7 +333,7 @@ class TarIndexer:
             self._tell(sample_name(name, sample.row.key), lost)
         columns = encode(rows, self._count)
         entry = ShardEntry.of(columns, name.rpartition("/")[2], size=size, sha256="")
-        return IndexedTar(number, name, columns, entry, scan.quarantined, len(rows), np.arange(len(rows)))
+        return IndexedTar(number, name, columns, entry, scan.quarantined, np.arange(len(rows)))
 
     def _tell(self, sample: str, lost: dict[Loss, str]) -> None:
         """Log the first loss of each kind."""

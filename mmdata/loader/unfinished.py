@@ -92,7 +92,7 @@ class UnfinishedBatch:
         rows = _split(n, min(UNIT_ROWS, -(-n // MIN_UNITS)))
         parts: list[tuple[Write, list[range]]] = [
             (self._tokenize_negatives, [range(0)] if self._spec.negatives else []),
-            (self._write_texts, _split(n, CAPTIONS_PER_CALL) if self._spec.reads_captions else []),
+            (self._write_texts, _split(n, CAPTIONS_PER_CALL) if self._spec.tokenizer else []),
             (self._write_fields, rows if self._fields else []),
             (self._write_pixels, rows),
         ]
@@ -147,8 +147,9 @@ class UnfinishedBatch:
             clock.lap(stage)
 
     def _write_texts(self, samples: range, clock: StageClock) -> None:
-        """Read each caption, make its text, and tokenize these in one call if there is a tokenizer."""
+        """Read each caption, make its text, and tokenize these in one call."""
         transform, tokenizer = self._spec.text_transform, self._spec.tokenizer
+        assert tokenizer is not None, "else there is no such work"
         for i, place in self._each(samples, clock):
             try:
                 caption = self._samples.caption(i)
@@ -160,8 +161,6 @@ class UnfinishedBatch:
             except BadSample as error:
                 self._mask(i, "caption", error)
             clock.lap("transform" if transform else "read")
-        if tokenizer is None:
-            return
         places = self._places[samples.start : samples.stop]
         texts, length = [self._texts[place] for place in places.tolist()], self._step.bucket.length
         if transform.has_function:
@@ -177,7 +176,7 @@ class UnfinishedBatch:
         """Choose the negative captions, and tokenize them in one call."""
         spec, step = self._spec, self._step
         assert spec.negatives is not None
-        self._negatives = spec.negatives.entries(step.rows, step.passes, add_hashes=spec.add_hashes)
+        self._negatives = spec.negatives.entries(step.rows, step.passes)
         clock.lap("tokenize")
 
     def _write_fields(self, samples: range, clock: StageClock) -> None:
@@ -225,15 +224,13 @@ class UnfinishedBatch:
             entries["attention_mask"] = torch.from_numpy(self._attention_mask)
         if self._has_labels:
             entries["labels"] = self._spread(read.column("label"), fill=-1)
-        if spec.add_captions:
+        entries["image_hash"] = self._spread(read.column("image_hash"), fill=0)
+        if spec.tokenizer is not None:
+            entries["caption_hash"] = self._spread(self._text_hashes(), fill=0)
             entries["captions"] = self._texts
             entries["caption_numbers"] = self._spread(read.chosen.position, fill=-1)
             if spec.captions is not None:
                 entries["caption_sources"] = self._spread_texts(read.caption_sources())
-        if spec.add_hashes:
-            entries["image_hash"] = self._spread(read.column("image_hash"), fill=0)
-            if spec.reads_captions:
-                entries["caption_hash"] = self._spread(self._text_hashes(), fill=0)
         if self._negatives:
             self._negatives["negative_valid"] &= valid
             entries.update(self._negatives)

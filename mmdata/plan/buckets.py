@@ -162,7 +162,7 @@ def fit_into_budget(
         raise ValueError(
             f"{multiple} rows of {most} tokens and patches (text {bucket.length}, image {bucket.image}) do not fit "
             f"into token_budget {token_budget} and global_batch_size {global_batch_size}; set token_budget to "
-            f"{multiple * most} or more, or batch_multiple ({multiple}) lower"
+            f"{multiple * most} or more"
         )
     rows = [min(token_budget // each, global_batch_size) // multiple * multiple for each in tokens]
     return tuple(bucket._replace(rows=count) for bucket, count in zip(buckets, rows, strict=True))

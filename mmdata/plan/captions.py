@@ -289,8 +289,6 @@ def caption_sources(data: DataConfig, index: Index, joined: Joined) -> CaptionSo
         DataError: a table is damaged, or holds a text that is no caption.
     """
     if isinstance(data.captions, str):
-        if data.add_captions:
-            check_captions(index, "data.add_captions", "leave data.add_captions out")
         return None
     of = "data.captions"
     tables = (JOINED + name for name in joined.types)

@@ -45,7 +45,7 @@ def bucket_policy(
             policy.buckets,
             data.token_budget,
             global_batch_size=data.global_batch_size,
-            multiple=data.batch_multiple,
+            multiple=data.row_multiple,
             patch_size=data.patch_size,
         )
     return policy
@@ -53,11 +53,11 @@ def bucket_policy(
 
 def image_shapes(data: DataConfig, index: Index, *, selection: Selection | None = None) -> list[tuple[int, int]]:
     """The (height, width) pairs that the settings name, or those that crop least."""
-    if data.image_buckets != "auto":
+    if not isinstance(data.image_buckets, int):
         return data.image_buckets or [(data.image_size, data.image_size)]
     captions = CaptionSources.in_turn(ShardCaptions(index) if index.captions else NoTexts(index))
     aspects = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=0)
-    return choose_image_shapes(aspects, data.num_image_buckets, image_size=data.image_size, patch_size=data.patch_size)
+    return choose_image_shapes(aspects, data.image_buckets, image_size=data.image_size, patch_size=data.patch_size)
 
 
 def text_lengths(
@@ -74,7 +74,7 @@ def text_lengths(
         counts = np.bincount(cut, histogram, minlength=data.max_length + 1).astype(np.int64)
     else:
         counts = caption_histogram(index, captions, max_length=data.max_length, selection=selection).sum(axis=1)
-    return choose_lengths(counts, data.num_text_buckets)
+    return choose_lengths(counts, data.text_buckets)
 
 
 def caption_histogram(

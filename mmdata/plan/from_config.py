@@ -24,7 +24,7 @@ from mmdata.plan.groups import groups_of
 from mmdata.plan.mixture import Mixture, ShardSpan
 from mmdata.plan.ordered import OrderedPlan
 from mmdata.plan.plan import Plan
-from mmdata.plan.rows import IndexRows, starts_of
+from mmdata.plan.rows import IndexRows
 from mmdata.plan.weights import WeightedPlan, row_weights
 from mmdata.tables.joined import Joined
 from mmdata.tables.select import select_rows
@@ -74,12 +74,11 @@ def build_plan(
                 "out, or leave the dataset out of data.shards"
             )
     joined = joined or Joined.from_config(data, index)
-    starts = starts_of(index, data.max_rows)
-    selection = select_rows(data, index, starts, joined)
+    selection = select_rows(data, index, joined)
     if tokenizer is not None and captions is None:
         captions = caption_sources(data, index, joined)
     if captions is not None:
-        check_rows(captions, index, selection, int(starts[-1]))
+        check_rows(captions, index, selection, len(index))
     if tokenizer is None:
         captions = CaptionSources.in_turn(NoTexts(index))
     elif captions is None:
@@ -90,11 +89,11 @@ def build_plan(
             '`mmdata convert SOURCE OUT --caption-template "a photo of a {}."`',
         )
         captions = CaptionSources.in_turn(ShardCaptions(index))
-    by_length = policy is not None or data.text_buckets == "auto" or len(data.text_buckets) > 1
+    by_length = policy is not None or data.text_buckets != [data.max_length]
     if tokenizer is not None and (count_lengths or by_length):
         captions.count(counts_of(tokenizer, data.caption_template))
     equals = equal_rows(data, index, joined)
-    rows = IndexRows(index, captions, limit=data.max_rows, selection=selection, equals=equals)
+    rows = IndexRows(index, captions, selection=selection, equals=equals)
     plan = Plan(
         rows,
         policy or bucket_policy(data, index, captions, selection=selection),
@@ -133,21 +132,21 @@ def _ordered_plan(order: str, plan: Plan) -> OrderedPlan:
 
 
 def _check_full(data: DataConfig, plan: Plan) -> None:
-    """Raise ConfigError if no batch of a plan would be full, unless `data.allow_larger_batch`."""
+    """Raise ConfigError if no batch of a plan would be full."""
     evaluates = not data.shuffle and data.transform == "eval"  # then one batch that is not full costs nothing
     limit, selection = plan.most_rows, plan.rows.selection
     if data.leftover == "drop" and plan.num_steps(0) == 0:
         raise ConfigError(
             f"data.leftover drop: none of the {len(plan.policy.buckets)} batch shapes fills a batch of "
             f"{data.global_batch_size:,} rows: set data.global_batch_size lower, or have fewer shapes "
-            "(data.num_text_buckets)"
+            "(data.text_buckets)"
         )
-    if data.allow_larger_batch or evaluates or min(plan.batch_sizes) <= limit:
+    if evaluates or min(plan.batch_sizes) <= limit:
         return
     unit = data.num_lanes * plan.mixture.unit_rows * sum(plan.mixture.weights)
-    unit = unit if data.token_budget is None else math.lcm(unit, data.batch_multiple)
+    unit = unit if data.token_budget is None else math.lcm(unit, data.row_multiple)
     among = "" if selection is None else f" of {int(plan.rows.starts[-1]):,} ({selection.name})"
-    remedy = f"set it to {limit // unit * unit:,} or less, or " if limit >= unit else "set "
+    remedies = [f"set it to {limit // unit * unit:,} or less"] if limit >= unit else []
     most, full = "no batch can have more", "none would be full"
     if isinstance(plan, WeightedPlan) and limit < plan.num_rows:
         among = (
@@ -155,10 +154,12 @@ def _check_full(data: DataConfig, plan: Plan) -> None:
             "that no batch has a row twice)"
         )
         most, full = "a batch has on average no more", "few would be full"
-        remedy += "data.max_repeats to less, or " if data.row_weights else "data.captions to one, or "
+        remedies.append("give smaller weights" if data.row_weights else "set data.captions to one")
+    if not remedies:
+        remedies.append(f"load more rows: {unit:,} is the smallest batch")
     raise ConfigError(
         f"data.global_batch_size {data.global_batch_size:,}: {most} than {limit:,} rows{among}, so "
-        f"{full}; {remedy}data.allow_larger_batch=true, which fills batches up with masked rows"
+        f"{full}; {', or '.join(remedies)}"
     )
 
 
@@ -168,7 +169,7 @@ def _tell_padding(data: DataConfig, plan: WeightedPlan) -> None:
     rows = weights.rows_of_part
     masked = 1 - rows / (math.ceil(rows / batch_rows) * batch_rows)
     if masked > NOTICEABLE_PADDING:
-        less = ", or a smaller largest weight (data.max_repeats)," if data.row_weights else ""
+        less = ", or a smaller largest weight," if data.row_weights else ""
         logger.warning(
             "%s: an epoch has %d parts of about %.1f rows, and batches of %d: about %.0f %% of the places are masked; "
             "a smaller data.global_batch_size%s masks less",
@@ -184,9 +185,8 @@ def num_rows(data: DataConfig) -> int:
         DataError: no manifest.
     """
     index = Index.open([source.shards for source in sources(data)])
-    starts = starts_of(index, data.max_rows)
-    selection = select_rows(data, index, starts)
-    return int(starts[-1]) if selection is None else len(selection)
+    selection = select_rows(data, index)
+    return len(index) if selection is None else len(selection)
 
 
 def build_mixture(data: DataConfig, index: Index) -> Mixture:

@@ -239,11 +239,12 @@ class Plan:
         unit_rows, own_sizes = self.mixture.unit_rows, any(bucket.rows for bucket in self.policy.buckets)
         for size in sorted(set(self.batch_sizes)):
             if size % (unit_rows * world_size) and (own_sizes or unit_rows > 1):
-                setting = "batch_multiple" if own_sizes else "global_batch_size"
                 in_groups = f" in groups of {unit_rows}" if unit_rows > 1 else ""
+                # With a token budget the batches are multiples of a 32nd of the largest one.
+                wanted = f"{32 * world_size} or more" if own_sizes else f"a multiple of {unit_rows * world_size}"
                 raise ValueError(
-                    f"a batch of {size} rows{in_groups} cannot be shared by world_size {world_size}; set {setting} to "
-                    f"a multiple of {unit_rows * world_size}"
+                    f"a batch of {size} rows{in_groups} cannot be shared by world_size {world_size}; set "
+                    f"global_batch_size to {wanted}"
                 )
             rank_slice(size, rank, world_size)
 

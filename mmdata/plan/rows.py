@@ -145,8 +145,7 @@ class IndexRows(Rows):
     Args:
         index: of the shards.
         captions: of the rows; None: those of the shards in turn, each one token long.
-        limit: use only the first `limit` rows.
-        selection: of the index's first `limit` rows; None plans all of them.
+        selection: of the index's rows; None plans all of them.
         equals: int64 (len(index),), equal for rows that count as equal; 0 where the hash of the caption tells.
     """
 
@@ -155,7 +154,6 @@ class IndexRows(Rows):
         index: Index,
         captions: CaptionSources | None = None,
         *,
-        limit: int | None = None,
         selection: Selection | None = None,
         equals: Ints | None = None,
     ) -> None:
@@ -163,8 +161,7 @@ class IndexRows(Rows):
         self._captions = captions or CaptionSources.in_turn(ShardCaptions(index))
         self._equals = equals
         self.selection = selection
-        self._limited = limit is not None and limit < len(index)
-        self.starts = starts_of(index, limit)
+        self.starts = index.starts
         # Policy, epoch, rows of each shard by bucket, and of which shards these are known.
         self._counted: tuple[BucketPolicy, int, Ints, NDArray[np.bool_]] | None = None
         self.fingerprint = f"{index.fingerprint[:16]}-{self._captions.fingerprint}-{self.starts[-1]}"
@@ -213,7 +210,7 @@ class IndexRows(Rows):
             # The manifest's histograms tell, if every row has one caption and the policy looks at nothing finer than
             # their cells. Otherwise the shape of every row has to be read from the index.
             lengths = self._captions.in_histograms if self._captions.one_each else None
-            known = lengths is not None and not self._limited and self.selection is None
+            known = lengths is not None and self.selection is None
             known = known and getattr(policy, "uses_cells", False)
             if known:
                 counts = count_cells(self._index.cells(), policy, lengths=lengths == "tokens")
@@ -225,11 +222,6 @@ class IndexRows(Rows):
             counts[missing] = super().bucket_counts(policy, epoch, missing)
             is_known[missing] = True
         return counts[shards]
-
-
-def starts_of(index: Index, limit: int | None) -> Ints:
-    """First row of each shard, then the number of rows, of the first `limit` rows of an index."""
-    return index.starts if limit is None else np.minimum(index.starts, limit)
 
 
 def count_cells(histograms: Iterable[Histograms], policy: BucketPolicy, *, lengths: bool) -> Ints:

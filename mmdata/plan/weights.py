@@ -42,6 +42,8 @@ Floats = NDArray[np.float64]
 
 OF = "data.row_weights"
 LABEL_BALANCED = "label_balanced"
+MAX_REPEATS = 10
+"""Largest weight. An epoch has as many parts as the largest weight, and the last batches of each part may be padded."""
 
 
 class RowWeights:
@@ -283,12 +285,12 @@ def row_weights(data: DataConfig, index: Index, rows: Rows, joined: Joined) -> R
         )
     if not values.any():
         raise ConfigError(f"{OF} {name}: every row has the weight 0")
-    if above := int((values > data.max_repeats).sum()):
+    if above := int((values > MAX_REPEATS).sum()):
         logger.warning(
-            f"{OF}: {above:,} of {np.count_nonzero(values):,} rows have a weight above data.max_repeats "
-            f"({data.max_repeats}), up to {values.max():.4g}: they come {data.max_repeats} times an epoch"
+            f"{OF}: {above:,} of {np.count_nonzero(values):,} rows have a weight above {MAX_REPEATS}, up to "
+            f"{values.max():.4g}: they come {MAX_REPEATS} times an epoch"
         )
-    return RowWeights(np.minimum(values, data.max_repeats), name=f"{OF} {name}", seed=data.seed)
+    return RowWeights(np.minimum(values, MAX_REPEATS), name=f"{OF} {name}", seed=data.seed)
 
 
 def _of_rows(index: Index, rows: Rows, of_shard: Callable[[int], NDArray[np.generic]]) -> Floats:

@@ -240,7 +240,7 @@ def _check(mixture: Mixture, batch_sizes: list[int], num_lanes: int) -> None:
         if size % (unit_rows * num_lanes):
             raise ValueError(
                 f"groups of {unit_rows} rows do not fill a batch of {size} rows with num_lanes {num_lanes}: "
-                f"set global_batch_size (batch_multiple, with token_budget) to a multiple of {unit_rows * num_lanes}"
+                f"set global_batch_size to a multiple of {unit_rows * num_lanes}"
             )
         if size % (sum(weights) * num_lanes):
             raise ValueError(

@@ -53,13 +53,12 @@ class Filter:
     column: str = "key"
 
 
-def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | None = None) -> Selection | None:
+def select_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> Selection | None:
     """The rows that a section `data` plans; None: all of them.
 
     Args:
         data: settings.
         index: of the shards.
-        starts: first row of each shard, then the number of rows; may end before the index does (`data.max_rows`).
         joined: what `data.join` names; None: it is opened here.
 
     Raises:
@@ -75,7 +74,7 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
 
     def masks() -> Iterator[Bools]:
         nonlocal selected
-        for shard, count in enumerate(np.diff(starts).tolist()):
+        for shard, count in enumerate(np.diff(index.starts).tolist()):
             mask = np.ones(count, np.bool_)
             for number, rule in enumerate(filters):
                 if count and rule.shards[0] <= shard < rule.shards[1]:
@@ -89,11 +88,13 @@ def select_rows(data: DataConfig, index: Index, starts: Ints, joined: Joined | N
 
     of_all = [(0, index.num_shards)] if share is not None else []
     read = [np.arange(*span) for span in of_all + [rule.shards for rule in filters if rule.reads_index]]
-    index.fetch_columns(np.intersect1d(np.flatnonzero(np.diff(starts)), np.concatenate([np.empty(0, np.int64), *read])))
+    index.fetch_columns(
+        np.intersect1d(np.flatnonzero(np.diff(index.starts)), np.concatenate([np.empty(0, np.int64), *read]))
+    )
     names = [rule.name for rule in filters]
     if share is not None:
         names.append(f"data.split {data.split} of data.val.share {share:g}")
-    selection = Selection(starts, masks(), name=" and ".join(names))
+    selection = Selection(index.starts, masks(), name=" and ".join(names))
     for rule, count in zip(filters, found, strict=True):
         _check_found(rule, count, joined)
     if filters:

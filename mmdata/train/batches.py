@@ -51,11 +51,6 @@ class Regroups(Protocol):
         """Rows of a group."""
         ...
 
-    @property
-    def max_similarity(self) -> float | None:
-        """Largest cosine of two rows of a group; None: any."""
-        ...
-
     def rows_alike(self) -> NDArray[np.int64]:
         """What makes rows equal, so that they stand in no group together: int64 (rows, K)."""
         ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass
 from typing import get_args
@@ -47,8 +46,6 @@ class ContrastiveLoss:
             Needs `mask_same` and the hashes.
         normalizers: for "sogclr", of the rows of the corpus; each call reads and writes those of its batch.
         gamma: for "sogclr", the weight of this batch in them.
-        eps: for "sogclr"; None: 1 / (rows that are trained on - 1).
-        rho: for "sogclr", see `losses.sogclr_loss`.
 
     Raises:
         ValueError: an unknown kind; a queue or a miner with a loss that takes none.
@@ -64,8 +61,6 @@ class ContrastiveLoss:
     queue: FeatureQueue | None = None
     normalizers: RowNormalizers | None = None
     gamma: float = 0.8
-    eps: float | None = None
-    rho: float | None = None
 
     def __post_init__(self) -> None:
         known = get_args(LossName)
@@ -156,13 +151,12 @@ class ContrastiveLoss:
         """With the normalizers of the batch's rows, which are moved on."""
         assert self.normalizers is not None, "__post_init__"
         rows = batch["rows"].where(batch["valid"], -1)
-        eps = 1 / max(1, self.normalizers.trained - 1) if self.eps is None else self.eps
+        eps = 1 / max(1, self.normalizers.trained - 1)  # the loss is InfoNCE of the whole corpus
         loss, moved = losses.sogclr_loss(
             *features,
             self.normalizers.read(rows),
             gamma=self.gamma,
             eps=eps,
-            rho=self.rho,
             valid=batch["valid"],
             same=same,
         )
@@ -215,8 +209,8 @@ class ContrastiveLoss:
         labels = batch.get(self.positives)
         if labels is None:
             raise ValueError(
-                f"loss 'multi_positive': the batch has no '{self.positives}'; set data.add_hashes for a hash, convert "
-                "the corpus with labels, or name another one in train.positives"
+                f"loss 'multi_positive': the batch has no '{self.positives}'; convert the corpus "
+                "with labels, or name another one in train.positives"
             )
         check_keys(self.positives, labels)  # before they are mixed with row numbers
         # A row without a label (-1) gets a label of its own. Row numbers are at least -1, so such a label is below 0.
@@ -244,7 +238,7 @@ def make_loss(
         ConfigError: a miner that cannot be made.
     """
     miner = None
-    if config.miner is not None and step >= config.miner.after_steps:
+    if config.miner is not None and step >= config.mining_after_steps:
         miner = configured(config.miner)
     if teacher_mask is not None:
         miner = teacher_mask if miner is None else Chain((teacher_mask, miner))
@@ -253,25 +247,14 @@ def make_loss(
         miner=miner,
         mask_same=config.mask_false_negatives,
         positives=config.positives,
-        margin=config.triplet_margin,
         beta=config.hard_negative_beta,
-        prior=config.hard_negative_prior,
         queue=queue,
         normalizers=normalizers,
-        gamma=_gamma(step, config),
-        eps=config.sogclr_eps,
-        rho=config.sogclr_rho,
     )
 
 
-def _gamma(step: int, config: TrainConfig) -> float:
-    """For the loss sogclr: 1 at first, so that the averages follow a young model, then less."""
-    least, decay = config.sogclr_gamma, config.sogclr_gamma_decay_steps
-    return least if step >= decay else least + (1 - least) * (1 + math.cos(math.pi * step / decay)) / 2
-
-
 def check_objective(config: TrainConfig, model: nn.Module, *, has_negative_captions: bool = False) -> None:
-    """Raise before a run begins what an update would raise, hundreds of steps later for a miner with `after_steps`.
+    """Raise before a run begins what an update would raise, hundreds of steps later with `mining_after_steps`.
 
     Args:
         config: of the run.
@@ -293,7 +276,7 @@ def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bo
     """
     masks = config.teacher is not None and config.teacher.margin is not None
     teacher_mask = All() if masks else None  # stands for any miner
-    queue = None if config.queue is None else FeatureQueue(config.queue.rows)
+    queue = None if config.queue is None else FeatureQueue(config.queue)
     normalizers = RowNormalizers(1) if config.loss == "sogclr" else None
     try:
         loss = make_loss(sys.maxsize, config, teacher_mask, queue, normalizers)

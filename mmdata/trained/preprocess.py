@@ -59,7 +59,7 @@ class Preprocess:
         """The preprocessing of an evaluation with these settings.
 
         Raises:
-            ConfigError: `image_buckets` is auto, and the corpus from which the shapes are chosen is not there.
+            ConfigError: `image_buckets` is a number, and the corpus from which the shapes are chosen is not there.
         """
         return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
 
@@ -155,7 +155,7 @@ def _policy(data: DataConfig) -> BucketPolicy:
     """The shapes of an evaluation; the text length of the buckets means nothing here."""
     if data.image_patches is not None:
         return NativePolicy([1], data.image_patches, patch_size=data.patch_size)
-    if data.image_buckets != "auto":
+    if not isinstance(data.image_buckets, int):
         return LengthAspectPolicy([1], data.image_buckets or [(data.image_size, data.image_size)])
     with suppress(ConfigError):  # without a validation set the shapes are those of training
         data = evaluation_data(data)
@@ -163,6 +163,6 @@ def _policy(data: DataConfig) -> BucketPolicy:
         return LengthAspectPolicy([1], image_shapes(data, open_index(data)))
     except (DataError, OSError) as error:
         raise ConfigError(
-            f"data.image_buckets is auto, so the image shapes come from the corpus, which cannot be opened ({error}); "
-            "put it back, or train with data.image_buckets as a list of shapes"
+            "data.image_buckets is a number, so the image shapes come from the corpus, which cannot be opened "
+            f"({error}); put it back, or train with data.image_buckets as a list of shapes"
         ) from error

@@ -127,7 +127,11 @@ class TrainedRun:
         return cls(model.to(device).eval(), config, tokenizer, path, *counters, precision=precision, position=position)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(self.preprocess.shapes) if self.config.data.image_buckets != "auto" else "auto"
+        shapes = (
+            ", ".join(self.preprocess.shapes)
+            if not isinstance(self.config.data.image_buckets, int)
+            else "of chosen shapes"
+        )
         return (
             f"TrainedRun('{self.checkpoint}': {self.config.model.name}, epoch {self.epoch}, step {self.step}, "
             f"{self.embed_dim} features, images {shapes}, texts of {self.tokenizer.max_length} tokens, "

@@ -223,7 +223,7 @@ def test_the_loader_takes_the_columns(tmp_path: Path):
         "tokenizer": "clip",
         "join": [{"table": str(tmp_path / "copies.parquet")}],
         "caption_hash": "group",
-        "loading": {"num_workers": 1, "worker_type": "thread"},
+        "loading": {"num_workers": 1, "num_processes": 0},
     }
 
     def keys(**settings: Any) -> set[str]:

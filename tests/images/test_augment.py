@@ -64,21 +64,21 @@ def test_augment_hue_of_a_third_of_a_turn_exchanges_the_channels():
 
 
 def test_augment_draws_as_told():
-    augment = AugmentConfig(
-        horizontal_flip_prob=0.5, brightness=0.4, saturation=2.0, hue=0.1, color_jitter_prob=0.8, grayscale_prob=0.2
-    )
+    augment = AugmentConfig(horizontal_flip_prob=0.5, color_jitter=0.4, grayscale_prob=0.2)
     #           flip  jitter order brightness contrast saturation hue grayscale
     numbers = [0.49, 0.79, 0.0, 0.25, 0.9, 0.5, 0.75, 0.2]
     flip, adjustments, grayscale = draw_changes(augment, numbers)
     assert (flip, grayscale) == (True, False)
-    assert [name for name, _ in adjustments] == ["brightness", "saturation", "hue"]
-    # 0.6 … 1.4, 0 … 3 (never below 0), -0.1 … 0.1
-    assert [factor for _, factor in adjustments] == pytest.approx([0.8, 1.5, 0.05])
+    assert [name for name, _ in adjustments] == ["brightness", "contrast", "saturation", "hue"]
+    # 0.6 … 1.4 each, -0.1 … 0.1
+    assert [factor for _, factor in adjustments] == pytest.approx([0.8, 1.32, 1.0, 0.05])
+    strong = draw_changes(AugmentConfig(color_jitter=2.0), numbers).adjustments
+    assert [factor for _, factor in strong] == pytest.approx([0.75, 2.7, 1.5, 0.25])  # 0 … 3, never below 0
     assert draw_changes(augment, [0.5, 0.8, 0.0, 0.25, 0.9, 0.5, 0.75, 0.19]) == Augmentation(False, [], True)
 
 
 def test_augment_adjustments_come_in_every_order():
-    augment = AugmentConfig(brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1)
+    augment = AugmentConfig(color_jitter=0.1)
     orders = {
         tuple(name for name, _ in draw_changes(augment, [0.9, 0.5, order / 24, *[0.5] * 5]).adjustments)
         for order in range(24)
@@ -90,7 +90,7 @@ def test_augment_of_nothing_changes_nothing():
     assert draw_changes(AugmentConfig(), [0.0] * NUM_DRAWS) == Augmentation(False, [], False)
 
 
-JITTER = AugmentConfig(horizontal_flip_prob=0.5, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+JITTER = AugmentConfig(horizontal_flip_prob=0.5, color_jitter=0.4)
 
 
 def test_augment_of_a_row_depends_on_row_epoch_and_seed():

@@ -17,7 +17,7 @@ from tests.programs import PATIENCE_S
 PROGRAM_OF_LOADER = """
 import sys
 from mmdata import Loader
-data = {"shards": sys.argv[1], "global_batch_size": 4, "loading": {"num_workers": 1, "worker_type": "thread"}}
+data = {"shards": sys.argv[1], "global_batch_size": 4, "loading": {"num_workers": 1, "num_processes": 0}}
 with Loader.from_config(data) as loader:
     next(iter(loader))
 print("pandas" in sys.modules)

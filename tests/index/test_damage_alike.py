@@ -53,7 +53,7 @@ def flipped(at: tuple[int, int]) -> bytes:
 
 def streamed(path: Path) -> list[tuple[str, list[str]]] | None:
     """Keys and captions of the usable samples of a stream; None: the tar is damaged, or has none."""
-    settings = {"image_size": 16, "global_batch_size": 1, "shuffle": False, "add_captions": True}
+    settings = {"image_size": 16, "global_batch_size": 1, "shuffle": False, "tokenizer": "clip"}
     try:
         stream = mmdata.stream(path, {**settings, "loading": {"num_workers": 0, "max_bad_share": 1.0}})
         return [(batch["keys"][0], batch["captions"]) for batch in stream]

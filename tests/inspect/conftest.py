@@ -68,7 +68,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, Any]
         "global_batch_size": 8,
         "image_buckets": [[32, 32], [32, 48]],
         "max_length": 32,
-        "num_text_buckets": 2,
+        "text_buckets": 2,
     }
 
 

@@ -185,8 +185,7 @@ def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
         (
             1.5,
             "a tokenizer or transform that is Python code holds the interpreter's lock: "
-            "data.loading.worker_type=process with "
-            "data.loading.num_processes gives it several",
+            "data.loading.num_processes=4 gives it several",
         ),
     ],
 )

@@ -155,13 +155,14 @@ def test_report_of_a_corpus_of_labels_only_names_the_classes(photo: Any, tmp_pat
 
 
 def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, Any], tmp_path: Path):
-    cut = data | {"max_rows": 10, "max_length": 4, "text_buckets": [4]}
+    (tmp_path / "few.txt").write_text("\n".join(Index.open(data["shards"]).keys(np.arange(10))))
+    cut = data | {"select": str(tmp_path / "few.txt"), "max_length": 4, "text_buckets": [4]}
     write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**cut))
     text = (tmp_path / "r.html").read_text()
-    assert "data.max_rows takes the first 10 of 22 rows: 12 are in no batch." in text
+    assert re.search(r"data.select few.txt .* takes 10 of 22 rows: 12 are in no batch\.", text)
     assert ", 10 used</span>" in text
     assert re.search(r" \d+ captions are longer than max_length \(4 tokens\) and are cut to it\.", text)
-    assert "Caption lengths of the captions of epoch 0, 10 rows" in text
+    assert "Caption lengths of the captions of epoch 0, 22 rows" in text
 
 
 def test_report_says_which_rows_are_selected(data: dict[str, Any], tmp_path: Path):

@@ -46,7 +46,7 @@ def write(folder: Path, photo: Any, *, labels: bool) -> dict[str, Any]:
         "global_batch_size": 8,
         "image_size": 32,
         "max_length": 32,
-        "num_text_buckets": 2,
+        "text_buckets": 2,
     }
 
 

@@ -132,9 +132,8 @@ def test_same_epoch_repeats_itself(data: dict[str, Any]):
 def test_evaluation_data_changes_what_an_evaluation_needs(data: dict[str, Any]):
     given = DataConfig(**data, val={"shards": "val"})
     found = evaluation_data(given)
-    assert (found.shards, found.transform, found.shuffle, found.loading.worker_type) == ("val", "eval", False, "thread")
+    assert (found.shards, found.transform, found.shuffle, found.loading.num_processes) == ("val", "eval", False, 0)
     changes = {"shards": given.shards, "transform": "train", "shuffle": True}
-    assert found.with_loading(worker_type="auto").model_copy(update=changes) == given
-    assert evaluation_data(given, hashes=True) == found.model_copy(update={"add_hashes": True})
+    assert found.with_loading(num_processes="auto").model_copy(update=changes) == given
     with pytest.raises(ConfigError, match=r"data\.val is not set: there is nothing to evaluate on"):
         evaluation_data(DataConfig(**data))

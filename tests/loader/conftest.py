@@ -46,7 +46,7 @@ class Corpus:
             "global_batch_size": 8,
             "image_buckets": [[32, 32], [24, 40], [40, 24]],
             "max_length": 32,
-            "num_text_buckets": 3,
+            "text_buckets": 3,
             "crop_scale": [0.3, 0.9],
             "seed": 5,
             "loading": {"num_workers": 2},

@@ -19,8 +19,6 @@ import mmdata
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
-from mmdata.hashing import hash64
-from tests.flat_settings import grouped
 
 from .conftest import Corpus
 
@@ -61,10 +59,10 @@ def is_equal(some: list[Tensor], others: list[Tensor]) -> bool:
 
 
 def test_function_as_transform_and_captions_are_the_same_in_threads_and_processes(corpus: Corpus, same: Same):
-    changes: dict[str, Any] = {"transform": jittered, "add_captions": True}
+    changes: dict[str, Any] = {"transform": jittered}
     assert DataConfig.model_validate({**corpus.settings, **changes}).transform == f"{__name__}:jittered"
     threads = list(corpus.loader(**changes, num_workers=2))
-    processes = list(corpus.loader(**changes, worker_type="process"))
+    processes = list(corpus.loader(**changes, num_processes=1))
     assert all(same(one, other) for one, other in zip(threads, processes, strict=True))
     by_name = pixels(corpus.loader(transform=f"{__name__}:jittered", num_workers=0))
     assert is_equal([batch["pixel_values"] for batch in threads], by_name)
@@ -90,11 +88,11 @@ def test_transform_without_a_name_works_in_threads(corpus: Corpus, of: Any, name
 
 def test_transform_without_a_name_is_refused_in_a_worker_process(corpus: Corpus):
     message = (
-        rf"^transform '{UNNAMED}': data\.loading\.worker_type is process, and another process cannot import it by its "
-        r"name: .* Define it at the top of a file of its own, or set data\.loading\.worker_type to thread$"
+        rf"^transform '{UNNAMED}': data\.loading\.num_processes is 1, and another process cannot import it by its "
+        r"name: .* Define it at the top of a file of its own, or set data\.loading\.num_processes to 0$"
     )
     with pytest.raises(ConfigError, match=message):
-        corpus.loader(transform=unnamed(torch.clone), worker_type="process")
+        corpus.loader(transform=unnamed(torch.clone), num_processes=1)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +110,8 @@ def test_transform_of_another_kind_is_refused(corpus: Corpus, transform: Any, me
         corpus.loader(transform=transform)
 
 
-def test_captions_are_text_in_the_batch_on_request(corpus: Corpus):
-    loader = corpus.loader(add_captions=True, num_workers=2)
+def test_captions_are_text_in_the_batch(corpus: Corpus):
+    loader = corpus.loader(num_workers=2)
     for batch in loader:
         texts, valid = captions(batch), batch["valid"].numpy()
         ids, mask = loader.builder.spec.tokenizer.encode(texts, batch["input_ids"].shape[1])
@@ -121,37 +119,15 @@ def test_captions_are_text_in_the_batch_on_request(corpus: Corpus):
         assert np.array_equal(batch["attention_mask"].numpy()[valid], mask[valid])
         rows = zip(batch["rows"].tolist(), texts, strict=True)
         assert all(text in corpus.samples[row].captions if row >= 0 else text == "" for row, text in rows)
-    assert "captions" not in next(iter(corpus.loader(num_workers=0)))
 
 
 def test_captions_are_text_in_the_batches_of_a_stream(corpus: Corpus):
     settings = {key: value for key, value in corpus.settings.items() if key != "shards"}
-    stream = mmdata.stream(str(corpus.folder / "shards"), {**settings, "add_captions": True})
+    stream = mmdata.stream(str(corpus.folder / "shards"), {**settings})
     of_key = {sample.key: sample.captions for sample in corpus.samples}
     pairs = [pair for batch in stream for pair in zip(batch["keys"], captions(batch), strict=True)]
     assert {key for key, _ in pairs if key} == of_key.keys()
     assert all(text in of_key[key] if key else text == "" for key, text in pairs)
-
-
-def test_captions_are_text_without_a_tokenizer_too(corpus: Corpus):
-    settings = {**corpus.settings, "tokenizer": None, "text_buckets": "auto", "add_captions": True, "add_hashes": True}
-    loader = Loader.from_config(grouped(**settings))
-    texts = [
-        {key: text for batch in some for key, text in zip(batch["keys"], captions(batch), strict=True)}
-        for some in (loader, corpus.loader(add_captions=True))
-    ]
-    assert texts[0] == texts[1]
-    batch = next(iter(loader))
-    assert "input_ids" not in batch
-    hashes = [hash64(text.encode()) if text else 0 for text in captions(batch)]
-    assert cast("dict[str, Any]", batch)["caption_hash"].tolist() == hashes
-    del settings["shards"]
-    batches = list(mmdata.stream(str(corpus.folder / "shards"), grouped(**settings)))
-    of_key = {sample.key: sample.captions for sample in corpus.samples}
-    pairs = [pair for batch in batches for pair in zip(batch["keys"], captions(batch), strict=True)]
-    assert {key for key, _ in pairs if key} == of_key.keys()
-    assert all(text in of_key[key] if key else text == "" for key, text in pairs)
-    assert all("input_ids" not in batch for batch in batches)
 
 
 @pytest.mark.parametrize("given", ["cc", Path("cc"), {"shards": "cc"}], ids=["str", "path", "dict"])

@@ -21,6 +21,7 @@ from mmdata.index import ShardStore, verify
 from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader.ledger import Ledger, LedgerEntry
+from mmdata.loader.reader import RowReader
 from mmdata.text.tokenizer import train_tokenizer
 from tests.images.placed import pixels, png
 from tests.programs import PATIENCE_S
@@ -59,10 +60,13 @@ def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: object) 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("data", [ZEROS, HTML, b"\xff\xd8\xff\xd9"])
-def test_loader_masks_an_image_that_does_not_decode(corpus: Corpus, damaged: Corpus, data: bytes, num_workers: int):
+def test_loader_masks_an_image_that_does_not_decode(
+    corpus: Corpus, damaged: Corpus, monkeypatch: pytest.MonkeyPatch, data: bytes, num_workers: int
+):
+    monkeypatch.setattr(RowReader, "image", RowReader.stored_image)  # whose hash is not compared
     for row in (3, 22):
         damaged.overwrite(row, "image", data)
-    entries = compare(damaged, corpus, {3, 22}, num_workers=num_workers, check_images="never")
+    entries = compare(damaged, corpus, {3, 22}, num_workers=num_workers)
     assert sorted((entry.row, entry.key, entry.shard) for entry in entries) == [
         (3, "00003", "000000.tar"),
         (22, "00022", "000001.tar"),
@@ -284,8 +288,6 @@ def test_loader_masks_an_image_of_which_one_bit_changed(corpus: Corpus, damaged:
     assert (entry.row, entry.stage, entry.reason) == (JPEG_ROW, "read", "file_changed")
     assert entry.detail == "image is not the one indexed; `mmdata verify` tells what changed"
     assert len(verify(damaged.folder / "shards")) > 0
-    list(unaware := damaged.loader(check_images="never", num_workers=num_workers))
-    assert list(unaware.ledger) == []
 
 
 def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):

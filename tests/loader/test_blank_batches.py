@@ -18,10 +18,10 @@ __all__ = ["file"]
 
 VARIANTS: list[dict[str, Any]] = [
     {},
-    {"add_hashes": True, "add_captions": True},
+    {},
     {"image_buckets": None, "image_patches": [40, 48], "patch_size": 8},
-    {"image_buckets": None, "image_size": 32, "token_budget": 160, "batch_multiple": 4, "global_batch_size": 16},
-    {"negative_captions": "the file", "add_hashes": True},
+    {"image_buckets": None, "image_size": 32, "token_budget": 320, "global_batch_size": 16},
+    {"negative_captions": "the file"},
 ]
 
 
@@ -55,7 +55,7 @@ def test_blank_batches_have_the_shapes_of_the_epoch(
 
 
 def test_blank_batches_say_their_shape(corpus: Corpus):
-    words = [words for words, _ in corpus.loader(image_buckets=[[32, 32]], num_text_buckets=1).blank_batches()]
+    words = [words for words, _ in corpus.loader(image_buckets=[[32, 32]], text_buckets=1).blank_batches()]
     assert words == ["8 rows of 32 × 32 pixels and 32 tokens (steps: 7 of an epoch's 7)"]
 
 

@@ -32,15 +32,15 @@ def hashes_of(loader: Loader, entry: str = "caption_hash") -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.parametrize("kind", ["text", "number"])
 @pytest.mark.sweep(keep=1)
-def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, worker_type: str, kind: str):
+def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, num_processes: int, kind: str):
     meant = [None if row >= 40 else row % 4 for row in range(50)]
     column = pa.array([value if kind == "number" or value is None else f"m{value}" for value in meant])
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=column)
-    loading = {"num_workers": 2, "worker_type": worker_type}
-    plain = hashes_of(corpus.loader(add_hashes=True))
+    loading = {"num_workers": 2, "num_processes": num_processes}
+    plain = hashes_of(corpus.loader())
     loader = corpus.loader(join=[{"table": table}], caption_hash="meant", loading=loading)  # adds hashes by itself
     found = hashes_of(loader)
     assert sorted(found) == list(range(50))
@@ -48,14 +48,14 @@ def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, worker_
         assert len({found[row] for row in range(40) if row % 4 == value}) == 1
     assert len({found[row] for row in range(40)}) == 4
     assert {row: found[row] for row in range(40, 50)} == {row: plain[row] for row in range(40, 50)}  # by their texts
-    assert hashes_of(corpus.loader(add_hashes=True), "image_hash") == hashes_of(
+    assert hashes_of(corpus.loader(), "image_hash") == hashes_of(
         corpus.loader(join=[{"table": table}], caption_hash="meant"), "image_hash"
     )
 
 
 def test_captions_that_are_dropped_are_equal_whatever_their_rows_have(corpus: Corpus, tmp_path: Path):
     table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=list(range(50)))
-    given = {"join": [{"table": table}], "caption_hash": "meant", "caption_dropout": 0.5, "add_captions": True}
+    given = {"join": [{"table": table}], "caption_hash": "meant", "caption_dropout": 0.5}
     with corpus.loader(**given) as loader:
         batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
     pairs = [p for one in batches for p in zip(one["captions"], one["caption_hash"].tolist(), strict=True)]
@@ -83,7 +83,7 @@ def test_all_hashes_are_those_of_image_and_column(corpus: Corpus, tmp_path: Path
     assert alike[:, 0].tolist() == opened.index.column("image_hash").tolist()
     assert [len(np.unique(alike[first::4, 1])) for first in range(4)] == [1, 1, 1, 1]
     by_text = IndexRows(opened.index).all_hashes()
-    plain = hashes_of(corpus.loader(add_hashes=True))
+    plain = hashes_of(corpus.loader())
     assert by_text[:, 1].tolist() == [plain[row] for row in range(50)]
 
 
@@ -96,7 +96,7 @@ def test_a_state_knows_the_values(corpus: Corpus, tmp_path: Path):
         loader.load_state_dict(state)
     for changes in (
         {"join": [{"table": other}], "caption_hash": "meant"},
-        {"join": [{"table": first}], "add_hashes": True},
+        {"join": [{"table": first}]},
     ):
         with (
             corpus.loader(**changes) as loader,

@@ -56,7 +56,7 @@ BOTH = {"shards": 0.4, "join:recap": 0.35, "join:several": 0.25}
 @pytest.fixture
 def mixed(corpus: Corpus, tmp_path: Path) -> dict[str, Any]:
     """Settings of three sources."""
-    return {"join": write_table(corpus, tmp_path / "recaps.parquet"), "captions": BOTH, "add_captions": True}
+    return {"join": write_table(corpus, tmp_path / "recaps.parquet"), "captions": BOTH}
 
 
 def texts_of(loader: Loader, epochs: int = 1) -> dict[tuple[int, int], str]:
@@ -106,16 +106,16 @@ def test_counts_of_buckets_are_those_of_the_drawn_captions(corpus: Corpus, mixed
         assert all(set(one) <= {bucket.length for bucket in loader.plan.policy.buckets} for one in lengths)
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.sweep(keep=1)
 def test_batches_are_the_same_from_workers_ranks_and_a_state(
-    corpus: Corpus, mixed: dict[str, Any], same, join, worker_type: str, world_size: int
+    corpus: Corpus, mixed: dict[str, Any], same, join, num_processes: int, world_size: int
 ):
     with corpus.loader(**mixed, num_workers=0) as loader:
         loader.set_epoch(2)
         expected = list(loader)
-    settings = {**mixed, "worker_type": worker_type}
+    settings = {**mixed, "num_processes": num_processes}
     with corpus.loader(**settings) as loader:
         loader.set_epoch(2)
         batches = iter(loader)
@@ -159,7 +159,7 @@ def test_a_state_of_other_captions_is_refused(corpus: Corpus, mixed: dict[str, A
 
 def test_rows_without_a_recaption_keep_their_own(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     join = write_table(corpus, tmp_path / "recaps.parquet", ORDER[:30])
-    with corpus.loader(join=join, captions={"shards": 0.0, "join:recap": 1.0}, add_captions=True) as loader:
+    with corpus.loader(join=join, captions={"shards": 0.0, "join:recap": 1.0}) as loader:
         found = texts_of(loader)
     for row in range(50):
         assert found[row, 0] in ([recaption(row)] if row in ORDER[:30] else corpus.samples[row].captions)
@@ -168,18 +168,17 @@ def test_rows_without_a_recaption_keep_their_own(corpus: Corpus, tmp_path: Path,
     )
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.sweep(keep=1)
-def test_images_alone_get_captions_from_a_table(corpus: Corpus, tmp_path: Path, worker_type: str):
+def test_images_alone_get_captions_from_a_table(corpus: Corpus, tmp_path: Path, num_processes: int):
     samples = [replace(one, captions=[], label=row % 3) for row, one in enumerate(corpus.samples)]
     corpus.write_beside(tmp_path / "images", samples)
     settings: dict[str, Any] = {
         "shards": str(tmp_path / "images"),
         "join": write_table(corpus, tmp_path / "recaps.parquet"),
-        "add_captions": True,
-        "worker_type": worker_type,
+        "num_processes": num_processes,
     }
-    with corpus.loader(**settings, captions={"join:recap": 1.0}, add_hashes=True) as loader:
+    with corpus.loader(**settings, captions={"join:recap": 1.0}) as loader:
         assert texts_of(loader) == {(row, 0): recaption(row) for row in range(50)}
         batch = next(iter(loader))
         assert batch["valid"].all()
@@ -204,11 +203,9 @@ def test_an_evaluation_has_the_captions_of_the_shards(corpus: Corpus, mixed: dic
     assert evaluation_data(DataConfig.model_validate(other)).captions == "one"
 
 
-def test_weights_and_batches_without_tokens_have_drawn_captions(corpus: Corpus, mixed: dict[str, Any]):
+def test_rows_of_weights_have_drawn_captions(corpus: Corpus, mixed: dict[str, Any]):
     with corpus.loader(**{**mixed, "captions": {"join:recap": 1.0}, "row_weights": "captions"}) as loader:
         assert set(texts_of(loader).values()) == {recaption(row) for row in range(50)}
-    with corpus.loader(**{**mixed, "captions": {"join:recap": 1.0}, "tokenizer": None}) as loader:
-        assert texts_of(loader) == {(row, 0): recaption(row) for row in range(50)}
 
 
 def test_the_plan_of_a_config_knows_the_sources(corpus: Corpus, mixed: dict[str, Any]):
@@ -253,7 +250,7 @@ def test_wrong_sources_are_refused(corpus: Corpus, tmp_path: Path, changes: dict
 
 def test_rows_without_any_caption_may_be_left_out(corpus: Corpus, tmp_path: Path):
     join = write_table(corpus, tmp_path / "recaps.parquet", ORDER[:20])
-    settings = {"join": [{**join[0], "missing": "mask"}], "captions": {"join:recap": 1.0}, "add_captions": True}
+    settings = {"join": [{**join[0], "missing": "mask"}], "captions": {"join:recap": 1.0}}
     with corpus.loader(**settings) as loader:
         assert texts_of(loader) == {(row, 0): recaption(row) for row in ORDER[:20]}
 
@@ -265,7 +262,7 @@ def test_a_long_caption_that_is_drawn_late_has_its_place(corpus: Corpus, tmp_pat
     if "image_patches" in changes:
         changes = {**changes, "image_buckets": None}
     sources = {"join:late": 1.0}
-    with corpus.loader(join=join, captions=sources, add_captions=True, **changes) as loader:
+    with corpus.loader(join=join, captions=sources, **changes) as loader:
         found = texts_of(loader, epochs=16)
     assert any(len(text) > 60 for (_, epoch), text in found.items() if epoch > 0)
 
@@ -275,7 +272,7 @@ def test_a_plan_of_shards_alone_asks_for_a_tokenizer(corpus: Corpus, tmp_path: P
     overrides = [f"data.join=[{{table: {join[0]['table']}}}]", "data.captions={join:recap: 1}"]
     with pytest.raises(ConfigError, match=r"data\.captions names tables, whose tokens no index has: give data\.tokeni"):
         plan_of(str(corpus.folder / "shards"), overrides)
-    corpus.loader(join=join, captions={"join:recap": 1.0}, add_captions=True).close()
+    corpus.loader(join=join, captions={"join:recap": 1.0}).close()
     planned = plan_of(str(corpus.folder / "shards"), [*overrides, f"data.tokenizer={corpus.folder / 'tokenizer'}"])
     assert planned.plan.num_rows == 50
 

@@ -61,11 +61,11 @@ def tars_asked(server: Server, since: int = 0) -> set[str]:
     return {path for path, _ in server.requests[since:] if path.endswith(".tar")}
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.sweep(keep=1)
-def test_batches_are_those_of_the_folder_indexed_locally(corpus, tars, index_urls, same_epoch, worker_type):
+def test_batches_are_those_of_the_folder_indexed_locally(corpus, tars, index_urls, same_epoch, num_processes):
     with serve(tars, fault_every=9) as server:
-        with Loader.from_config(index_urls(server.url, worker_type=worker_type)) as loader:
+        with Loader.from_config(index_urls(server.url, num_processes=num_processes)) as loader:
             assert loader.index.fingerprint == corpus.index.fingerprint
             assert same_epoch(loader, corpus.loader())
         assert tars_asked(server) == set(SHARDS)

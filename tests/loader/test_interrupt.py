@@ -39,9 +39,7 @@ while True:
 def started(corpus: Corpus, folder: Path, workers: str) -> Iterator[subprocess.Popen[str]]:
     """The program in a process group of its own, as a shell starts it; it has said that it begins."""
     (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
-    settings = grouped(**corpus.settings, worker_type=workers, num_workers=2)
-    if workers == "process":
-        settings["loading"]["num_processes"] = 2
+    settings = grouped(**corpus.settings, num_processes=2 if workers == "process" else 0, num_workers=2)
     with subprocess.Popen(
         [sys.executable, str(folder / "program.py"), json.dumps(settings)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},

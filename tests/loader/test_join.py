@@ -255,9 +255,9 @@ def with_fields(corpus: Corpus, table: str, fields: dict[str, str], **changes: A
     return {**corpus.settings, "join": [{"table": table}], "fields": fields, **changes}
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.sweep(keep=1)
-def test_values_of_a_table_come_with_their_rows(corpus: Corpus, tmp_path: Path, worker_type: str):
+def test_values_of_a_table_come_with_their_rows(corpus: Corpus, tmp_path: Path, num_processes: int):
     rows = shuffled()
     features = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float16)
     columns = {
@@ -269,7 +269,7 @@ def test_values_of_a_table_come_with_their_rows(corpus: Corpus, tmp_path: Path, 
     }
     table = write_table(corpus, tmp_path / "table.parquet", rows, **columns)
     fields = {name: f"join:{name}" for name in columns} | {"clip": "join:score"}
-    loading = {"worker_type": worker_type, "num_workers": 1}
+    loading = {"num_processes": num_processes, "num_workers": 1}
     data = with_fields(corpus, table, fields, loading=loading, select="age != 4")
     seen: list[int] = []
     with load(data) as loader, load({**data, "fields": {}}) as plain:

@@ -61,7 +61,6 @@ def test_a_start_reads_what_was_joined_and_no_table(own: Corpus, tmp_path: Path)
         "captions": {"join:recap": 1.0},
         "fields": {"clip": "join:score"},
         "select": "score < 0.9",
-        "add_captions": True,
     }
     join_first(grouped(**own.settings, **settings))
     names = joins_of(own)
@@ -100,7 +99,7 @@ def test_what_is_not_joined_is_an_error_that_names_the_command(own: Corpus, tmp_
         message = rf"^data\.join\.0: column 'score' of '{file}' is not joined with the index .*; {RUN}"
         with pytest.raises(ConfigError, match=message):
             start(own, **join, **use)
-    join |= {"captions": {"join:recap": 1.0}, "add_captions": True}
+    join |= {"captions": {"join:recap": 1.0}}
     with pytest.raises(ConfigError, match=rf"^data\.join\.0: column 'recap' of '{file}' is not joined .*{RUN}"):
         start(own, **join)
     join_first(grouped(**own.settings, **join))

@@ -41,7 +41,7 @@ class Reinforced:
             "global_batch_size": 8,
             "image_size": 32,
             "seed": 2,
-            "loading": {"num_workers": 2, "worker_type": "thread", "max_bad_share": 0.5},
+            "loading": {"num_workers": 2, "num_processes": 0, "max_bad_share": 0.5},
             "join": [{"table": str(self.folder / "images" / "*.parquet"), "key": "key"}, self.shards],
             "fields": {
                 "image_emb": "join:dr:npz:image_emb",
@@ -108,11 +108,11 @@ def reinforced(tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, d
     return write(tmp_path, photo, samples)
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.sweep(keep=1)
-def test_datacompdr_trains_as_it_lies(reinforced: Reinforced, worker_type: str):
+def test_datacompdr_trains_as_it_lies(reinforced: Reinforced, num_processes: int):
     seen: list[int] = []
-    with reinforced.loader(loading={"num_workers": 2, "worker_type": worker_type}) as loader:
+    with reinforced.loader(loading={"num_workers": 2, "num_processes": num_processes}) as loader:
         for batch in loader:
             entries: dict[str, Any] = dict(batch)
             rows = entries["rows"].tolist()
@@ -147,7 +147,7 @@ def test_resumed_batches_have_the_same_members(reinforced: Reinforced, same: Cal
         next(iterator)
         state = loader.state_dict()
         rest = list(iterator)
-    with reinforced.loader(loading={"num_workers": 1, "worker_type": "process"}) as loader:
+    with reinforced.loader(loading={"num_workers": 1, "num_processes": 1}) as loader:
         loader.load_state_dict(state)
         again = list(loader)
     assert len(rest) == len(again) == 4
@@ -345,13 +345,13 @@ def rewritten(data: Reinforced, samples: dict[int, dict[str, bytes]], rows: list
         assert path.stat().st_size == size
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.sweep(keep=1)
 def test_values_that_were_rewritten_in_place_mask_their_rows(
-    reinforced: Reinforced, samples: dict[int, dict[str, bytes]], worker_type: str
+    reinforced: Reinforced, samples: dict[int, dict[str, bytes]], num_processes: int
 ):
     rewritten(reinforced, samples, [3, 30])
-    loading = {"num_workers": 2, "worker_type": worker_type, "max_bad_share": 0.5}
+    loading = {"num_workers": 2, "num_processes": num_processes, "max_bad_share": 0.5}
     with reinforced.loader(loading=loading) as loader:
         rows = sorted(int(row) for batch in loader for row in batch["rows"][batch["valid"]])
         entries = list(loader.ledger)
@@ -396,15 +396,14 @@ def test_tars_without_images_are_no_corpus(reinforced: Reinforced):
 SYN = "join:dr:syn.json:syn_text"
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("num_processes", [0, 1])
 @pytest.mark.sweep(keep=1)
-def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, worker_type: str, tokenizer: Path):
+def test_rows_draw_captions_of_joined_tars(reinforced: Reinforced, num_processes: int, tokenizer: Path):
     changes = {
         "captions": {"shards": 0.25, SYN: 0.75},
-        "add_captions": True,
         "tokenizer": str(tokenizer),
         "fields": {},
-        "loading": {"num_workers": 2, "worker_type": worker_type},
+        "loading": {"num_workers": 2, "num_processes": num_processes},
     }
     drawn: dict[int, list[str]] = {row: [] for row in range(ROWS)}
     with reinforced.loader(**changes) as loader:
@@ -435,9 +434,7 @@ def test_the_same_tars_by_two_keys_are_two_sources_of_captions(reinforced: Reinf
     other = {**reinforced.shards, "name": "other", "key": "other"}
     join = [*reinforced.settings["join"], {"table": str(path), "key": "key"}, other]
     sources = {SYN: 0.5, SYN.replace("join:dr", "join:other"): 0.5}
-    with reinforced.loader(
-        join=join, fields={}, captions=sources, add_captions=True, tokenizer=str(tokenizer)
-    ) as loader:
+    with reinforced.loader(join=join, fields={}, captions=sources, tokenizer=str(tokenizer)) as loader:
         for batch in loader:
             entries: dict[str, Any] = dict(batch)
             drawn = zip(entries["captions"], entries["caption_sources"], entries["caption_numbers"], strict=True)
@@ -448,7 +445,7 @@ def test_the_same_tars_by_two_keys_are_two_sources_of_captions(reinforced: Reinf
 def test_captions_of_joined_tars_are_counted_once(
     reinforced: Reinforced, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    changes = {"captions": {"shards": 0.25, SYN: 0.75}, "add_captions": True, "tokenizer": str(tokenizer), "fields": {}}
+    changes = {"captions": {"shards": 0.25, SYN: 0.75}, "tokenizer": str(tokenizer), "fields": {}}
     counted: list[int] = []
     count = Tokenizer.count
 
@@ -477,14 +474,18 @@ def test_captions_of_joined_tars_are_counted_once(
 
 
 def test_samples_without_usable_captions_draw_from_other_sources(
-    tmp_path: Path, photo: Callable[..., bytes], samples: dict[int, dict[str, bytes]], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    photo: Callable[..., bytes],
+    samples: dict[int, dict[str, bytes]],
+    caplog: pytest.LogCaptureFixture,
+    tokenizer: Path,
 ):
     del samples[2], samples[3]["syn.json"]
     samples[4]["syn.json"] = b'{"syn_text": '
     samples[5]["syn.json"] = json_of({"syn_text": ["", "a\x00 dog"]})
     samples[6]["syn.json"] = json_of({"syn_text": "one"})
     data = write(tmp_path, photo, samples)
-    changes = {"add_captions": True, "captions": {"shards": 0, SYN: 1.0}, "fields": {}}
+    changes = {"captions": {"shards": 0, SYN: 1.0}, "fields": {}, "tokenizer": str(tokenizer)}
     with data.loader(**changes) as loader:
         found = {
             row: text
@@ -517,4 +518,4 @@ def test_samples_without_usable_captions_draw_from_other_sources(
 )
 def test_captions_that_are_not_there_are_refused(reinforced: Reinforced, source: str, message: str):
     with pytest.raises(ConfigError, match=message):
-        reinforced.loader(captions={source: 1.0}, add_captions=True)
+        reinforced.loader(captions={source: 1.0})

@@ -87,7 +87,7 @@ def test_tars_of_labels_are_indexed_loaded_and_verified(folder, images):
     with Loader.from_config(settings(folder)) as loader:
         assert len(loader) == 5
         for batch in loader:
-            assert set(batch) == {"pixel_values", "labels", "valid", "rows", "keys"}
+            assert set(batch) == {"pixel_values", "labels", "valid", "rows", "keys", "image_hash"}
             for row, label, made in zip(batch["rows"].tolist(), batch["labels"], batch["pixel_values"], strict=True):
                 seen[row] = int(label)
                 assert torch.equal(made, pixels_of(images[row]))
@@ -176,7 +176,7 @@ def test_a_tokenizer_for_labels_only_is_an_error_that_says_both_ways(folder, tmp
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": "auto", "image_size": 32}],
+    [{}, {"image_buckets": [[16, 16], [16, 24]]}, {"image_buckets": 3, "image_size": 32}],
 )
 @pytest.mark.parametrize("captions", [False, True])
 def test_without_a_tokenizer_no_batch_has_texts(folder, images, tmp_path, captions, changes):
@@ -201,14 +201,6 @@ def test_settings_of_texts_without_a_tokenizer_are_refused(folder, given):
         Loader.from_config(settings(folder, **given))
 
 
-def test_captions_as_text_need_captions(folder):
-    build_index(folder)
-    with pytest.raises(
-        ConfigError, match=r"data\.add_captions: shards '.*' hold labels and no captions: leave data\.add"
-    ):
-        Loader.from_config(settings(folder, add_captions=True))
-
-
 def test_what_needs_texts_says_so(folder):
     config = parse(Config, {"data": settings(folder)}, origin="test").data
     with pytest.raises(
@@ -219,7 +211,7 @@ def test_what_needs_texts_says_so(folder):
 
 def test_hashes_without_texts_are_those_of_the_images(folder):
     build_index(folder)
-    batch = next(iter(Loader.from_config(settings(folder, add_hashes=True))))
+    batch = next(iter(Loader.from_config(settings(folder))))
     assert "image_hash" in batch
     assert "caption_hash" not in batch
 

@@ -58,10 +58,10 @@ def test_files_needed_example_of_the_docstring():
     data: dict[str, Any] = {"shards": "s", "tokenizer": "t", "global_batch_size": 8}
     needed = [
         files_needed(
-            parse(DataConfig, grouped(**data, worker_type=workers, num_workers=2, prefetch_batches=2), origin="test"),
+            parse(DataConfig, grouped(**data, num_processes=workers, num_workers=2, prefetch_batches=2), origin="test"),
             1000,
         )
-        for workers in ("thread", "process")
+        for workers in (0, 1)
     ]
     assert needed == [98, 110]
 
@@ -99,16 +99,16 @@ def many_shards(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {**corpus.settings, "shards": str(folder)}
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.sweep(keep=1)
-def test_loader_runs_with_as_many_files_as_it_asks_for(many_shards: dict[str, Any], tmp_path: Path, workers: str):
+def test_loader_runs_with_as_many_files_as_it_asks_for(many_shards: dict[str, Any], tmp_path: Path, workers: int):
     more = """
     enough = there + needed + 1  # a worker process has a socket more when it begins
     resource.setrlimit(resource.RLIMIT_NOFILE, (enough, enough))
     loader = Loader.from_config(settings)
     print([sum(int(batch["valid"].sum()) for batch in loader) for epoch in range(3)])
     """
-    done = limited(tmp_path, more, grouped(**many_shards, worker_type=workers, num_workers=4), 70)
+    done = limited(tmp_path, more, grouped(**many_shards, num_processes=workers, num_workers=4), 70)
     assert done.stdout == "[70, 70, 70]\n", done.stderr
 
 
@@ -132,8 +132,8 @@ def test_loader_leaves_a_soft_limit_that_is_enough(corpus: Corpus, tmp_path: Pat
     assert done.stdout == "(300, 2000)\n", done.stderr
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
-def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp_path: Path, workers: str):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp_path: Path, workers: int):
     more = """
     from mmdata.errors import ConfigError
     resource.setrlimit(resource.RLIMIT_NOFILE, (there + 20, there + 20))
@@ -143,10 +143,10 @@ def test_loader_says_before_it_begins_that_files_are_too_few(corpus: Corpus, tmp
         print(error)
     print(there, open(f"/proc/self/task/{os.getpid()}/children").read().split())
     """
-    done = limited(tmp_path, more, grouped(**corpus.settings, worker_type=workers), 3)
+    done = limited(tmp_path, more, grouped(**corpus.settings, num_processes=workers), 3)
     said, _, there_and_children = done.stdout.strip().rpartition("\n")
     there = int(there_and_children.removesuffix(" []"))  # and no child
-    needed = {"thread": 37, "process": 49}[workers]
+    needed = (37, 49)[workers]
     assert said.startswith(
         f"this process may open {there + 20} files, {there} are open, and a loader needs up to {needed} more (shards, "
         "buffers, sockets): let it open 4096 ("
@@ -184,7 +184,7 @@ def test_worker_process_needs_no_room_in_dev_shm(corpus: Corpus, tmp_path: Path)
     """
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(LIMITED) + textwrap.dedent(more))
-    settings = json.dumps(grouped(**corpus.settings, worker_type="process"))
+    settings = json.dumps(grouped(**corpus.settings, num_processes=1))
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, str(path), settings, "3"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

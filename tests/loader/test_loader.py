@@ -56,21 +56,22 @@ def test_loader_gives_every_row_once_an_epoch(corpus: Corpus):
 
 
 def test_loader_batch_has_the_shapes_and_types_of_the_contract(corpus: Corpus):
-    loader = corpus.loader(add_hashes=True)
+    loader, lists = corpus.loader(), ("keys", "captions")
     for batch in loader:
         length, height, width = batch["input_ids"].shape[1], *batch["pixel_values"].shape[2:]
         assert Bucket(length, height, width) in loader.plan.policy.buckets
-        assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key != "keys"} == {
+        assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key not in lists} == {
             "pixel_values": (torch.uint8, (8, 3, height, width)),
             "input_ids": (torch.int64, (8, length)),
             "attention_mask": (torch.int64, (8, length)),
             "labels": (torch.int64, (8,)),
             "image_hash": (torch.int64, (8,)),
             "caption_hash": (torch.int64, (8,)),
+            "caption_numbers": (torch.int64, (8,)),
             "valid": (torch.bool, (8,)),
             "rows": (torch.int64, (8,)),
         }
-        assert len(batch["keys"]) == 8
+        assert [len(batch[name]) for name in lists] == [8, 8]
 
 
 def test_loader_rows_are_those_of_the_corpus(corpus: Corpus):
@@ -94,7 +95,7 @@ def test_loader_rows_are_those_of_the_corpus(corpus: Corpus):
 
 
 def test_loader_masked_rows_are_empty_but_harmless(corpus: Corpus):
-    for batch in corpus.loader(add_hashes=True):
+    for batch in corpus.loader():
         masked = ~batch["valid"]
         assert (batch["rows"][masked] == -1).all()
         assert (batch["labels"][masked] == -1).all()
@@ -111,7 +112,7 @@ def test_loader_equal_hashes_are_equal_images_and_captions(corpus: Corpus, tmp_p
     with ShardWriter(tmp_path / "s") as writer:
         for key, image, caption in [("a", 0, 0), ("b", 0, 1), ("c", 1, 0), ("d", 1, 1)]:
             writer.write(replace(twice[image], key=key, captions=[twice[caption].captions[0]], label=None))
-    settings = {"add_hashes": True, "shuffle": False, "image_buckets": None, "image_size": 8, "global_batch_size": 4}
+    settings = {"shuffle": False, "image_buckets": None, "image_size": 8, "global_batch_size": 4}
     (batch,) = corpus.loader(shards=str(tmp_path / "s"), **settings)
     order = {key: place for place, key in enumerate(batch["keys"])}
     places = [order[key] for key in "abcd"]
@@ -123,12 +124,6 @@ def test_loader_equal_hashes_are_equal_images_and_captions(corpus: Corpus, tmp_p
     assert "labels" not in batch
 
 
-def test_loader_without_hashes_has_none(corpus: Corpus):
-    batch = next(iter(corpus.loader()))
-    assert "image_hash" not in batch
-    assert "caption_hash" not in batch
-
-
 def test_loader_padding_is_what_the_buckets_leave(corpus: Corpus):
     loader = corpus.loader()
     batches = list(loader)
@@ -136,10 +131,6 @@ def test_loader_padding_is_what_the_buckets_leave(corpus: Corpus):
     places = sum(int(batch["valid"].sum()) * batch["input_ids"].shape[1] for batch in batches)
     assert loader.stats.padding_share == pytest.approx(1 - tokens / places)
     assert len({batch["input_ids"].shape[1] for batch in batches}) > 1
-
-
-def test_loader_limit_takes_the_first_rows(corpus: Corpus):
-    assert sorted(valid_rows(list(corpus.loader(max_rows=19)))) == list(range(19))
 
 
 def test_loader_in_order_gives_the_order_of_the_index(corpus: Corpus):
@@ -169,15 +160,11 @@ def test_loader_lengths_that_the_index_lacks_are_counted(
 # World sizes and workers
 
 
-LARGER = "data.allow_larger_batch=true, which fills batches up with masked rows$"
-
-
 @pytest.mark.parametrize(
     ("changes", "epoch", "largest"),
     [
         ({"global_batch_size": 51}, "50 rows", 50),
         ({"global_batch_size": 54, "num_lanes": 3}, "50 rows", 48),
-        ({"global_batch_size": 51, "max_rows": 30}, "30 rows", 30),
         ({"global_batch_size": 24, "select": "label is not None"}, r"8 rows of 50 \(data\.select label is not .*\)", 8),
         ({"global_batch_size": 48, "val": {"share": 0.3}}, r"\d\d rows of 50 \(data\.split train of .*\)", None),
         ({"global_batch_size": 64, "token_budget": 10**6}, "50 rows", 48),
@@ -195,19 +182,18 @@ def test_a_batch_larger_than_an_epoch_is_an_error(
         corpus.write_beside(tmp_path / "a", corpus.samples[:17])
         corpus.write_beside(tmp_path / "b", corpus.samples[17:])
         datasets = [{"shards": str(tmp_path / name), word: each} for name, each in zip("ab", values, strict=True)]
-        changes = {**changes, "shards": datasets, "num_text_buckets": 1, "image_buckets": [[32, 32]]}
+        changes = {**changes, "shards": datasets, "text_buckets": 1, "image_buckets": [[32, 32]]}
     size = changes["global_batch_size"]
     message = rf"^data\.global_batch_size {size}: no batch can have more than {epoch}, so none would be full; "
-    with pytest.raises(ConfigError, match=rf"{message}set it to {largest or '[0-9]+'} or less, or {LARGER}"):
+    with pytest.raises(ConfigError, match=rf"{message}set it to {largest or '[0-9]+'} or less$"):
         corpus.loader(**changes)
     if largest:
         assert len(corpus.loader(**{**changes, "global_batch_size": largest})) >= 1
-    assert len(corpus.loader(**changes, allow_larger_batch=True)) >= 1
 
 
-def test_a_corpus_smaller_than_any_batch_says_what_allows_it(corpus: Corpus):
-    with pytest.raises(ConfigError, match=f"no batch can have more than 2 rows, so none would be full; set {LARGER}"):
-        corpus.loader(global_batch_size=6, num_lanes=3, max_rows=2)
+def test_a_corpus_smaller_than_any_batch_says_so(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"than 2 rows of 50 .*, so none would be full; load more rows: 3 is"):
+        corpus.loader(global_batch_size=6, num_lanes=3, select="key < '00002'")
 
 
 def test_an_evaluation_may_be_smaller_than_a_batch(corpus: Corpus):
@@ -221,11 +207,8 @@ def test_an_evaluation_may_be_smaller_than_a_batch(corpus: Corpus):
 def test_loader_global_batches_are_the_same_for_all(
     corpus: Corpus, same: Same, join: Join, world_size: int, num_workers: int
 ):
-    single = corpus.loader(num_workers=2, add_hashes=True)
-    ranks = [
-        corpus.loader(rank=rank, world_size=world_size, num_workers=num_workers, add_hashes=True)
-        for rank in range(world_size)
-    ]
+    single = corpus.loader(num_workers=2)
+    ranks = [corpus.loader(rank=rank, world_size=world_size, num_workers=num_workers) for rank in range(world_size)]
     assert {len(rank) for rank in ranks} == {len(single)}
     assert {rank.batch_size for rank in ranks} == {8 // world_size}
     for _ in range(2):
@@ -348,10 +331,9 @@ def test_loader_resumed_may_be_told_its_epoch(corpus: Corpus, same: Same):
         ),
         ({"global_batch_size": 16}, r"other batches: global_batch_size was 8 and is 16; resume"),
         ({"shuffle": False}, r"other batches: shuffle was True and is False; resume"),
-        ({"num_text_buckets": 2}, r"other batches: policy was '\w+' and is '\w+'; resume"),
+        ({"text_buckets": 2}, r"other batches: policy was '\w+' and is '\w+'; resume"),
         ({"image_buckets": [[32, 32]]}, r"other batches: policy was '\w+' and is '\w+'; resume"),
-        ({"max_rows": 40}, r"other batches: rows was '.*-50' and is '.*-40'; resume"),
-        ({"seed": 6, "max_rows": 40}, r"other batches: rows was .* and is .*, seed was 5 and is 6; resume"),
+        ({"seed": 6, "shuffle": False}, r"other batches: seed was 5 and is 6, shuffle was True and is False; resume"),
     ],
 )
 def test_loader_refuses_the_state_of_another_plan(corpus: Corpus, changes: dict[str, Any], message: str):
@@ -370,7 +352,7 @@ def test_loader_refuses_the_state_of_other_shards(corpus: Corpus, tmp_path: Path
     assert other.other_shards(state).startswith(
         f"data.shards '{tmp_path / 's'}': other shards than before: their index"
     )
-    for same in (corpus.loader(), corpus.loader(max_rows=40), corpus.loader(seed=9)):
+    for same in (corpus.loader(), corpus.loader(select="width > 0"), corpus.loader(seed=9)):
         assert same.other_shards(state) == ""
     assert other.other_shards({"epoch": 0}) == ""
 

@@ -110,9 +110,7 @@ def test_candidates_follow_their_anchor(corpus, labelled: Path):
 
 def test_token_budget_gives_short_texts_larger_batches(corpus, labelled: Path):
     settings: Any = {"shards": str(labelled), "image_buckets": None, "image_size": 32}
-    loader = corpus.loader(
-        **settings, text_buckets=[4, 8, 32], global_batch_size=16, token_budget=80, batch_multiple=2, patch_size=16
-    )
+    loader = corpus.loader(**settings, text_buckets=[8, 32], global_batch_size=64, token_budget=320, patch_size=16)
     for epoch in (0, 1):
         loader.set_epoch(epoch)
         length = len(loader)
@@ -120,14 +118,14 @@ def test_token_budget_gives_short_texts_larger_batches(corpus, labelled: Path):
         assert len(batches) == length
         assert counted(batches) == Counter(range(40))
         sizes = {batch["input_ids"].shape[1]: batch["input_ids"].shape[0] for batch in batches}
-        assert sizes == {4: 10, 8: 6, 32: 2}
+        assert sizes == {8: 24, 32: 8}
 
 
 MIXED: list[dict[str, Any]] = [
     {"weight": True},
     {"groups": {"size": 2}},
     {"groups": {"candidates": 1}},
-    {"token_budget": 120, "batch_multiple": 4, "global_batch_size": 16},
+    {"token_budget": 240, "global_batch_size": 16},
     {"image_patches": [4, 9], "image_buckets": None, "patch_size": 8},
 ]
 

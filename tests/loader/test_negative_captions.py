@@ -52,7 +52,7 @@ def rows_of(loader: Loader, epoch: int) -> dict[int, dict[str, object]]:
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
 def test_extra_caption_of_each_row_goes_with_its_caption(corpus, file: Path, epoch: int):
-    loader = corpus.loader(negative_captions=str(file), add_hashes=True, num_workers=0)
+    loader = corpus.loader(negative_captions=str(file), num_workers=0)
     tokenizer = Tokenizer.load(corpus.settings["tokenizer"], max_length=32)
     seen = rows_of(loader, epoch)
     for row, sample in enumerate(corpus.samples):
@@ -79,7 +79,6 @@ def test_extra_captions_have_one_length_in_all_steps_and_change_nothing_else(cor
     length = max(Tokenizer.load(corpus.settings["tokenizer"]).count(["a dog", "a dog near a tree"]))
     for before, batch in zip(plain, loader, strict=True):
         assert batch["negative_input_ids"].shape == (8, length)
-        assert "negative_caption_hash" not in batch
         assert before["input_ids"].tolist() == batch["input_ids"].tolist()
         assert before["attention_mask"].tolist() == batch["attention_mask"].tolist()
         assert before["keys"] == batch["keys"]
@@ -101,8 +100,8 @@ def test_extra_caption_of_a_masked_row_is_not_valid(corpus, tmp_path: Path):
 
 
 def test_extra_captions_are_the_same_from_worker_processes(corpus, file: Path):
-    inside = corpus.loader(negative_captions=str(file), add_hashes=True, num_workers=0)
-    beside = corpus.loader(negative_captions=str(file), add_hashes=True, worker_type="process")
+    inside = corpus.loader(negative_captions=str(file), num_workers=0)
+    beside = corpus.loader(negative_captions=str(file), num_processes=1)
     for here, there in zip(inside, beside, strict=True):
         assert here.keys() == there.keys()
         for name in ("negative_input_ids", "negative_attention_mask", "negative_valid", "negative_caption_hash"):

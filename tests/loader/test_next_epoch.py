@@ -94,7 +94,7 @@ def test_another_epoch_gives_them_up(watched: Watched, corpus: Corpus, same: Sam
     watched.begins(1, [0, 0, 1, 1, 2, 2])
 
 
-@pytest.mark.parametrize("changes", [{}, {"worker_type": "process"}])
+@pytest.mark.parametrize("changes", [{}, {"num_processes": 1}])
 @pytest.mark.sweep(keep=1)
 def test_closed_loader_has_no_worker_and_goes_on_where_it_was(corpus: Corpus, same: Same, changes: dict[str, Any]):
     whole, others = list(corpus.loader()), children()
@@ -127,7 +127,7 @@ def children() -> list[str]:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
-@pytest.mark.parametrize("changes", [{}, {"worker_type": "process"}])
+@pytest.mark.parametrize("changes", [{}, {"num_processes": 1}])
 def test_state_loaded_between_epochs_gives_them_up(corpus: Corpus, same: Same, changes: dict[str, Any]):
     loader, whole = corpus.loader(**changes), list(corpus.loader())
     state = {**loader.state_dict(), "step": 4}

@@ -99,7 +99,7 @@ def test_plan_program_says_what_each_dataset_gives(corpus, tmp_path: Path):
 def test_plan_program_says_how_many_rows_have_their_group(corpus, tmp_path: Path, groups: dict[str, int], told: str):
     np.save(tmp_path / "g.npy", np.repeat([0, 1, 2, -1], [8, 2, 20, 20]))
     settings = {**corpus.settings, "groups": {"source": str(tmp_path / "g.npy"), **groups}}
-    settings |= {"global_batch_size": 200, "allow_larger_batch": True}
+    settings |= {"global_batch_size": 40}
     assert told in plan(tmp_path, settings)
     assert told.replace("groups: ", "groups: at most ") in plan(tmp_path, {**settings, "shuffle_window_rows": 49})
 
@@ -143,7 +143,7 @@ def test_plan_program_takes_a_folder_of_shards_and_says_what_it_assumes(corpus):
         f"data.tokenizer=the one that counted the index ({counted_by}), data.max_length=77\n"
     ) in done.stdout
     planned = plan_of(shards, ["data.global_batch_size=8", "data.max_length=32"])
-    with corpus.loader(text_buckets="auto", num_text_buckets=8, image_buckets=None, seed=0) as loader:
+    with corpus.loader(text_buckets=8, image_buckets=None, seed=0) as loader:
         expected = [step.rows.tolist() for step in loader.plan.steps(0)]
     assert [step.rows.tolist() for step in planned.plan.steps(0)] == expected
     named = plan_of(shards, [f"data.tokenizer={corpus.settings['tokenizer']}"])

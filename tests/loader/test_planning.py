@@ -52,7 +52,7 @@ def test_text_lengths_chosen_from_the_manifest_are_those_of_all_captions(corpus)
     data = DataConfig.model_validate(corpus.settings)
     plan = build_plan(data, corpus.index, Tokenizer.load(data.tokenizer, max_length=data.max_length))
     _, counts = corpus.index.lists("caption_tokens")
-    best = choose_lengths(np.bincount(np.minimum(counts, data.max_length)), data.num_text_buckets)
+    best = choose_lengths(np.bincount(np.minimum(counts, data.max_length)), data.text_buckets)
     assert sorted({bucket.length for bucket in plan.policy.buckets}) == best
 
 
@@ -72,7 +72,7 @@ def test_lengths_counted_for_another_tokenizer_are_those_an_index_would_hold(cor
 def test_captions_longer_than_max_length_count_as_cut(corpus):
     data = DataConfig.model_validate({**corpus.settings, "max_length": 10})
     _, counts = corpus.index.lists("caption_tokens")
-    best = choose_lengths(np.bincount(np.minimum(counts, 10)), data.num_text_buckets)
+    best = choose_lengths(np.bincount(np.minimum(counts, 10)), data.text_buckets)
     assert text_lengths(data, corpus.index, captions_of(corpus)) == best
     assert len(best) > 1
 
@@ -93,7 +93,7 @@ def test_caption_histogram_of_lengths_counted_anew_is_the_same(corpus, monkeypat
 
 
 def test_image_buckets_auto_are_those_that_crop_least(corpus, make_policy):
-    policy = make_policy(image_buckets="auto", image_size=64, patch_size=8, num_image_buckets=2, text_buckets=[32])
+    policy = make_policy(image_buckets=2, image_size=64, patch_size=8, text_buckets=[32])
     aspects = histogram_of(corpus, 32).sum(axis=0)
     chosen = choose_image_shapes(aspects, 2, image_size=64, patch_size=8)
     assert len(chosen) == 2
@@ -101,12 +101,12 @@ def test_image_buckets_auto_are_those_that_crop_least(corpus, make_policy):
 
 
 def test_token_budget_gives_each_bucket_its_rows(make_policy):
-    policy = make_policy(text_buckets=[16, 32], token_budget=200, global_batch_size=8, batch_multiple=2, patch_size=8)
+    policy = make_policy(text_buckets=[16, 32], token_budget=800, global_batch_size=32, patch_size=8)
     assert [bucket[:4] for bucket in policy.buckets] == [
         bucket[:4] for bucket in make_policy(text_buckets=[16, 32]).buckets
     ]
-    # 16 patches of 8 pixels in 32 × 32, 15 in 24 × 40: 200 / (16 + 16) = 6.25 rows and 200 / (32 + 16) = 4.2
-    assert [bucket.rows for bucket in policy.buckets] == [6, 4, 6, 4, 6, 4]
+    # 16 patches of 8 pixels in 32 × 32, 15 in 24 × 40: 800 / (16 + 16) = 25 rows and 800 / (32 + 16) = 16.7
+    assert [bucket.rows for bucket in policy.buckets] == [24, 16, 24, 16, 24, 16]
 
 
 def test_image_patches_make_a_policy_at_native_resolution(make_policy):

@@ -216,11 +216,6 @@ def test_each_dataset_of_a_mixture_has_a_selection_of_its_own(corpus: Corpus, tm
         assert rows_of(loader) == [row for row in expected if captions[row] == 1]
 
 
-def test_the_first_rows_are_taken_before_the_selection(corpus: Corpus):
-    height, width = sizes(corpus)
-    assert selected(corpus, select="width > height", max_rows=30) == np.flatnonzero((width > height)[:30]).tolist()
-
-
 def test_a_state_goes_on_with_the_selected_rows_and_is_refused_for_others(corpus: Corpus, tmp_path: Path):
     keys = [sample.key for sample in corpus.samples]
     (tmp_path / "a").mkdir()
@@ -361,7 +356,6 @@ def test_a_dataset_of_which_nothing_is_selected_is_named(corpus: Corpus, tmp_pat
 
 def test_a_loader_knows_how_many_rows_it_takes_from(corpus: Corpus):
     assert corpus.loader().num_rows == 50
-    assert corpus.loader(max_rows=20).num_rows == 20
     width = corpus.index[7].image.size[0]
     assert corpus.loader(select=f"width == {width}", transform="eval").num_rows == len(
         selected(corpus, select=f"width == {width}", transform="eval")

@@ -60,7 +60,7 @@ class Selected:
     def __call__(self, condition: str) -> list[int]:
         data = DataConfig.model_validate({**self.settings, "select": condition})
         try:
-            selection = select_rows(data, self.index, self.index.starts, self.joined)
+            selection = select_rows(data, self.index, self.joined)
         except ConfigError as error:
             if str(error) == f"data.select {condition}: selects no row":
                 return []

@@ -41,5 +41,5 @@ def test_a_result_comes_back_as_it_was_and_its_memory_when_the_pixels_are_gone()
 
 
 def test_a_buffer_without_room_is_an_error_with_a_remedy():
-    with open("/dev/full", "wb") as full, pytest.raises(ConfigError, match=r"no shared memory.*worker_type to thread"):
+    with open("/dev/full", "wb") as full, pytest.raises(ConfigError, match=r"no shared memory.*num_processes to 0"):
         write({"image": torch.zeros(2**20)}, full.fileno())

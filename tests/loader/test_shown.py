@@ -24,9 +24,9 @@ def test_loader_and_plan_are_shown_in_a_line(corpus: Corpus):
 
 
 def test_loader_whose_batches_differ_in_size_is_shown_without_reading_the_index(corpus: Corpus):
-    loader = corpus.loader(num_workers=0, token_budget=256, batch_multiple=2)
+    loader = corpus.loader(num_workers=0, token_budget=512, global_batch_size=16)
     loader.index.shard = None  # type: ignore[method-assign,assignment]
-    assert repr(loader) == "Loader(50 rows in batches of up to 8 rows, rank 0 of 1; epoch 0, step 0)"
+    assert repr(loader) == "Loader(50 rows in batches of up to 16 rows, rank 0 of 1; epoch 0, step 0)"
     dropping = corpus.loader(num_workers=0, leftover="drop", global_batch_size=2)
     assert repr(dropping).startswith("Loader(up to 50 rows in batches of up to 2 rows, rank 0")
 
@@ -62,7 +62,8 @@ def test_batch_is_a_dict_that_is_shown_in_a_line(corpus: Corpus):
     assert isinstance(batch, dict)
     assert repr(batch) == (
         "Batch(2 of 8 rows valid; pixel_values: uint8 (8, 3, 32, 32), valid: bool (8,), rows: int64 (8,), "
-        "keys: list of 8, input_ids: int64 (8, 32), attention_mask: int64 (8, 32), labels: int64 (8,))"
+        "keys: list of 8, input_ids: int64 (8, 32), attention_mask: int64 (8, 32), labels: int64 (8,), "
+        "image_hash: int64 (8,), caption_hash: int64 (8,), captions: list of 8, caption_numbers: int64 (8,))"
     )
     assert repr(to_device(batch, "cpu")) == repr(batch)
 

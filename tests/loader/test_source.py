@@ -1,4 +1,4 @@
-"""`worker_type: auto`: threads, or a worker process where there is a GPU; said in words."""
+"""`num_processes: auto`: threads, or a worker process where there is a GPU; said in words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chosen(loader: Loader) -> tuple[str, int]:
 
 
 def test_auto_is_the_default_and_threads_on_a_machine_without_a_gpu(corpus: Corpus, caplog: pytest.LogCaptureFixture):
-    assert DataConfig.model_validate({**corpus.settings, "image_buckets": None}).loading.worker_type == "auto"
+    assert DataConfig.model_validate({**corpus.settings, "image_buckets": None}).loading.num_processes == "auto"
     assert chosen(corpus.loader()) == ("thread", 0)
     assert caplog.records == []
 
@@ -62,18 +62,18 @@ def test_auto_is_a_worker_process_where_there_is_a_gpu(
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "there is a GPU, and threads would keep the loop that feeds it waiting for Python's lock (the GIL): batches "
-        "are made in 1 worker process. Set data.loading.worker_type to thread for no worker process, or to process to "
+        "are made in 1 worker process. Set data.loading.num_processes to 0 for no worker process, or to 1 to "
         "silence this message"
     )
-    assert all(same(a, b) for a, b in zip(loader, corpus.loader(worker_type="thread"), strict=True))
+    assert all(same(a, b) for a, b in zip(loader, corpus.loader(num_processes=0), strict=True))
     assert chosen(corpus.loader(num_workers=0)) == ("thread", 0)
-    assert chosen(corpus.loader(worker_type="thread")) == ("thread", 0)
+    assert chosen(corpus.loader(num_processes=0)) == ("thread", 0)
 
 
 def test_auto_of_an_evaluation_is_threads(corpus: Corpus):
-    for workers, expected in (("auto", "thread"), ("thread", "thread"), ("process", "process")):
-        settings = grouped(**corpus.settings, val={"shards": corpus.settings["shards"]}, worker_type=workers)
-        assert evaluation_data(section(settings)).loading.worker_type == expected
+    for workers, expected in (("auto", 0), (0, 0), (2, 2)):
+        settings = grouped(**corpus.settings, val={"shards": corpus.settings["shards"]}, num_processes=workers)
+        assert evaluation_data(section(settings)).loading.num_processes == expected
 
 
 def section(settings: dict[str, Any]) -> DataConfig:

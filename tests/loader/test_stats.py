@@ -85,9 +85,9 @@ def test_clock_gives_each_moment_to_one_stage():
     assert stats.workers == {"MainThread": {**stats.wall_s, "rows": 2}}
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
-def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, workers: str):
-    loader = corpus.loader(worker_type=workers, num_workers=2)
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, num_processes: int):
+    loader = corpus.loader(num_processes=num_processes, num_workers=2)
     assert sum(int(batch["valid"].sum()) for batch in loader) == 50
     stats = loader.stats
     assert stats.read_bytes == sum(len(sample.image) for sample in corpus.samples)
@@ -98,7 +98,7 @@ def test_loader_adds_up_the_clocks_of_its_workers(corpus: Corpus, workers: str):
 
 
 def test_loader_keeps_the_clocks_of_worker_processes_apart(corpus: Corpus):
-    loader = corpus.loader(worker_type="process", num_workers=4, num_processes=2)
+    loader = corpus.loader(num_processes=2, num_workers=4)
     rows = [int(batch["valid"].sum()) for batch in loader]
     found = {0: 0.0, 1: 0.0}
     for name, worker in loader.stats.workers.items():

@@ -57,8 +57,8 @@ def change(text: str, rng: random.Random) -> str:
     return " ".join(["look:", *words, *words[: rng.randrange(9)]])
 
 
-CHANGE: dict[str, Any] = {"text_transform": "my_transforms:change", "add_captions": True}
-PREFIX: dict[str, Any] = {"text_transform": "my_transforms:prefix", "add_captions": True}
+CHANGE: dict[str, Any] = {"text_transform": "my_transforms:change"}
+PREFIX: dict[str, Any] = {"text_transform": "my_transforms:prefix"}
 
 
 def epoch_of(loader: Loader, epoch: int) -> list[Batch]:
@@ -75,7 +75,7 @@ def texts_of(loader: Loader, epoch: int) -> dict[int, str]:
     }
 
 
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"worker_type": "process"}])
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"num_processes": 1}])
 @pytest.mark.parametrize("world_size", [1, 4])
 @pytest.mark.sweep(keep=1)
 def test_texts_are_the_same_from_workers_ranks_and_a_state(
@@ -99,7 +99,7 @@ def test_texts_are_the_same_from_workers_ranks_and_a_state(
 
 
 def test_a_row_has_the_text_of_its_own_generator(corpus: Corpus):
-    with corpus.loader(add_captions=True) as loader:
+    with corpus.loader() as loader:
         captions = texts_of(loader, 1)
     with corpus.loader(**CHANGE) as loader:
         texts = texts_of(loader, 1)
@@ -132,8 +132,8 @@ def test_the_function_changes_what_a_source_gives(corpus: Corpus, tmp_path: Path
 
 
 def test_a_row_whose_text_fails_is_masked(corpus: Corpus):
-    settings = {"text_transform": "my_transforms:long_ago", "add_captions": True, "max_bad_share": 1.0}
-    with corpus.loader(**settings) as loader, corpus.loader(**settings, worker_type="process") as process:
+    settings = {"text_transform": "my_transforms:long_ago", "max_bad_share": 1.0}
+    with corpus.loader(**settings) as loader, corpus.loader(**settings, num_processes=1) as process:
         batches = list(loader)
         list(process)
         assert list(loader.ledger) == list(process.ledger)
@@ -182,13 +182,13 @@ def test_a_process_cannot_import_the_notebook(
 ):
     monkeypatch.setattr(sys.modules["__main__"], "mine", lambda text, rng: f"{text} {rng.random()}", raising=False)
     message = (
-        r"text_transform '__main__:mine': data\.loading\.worker_type is process, and another process cannot import it "
+        r"text_transform '__main__:mine': data\.loading\.num_processes is 1, and another process cannot import it "
         r"by its name: it is defined in the program itself, .*Define it at the top of a file of its own, or set"
     )
     with pytest.raises(ConfigError, match=message):
-        corpus.loader(worker_type="process", text_transform="__main__:mine")
-    with pytest.raises(ConfigError, match=r"text_transform '.*<lambda>': data\.loading\.worker_type is process"):
-        corpus.loader(worker_type="process", text_transform=lambda text, rng: text)
+        corpus.loader(num_processes=1, text_transform="__main__:mine")
+    with pytest.raises(ConfigError, match=r"text_transform '.*<lambda>': data\.loading\.num_processes is 1"):
+        corpus.loader(num_processes=1, text_transform=lambda text, rng: text)
     monkeypatch.setattr(source, "has_gpu", lambda: True)
     caplog.set_level(logging.INFO, "mmdata")
     with corpus.loader(text_transform="__main__:mine") as loader:

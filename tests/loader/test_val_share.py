@@ -83,7 +83,7 @@ def test_batches_of_a_split_do_not_depend_on_ranks_workers_or_where_a_run_is_res
     whole = list(corpus.loader(val={"share": SHARE}, num_workers=0))
     ranks = [corpus.loader(val={"share": SHARE}, rank=rank, world_size=2) for rank in range(2)]
     assert all(same(join(list(parts)), one) for *parts, one in zip(*ranks, whole, strict=True))
-    resumed = corpus.loader(val={"share": SHARE}, worker_type="process")
+    resumed = corpus.loader(val={"share": SHARE}, num_processes=1)
     resumed.load_state_dict({**ranks[0].state_dict(), "epoch": 0, "step": 2})
     with resumed:
         assert all(same(batch, one) for batch, one in zip(resumed, whole[2:], strict=True))
@@ -99,9 +99,9 @@ def test_state_of_another_share_is_refused_by_name(corpus: Corpus, share: float 
 
 
 def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
-    data = data_of(corpus, num_text_buckets=2, image_buckets="auto", image_size=64, patch_size=8)
+    data = data_of(corpus, text_buckets=2, image_buckets=3, image_size=64, patch_size=8)
     index = corpus.index
-    selection = select_rows(data, index, index.starts)
+    selection = select_rows(data, index)
     assert selection is not None
     rows = np.concatenate(list(selection.chunks(10)))
     offsets, tokens = index.lists("caption_tokens")
@@ -120,7 +120,7 @@ def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
 def test_labels_alone_are_split_and_planned_too(corpus: Corpus, tmp_path: Path):
     samples = [replace(sample, captions=[], label=row % 3) for row, sample in enumerate(corpus.samples)]
     corpus.write_beside(tmp_path / "labels", samples)
-    settings = {**corpus.settings, "shards": str(tmp_path / "labels"), "tokenizer": None, "image_buckets": "auto"}
+    settings = {**corpus.settings, "shards": str(tmp_path / "labels"), "tokenizer": None, "image_buckets": 3}
     data = DataConfig.model_validate({**settings, "image_size": 32, "patch_size": 8, "val": {"share": SHARE}})
     with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
         assert sorted(rows_of(validation)) == expected(corpus)
@@ -130,8 +130,8 @@ def test_labels_alone_are_split_and_planned_too(corpus: Corpus, tmp_path: Path):
     assert planned.assumed == ["data.image_size=224", "data.max_length=77"]
 
 
-def test_max_rows_comes_before_the_share(corpus: Corpus):
-    data = data_of(corpus, max_rows=20)
+def test_select_comes_before_the_share(corpus: Corpus):
+    data = data_of(corpus, select="key < '00020'")
     with Loader.from_config(data) as training, Loader.from_config(evaluation_data(data)) as validation:
         val = [row for row in expected(corpus) if row < 20]
         assert sorted(rows_of(validation)) == val
@@ -169,8 +169,8 @@ def test_evaluation_on_a_share_of_no_row_is_refused(corpus: Corpus):
 
 def test_the_settings_of_an_evaluation_have_nothing_of_a_training(corpus: Corpus):
     changes: dict[str, Any] = {"caption_dropout": 0.9, "caption_template": "a photo of {}", "row_weights": "width"}
-    data = DataConfig.model_validate({**corpus.settings, **changes, "add_captions": True, "val": {"share": 0.3}})
-    with corpus.loader(add_captions=True, val={"share": 0.3}, split="val") as loader:
+    data = DataConfig.model_validate({**corpus.settings, **changes, "val": {"share": 0.3}})
+    with corpus.loader(val={"share": 0.3}, split="val") as loader:
         of_split = {row for batch in loader for row in batch["rows"].tolist() if row >= 0}
     with Loader.from_config(evaluation_data(data), rank=0, world_size=1) as loader:
         first, second = ([dict(batch) for batch in SameEpoch(loader)] for _ in range(2))

@@ -37,16 +37,16 @@ __all__ = ["nothing_left"]  # a fixture
     "changes",
     [
         {"num_workers": 1, "prefetch_batches": 1},
-        {"num_workers": 3, "add_hashes": True},
+        {"num_workers": 3},
         {"num_workers": 3, "num_processes": 2},
         {"image_buckets": None, "image_patches": [4, 9, 16], "patch_size": 8, "transform": "eval"},
         {"groups": {"candidates": 1}},
-        {"token_budget": 400, "global_batch_size": 32, "batch_multiple": 2},
+        {"token_budget": 800, "global_batch_size": 32},
     ],
 )
 @pytest.mark.sweep(keep=1)
 def test_worker_process_gives_the_batches_of_threads(corpus: Corpus, same: Same, changes: dict[str, Any]):
-    loader, threads = corpus.loader(**PROCESS, **changes), corpus.loader(**{**changes, "num_processes": 1})
+    loader, threads = corpus.loader(**{**PROCESS, **changes}), corpus.loader(**{**changes, "num_processes": 0})
     for _ in range(2):
         batches = list(loader)
         assert len(batches) >= 2
@@ -62,7 +62,7 @@ def test_worker_process_resumes_in_the_middle_of_an_epoch_on_two_ranks(
     corpus: Corpus, same: Same, join: Join, num_processes: int
 ):
     whole = list(corpus.loader())
-    ranks = [corpus.loader(rank=rank, world_size=2, num_processes=num_processes, **PROCESS) for rank in range(2)]
+    ranks = [corpus.loader(rank=rank, world_size=2, num_processes=num_processes) for rank in range(2)]
     state = {**ranks[0].state_dict(), "step": 3}
     for rank in ranks:
         rank.load_state_dict(state)
@@ -72,7 +72,7 @@ def test_worker_process_resumes_in_the_middle_of_an_epoch_on_two_ranks(
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_worker_process_left_in_the_middle_begins_anew(corpus: Corpus, same: Same, num_processes: int):
-    loader, whole = corpus.loader(num_processes=num_processes, **PROCESS), list(corpus.loader())
+    loader, whole = corpus.loader(num_processes=num_processes), list(corpus.loader())
     started: set[int] = set()
     for left_at in range(5):
         loader.set_epoch(0)
@@ -278,7 +278,7 @@ def test_worker_process_that_gets_no_descriptor_says_what_to_do(monkeypatch: pyt
     monkeypatch.setattr(process, "recv_handle", fail)
     answers: Any = SimpleNamespace(connection=None)
     server = process._BatchServer(answers, lambda: cast(Any, SimpleNamespace()), (0, 1), 1)
-    with pytest.raises(ConfigError, match=r"worker_type process: no shared memory .*; raise the limit"):
+    with pytest.raises(ConfigError, match=r"num_processes: no shared memory .*; raise the limit"):
         server.obey("next", 0)
 
 
@@ -292,9 +292,9 @@ def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_
     with program(corpus, tmp_path, more) as started:
         _, err = started.communicate(timeout=PATIENCE_S)
     last = err.strip().splitlines()[-1]
-    assert last.startswith("mmdata.errors.ConfigError: data.loading.worker_type process: ")
+    assert last.startswith("mmdata.errors.ConfigError: data.loading.num_processes: ")
     assert last.endswith(
-        "(`ulimit -n 65536` for files, the container's for memory), or set data.loading.worker_type to thread"
+        "(`ulimit -n 65536` for files, the container's for memory), or set data.loading.num_processes to 0"
     )
 
 
@@ -302,15 +302,11 @@ def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_
     ("changes", "message"),
     [
         (
-            {"worker_type": "processes"},
-            r"'loading.worker_type': Input should be 'auto', 'thread' or 'process'; got 'processes'",
+            {"num_processes": -1},
+            r"'loading.num_processes': Input should be greater than or equal to 0; got -1",
         ),
         (
-            {"num_processes": 2},
-            r"num_processes \(2\) are worker processes .*: set worker_type to process \(it is auto\)",
-        ),
-        (
-            {**PROCESS, "num_processes": 3},
+            {"num_processes": 3},
             r"num_processes \(3\) share num_workers \(2\): set num_workers to as many or more",
         ),
     ],

@@ -40,7 +40,7 @@ MOMENTS = {
 def test_worker_process_killed_is_an_error_and_resuming_is_exact(
     corpus: Corpus, same: Same, moment: str, num_processes: int
 ):
-    loader, threads = corpus.loader(num_processes=num_processes, **PROCESS), corpus.loader()
+    loader, threads = corpus.loader(num_processes=num_processes), corpus.loader()
     for each in (loader, threads):
         list(each)
         each.set_epoch(0)

@@ -23,7 +23,7 @@ from tests.programs import PATIENCE_S, Program
 
 from .conftest import Corpus
 
-PROCESS: dict[str, Any] = {"worker_type": "process"}
+PROCESS: dict[str, Any] = {"num_processes": 1}
 ROOT = Path(__file__).parents[2]
 
 

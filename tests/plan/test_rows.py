@@ -89,22 +89,15 @@ def test_index_rows_without_lengths_are_all_one_token_long(index: Index):
     assert rows.shapes(np.array([2, 1]), 0).length.tolist() == [1, 1]
 
 
-def test_index_rows_limit_keeps_the_first_rows(index: Index):
-    rows = IndexRows(index, limit=4)
-    assert rows.starts.tolist() == [0, 3, 4, 4]
-    assert IndexRows(index, limit=99).starts.tolist() == [0, 3, 6, 8]
-
-
 def test_index_rows_fingerprint_tells_apart_what_decides_a_plan(index: Index):
     by_letters = captions_of(index, None)
     by_letters.count(Letters())
     fingerprints = [
         IndexRows(index, captions_of(index, "index")).fingerprint,
         IndexRows(index, by_letters).fingerprint,
-        IndexRows(index, captions_of(index, "index"), limit=4).fingerprint,
         IndexRows(index).fingerprint,
     ]
-    assert len(set(fingerprints)) == 4
+    assert len(set(fingerprints)) == 3
 
 
 @pytest.fixture

@@ -122,11 +122,9 @@ class Corpus:
             "tokenizer": str(self.shards / "tokenizer"),
             "global_batch_size": 8,
             "image_buckets": [[32, 32], [24, 40], [40, 24]],
-            "num_text_buckets": 3,
+            "text_buckets": 3,
             "crop_scale": [0.3, 0.9],
             "seed": 5,
-            "add_hashes": True,
-            "add_captions": True,
             "loading": {"num_workers": 0, "max_bad_share": 0.5, **(loading or {})},
             **changes,
         }

@@ -20,12 +20,12 @@ from .conftest import BAD_ROWS, GOOD, Batch, Corpus, assert_same, global_batches
 
 EPOCHS = 2
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
-    "1 rank, 1 thread": (1, {"num_workers": 1, "worker_type": "thread"}),
-    "1 rank, 4 threads": (1, {"num_workers": 4, "worker_type": "thread", "prefetch_batches": 5}),
-    "1 rank, 2 processes": (1, {"num_workers": 3, "worker_type": "process", "num_processes": 2}),
+    "1 rank, 1 thread": (1, {"num_workers": 1, "num_processes": 0}),
+    "1 rank, 4 threads": (1, {"num_workers": 4, "num_processes": 0, "prefetch_batches": 5}),
+    "1 rank, 2 processes": (1, {"num_workers": 3, "num_processes": 2}),
     "2 ranks, 0 workers": (2, {"num_workers": 0}),
-    "2 ranks, 1 process each": (2, {"num_workers": 2, "worker_type": "process"}),
-    "4 ranks, 3 threads": (4, {"num_workers": 3, "worker_type": "thread", "prefetch_batches": 1}),
+    "2 ranks, 1 process each": (2, {"num_workers": 2, "num_processes": 1}),
+    "4 ranks, 3 threads": (4, {"num_workers": 3, "num_processes": 0, "prefetch_batches": 1}),
 }
 
 

@@ -74,8 +74,8 @@ def text(caption, rng):
 def config(corpus: Corpus, tmp_path: Path) -> Path:
     """A run of three epochs of three steps, with a checkpoint at each step."""
     (tmp_path / "held.py").write_text(HOLD)
-    data = corpus.settings(global_batch_size=20, num_text_buckets=1, image_buckets=[[32, 32]], max_length=40)
-    data["loading"] |= {"num_workers": 1, "worker_type": "thread", "max_bad_share": 0.9}
+    data = corpus.settings(global_batch_size=20, text_buckets=1, image_buckets=[[32, 32]], max_length=40)
+    data["loading"] |= {"num_workers": 1, "num_processes": 0, "max_bad_share": 0.9}
     train = {"epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "checkpoint_every_steps": 1}
     path = tmp_path / "config.yaml"
     model = {"name": "tiny", "dropout": 0.1}

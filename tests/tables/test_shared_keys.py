@@ -73,7 +73,7 @@ def test_each_dataset_may_have_a_table_of_its_own(
     )
     assert not [line for line in caplog.messages if "rows of another dataset" in line]
     assert scores({**given, "select": "score > 5"}) == {6: 6.0, 7: 7.0, **{row: row + 2.0 for row in range(8, 15)}}
-    assert list(scores({**given, "row_weights": "score", "select": "5 < score < 12", "allow_larger_batch": True})) == [
+    assert list(scores({**given, "row_weights": "score", "select": "5 < score < 12", "global_batch_size": 1})) == [
         6,
         7,
         8,

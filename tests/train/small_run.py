@@ -3,16 +3,17 @@
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
                       "others_sleep_s": 0, "error": "", "signal_of_others": "SIGKILL", "in_forward": false,
-                      "heard": false, "grace_s": 10, "write_s": 300, "endless_save_of": 6, "save_takes_s": 1000,
-                      "own_weights": false, "slow_shards_of": 6}'
+                      "heard": false, "stall_timeout_s": 600, "grace_s": 10, "write_s": 300, "endless_save_of": 6,
+                      "save_takes_s": 1000, "own_weights": false, "slow_shards_of": 6}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
 whole run, or while the model computes it (`in_forward`, counted by calls), the last rank sleeps for `sleep_s`, sends
 itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and send themselves `signal_of_others`.
 With `heard` the signals are sent when another rank has read the sender's position.
-`grace_s` and `write_s` are in place of the watchdog's. Of the checkpoint of step `endless_save_of` only the first bytes
-are written, for `save_takes_s`, and rank 0 does not make batch `at` before. Otherwise a single process makes batch `at`
-when the checkpoint before it is written. With `own_weights` the ranks begin with other weights each.
+`stall_timeout_s`, `grace_s` and `write_s` are in place of the watchdog's. Of the checkpoint of step `endless_save_of`
+only the first bytes are written, for `save_takes_s`, and rank 0 does not make batch `at` before. Otherwise a single
+process makes batch `at` when the checkpoint before it is written. With `own_weights` the ranks begin with other
+weights each.
 The last rank waits for `save_takes_s` before it writes its shards of step `slow_shards_of`, and makes batch `at` after
 the beginning of that.
 """
@@ -41,6 +42,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.ranks import collectives
+from mmdata.train.run import trainer as trainer_module
 from mmdata.train.run import watchdog
 from mmdata.train.run.heartbeat import Heartbeats
 from mmdata.train.run.trainer import Trainer
@@ -241,6 +243,7 @@ def main() -> int:
     if spec.get("in_forward"):
         calls = count()
         model.register_forward_pre_hook(lambda *_: happen(spec, trainer) if next(calls) == spec["at"] else None)
+    trainer_module.STALL_TIMEOUT_S = spec.get("stall_timeout_s", watchdog.STALL_TIMEOUT_S)
     watchdog.GRACE_S = spec.get("grace_s", watchdog.GRACE_S)
     watchdog.WRITE_S = spec.get("write_s", watchdog.WRITE_S)
     batches = SmallBatches(before)

@@ -34,8 +34,8 @@ def config(tmp_path: Path, make_corpus: Callable[..., Path]) -> Path:
     shards = tmp_path / "shards"
     convert(raw / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": BATCH}
-    data |= {"image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
-    train = {"output": str(tmp_path / "run"), "epochs": 1, "warmup_steps": 1, "log_every_steps": 1, "device": "cpu"}
+    data |= {"image_size": 16, "text_buckets": 2, "loading": {"num_workers": 1}}
+    train = {"output": str(tmp_path / "run"), "epochs": 1, "warmup_steps": 1, "log_every_steps": 1}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "train": train}))
     return path

@@ -28,27 +28,22 @@ def model(bias: float | None = None) -> DualEncoder:
             "train.loss 'triplet' takes no negative captions: set train.loss to clip, or leave data.negative_cap",
         ),
         (
-            {"queue": {}},
+            {"queue": 8},
             False,
             r"train.queue: needs mask_same \(train.mask_false_negatives\): without it",
         ),
         (
-            {"queue": {}, "loss": "sogclr", "mask_false_negatives": True},
+            {"queue": 8, "loss": "sogclr", "mask_false_negatives": True},
             False,
             "train.queue: its rows are further negatives for loss 'clip' alone, got 'sogclr': leave train.queue out$",
         ),
         # The loss itself would refuse these when the miner's or the teacher's turn comes: hundreds of updates later.
         (
-            {"loss": "hard_negative", "miner": {"name": "top_k", "after_steps": 300}},
+            {"loss": "hard_negative", "miner": {"name": "top_k"}, "mining_after_steps": 300},
             False,
             "train.loss 'hard_negative' weighs all negatives and takes no miner: leave train.miner and train.teacher",
         ),
         ({"loss": "hard_negative", "teacher": {}}, False, "train.loss 'hard_negative' weighs all negatives and takes"),
-        (
-            {"miner": {"name": "distance_weighted", "dimension": 8, "cutoff": 1.5}},
-            False,
-            "train.miner: DistanceWeighted needs dimension >= 3 and 0 < cutoff < farthest <= 2: got dimension=8, cut",
-        ),
         (
             {"miner": {"name": "all", "drop_hardest": 1.5}},
             False,

@@ -116,10 +116,11 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
 
 
 def test_run_with_one_fault_is_refused_in_one_line(sections: dict[str, Any], tmp_path: Path):
+    model = {"name": "pretrained", "clip": CLIP | {"text_config": CLIP["text_config"] | {"vocab_size": 9}}}
     with pytest.raises(
         Problems, match=r"^data\.tokenizer '.*': \d+ entries, and the text tower's vocabulary has 9: use"
     ):
-        check_run(config_of(sections, model={"vocab_size": 9}), tmp_path / "run", world_size=1)
+        check_run(config_of(sections, model=model), tmp_path / "run", world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_limits_refuse_what_the_built_in_tower_refuses(changes: dict[str, Any], 
     [
         (
             ModelLimits(patch_size=32),
-            {"image_buckets": "auto"},
+            {"image_buckets": 3},
             "data.patch_size 16: the shapes that image_buckets chooses are multiples of it, and the model's patches "
             "are 32 pixels wide; set data.patch_size=32",
         ),
@@ -324,7 +325,7 @@ def test_captions_that_meet_themselves_are_told(
         for i in range(40):
             image = photo(24, 24, seed=i)
             writer.write(Sample(str(i), image, probe(image), [captions[i % len(captions)]]))
-    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 4, "add_hashes": True}
+    data = {"shards": str(tmp_path / "shards"), "global_batch_size": 4}
     config = config_of(sections, data=data, train=train)
     loader = Loader.from_config(config.data)
     caplog.clear()

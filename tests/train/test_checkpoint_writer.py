@@ -102,7 +102,7 @@ def test_next_checkpoint_waits_for_the_one_before(tmp_path: Path, monkeypatch: p
     "settings",
     [
         {"teacher": {"decay": 0.9}},
-        {"queue": {"rows": 20, "after_steps": 0}, "mask_false_negatives": True},
+        {"queue": 20, "mask_false_negatives": True},
         {"loss": "sogclr"},
     ],
 )

@@ -83,7 +83,7 @@ def step(model: DualEncoder, batch: Batch, micro_batch_size: int | None = None) 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"dropout": 0.3}, {"dropout": 0.3, "gradient_checkpointing": True}, {"dropout": 0.3, "freeze_image": True}],
+    [{}, {"dropout": 0.3}, {"dropout": 0.3, "gradient_checkpointing": True}, {"dropout": 0.3, "freeze": ["image"]}],
 )
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 @pytest.mark.sweep(keep=1)

@@ -65,8 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(bytes(int(place["image_bytes"][0])))
     shards = str(folder / "shards")
     data = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 5}
-    data |= {"image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
-    train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 1, "device": "cpu"}
+    data |= {"image_size": 16, "text_buckets": 2, "loading": {"num_workers": 1}}
+    train = {"output": str(folder / "run"), "steps": 2, "warmup_steps": 1}
     (folder / "small.yaml").write_text(yaml.safe_dump({"data": data, "train": train}))
     with pytest.MonkeyPatch.context() as patch:
         assert run_tool("train", folder / "small.yaml", monkeypatch=patch) == 0

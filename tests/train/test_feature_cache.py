@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.train.memory.feature_cache import BEING_WRITTEN, FEATURES, STEPS, FeatureCache, _Files
 from mmdata.train.models.dual_encoder import DualEncoderOutput
@@ -72,7 +71,7 @@ def test_rows_that_are_never_trained_on_do_not_count_as_never_written(tmp_path: 
     assert cache.telemetry(2)["never_written_share"] == 0
     index, num_rows = range(9), 7
     batches: Any = type("Selected", (), {"index": index, "num_rows": num_rows})()
-    made = FeatureCache.from_config(FeatureCacheConfig(), batches, tmp_path)
+    made = FeatureCache.from_config("pair", batches, tmp_path)
     assert made is not None
     assert (made.rows, made.trained) == (9, 7)
 
@@ -94,14 +93,6 @@ def test_cache_measures_age_and_drift(tmp_path: Path):
     assert isinstance(by_age, list)
     assert np.allclose(by_age[:4], [0.5, np.nan, 0.5, np.nan], atol=1e-3, equal_nan=True)
     assert cache.telemetry(6)["rewritten"] == 0
-
-
-def test_cache_writes_every_so_many_steps(tmp_path: Path):
-    cache = FeatureCache(tmp_path, 4, every_steps=2)
-    for step in range(4):
-        put(cache, step, {step: 0})
-    cache.state_dict()
-    assert files(tmp_path)[1].tolist() == [0, -1, 2, -1]
 
 
 def test_cache_that_ran_ahead_of_the_checkpoint_goes_on_and_compares_no_row_with_itself(tmp_path: Path):
@@ -185,5 +176,5 @@ def test_cache_refuses_other_files(tmp_path: Path):
 
 def test_cache_needs_an_index(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"train.feature_cache: set has no index"):
-        FeatureCache.from_config(FeatureCacheConfig(), set(), tmp_path)  # type: ignore[arg-type]
+        FeatureCache.from_config("pair", set(), tmp_path)  # type: ignore[arg-type]
     assert FeatureCache.from_config(None, set(), tmp_path) is None  # type: ignore[arg-type]

@@ -367,7 +367,7 @@ def test_loop_epoch_that_ends_early_on_one_rank_stops_all(tmp_path: Path):
 
 
 def test_loop_mines_only_after_the_steps_that_are_set():
-    config = TrainConfig(steps=9, miner=TopKConfig(name="top_k", k=5, after_steps=3), mask_false_negatives=True)
+    config = TrainConfig(steps=9, miner=TopKConfig(name="top_k", k=5), mining_after_steps=3, mask_false_negatives=True)
     assert [make_loss(step, config).miner for step in (0, 2, 3, 8)] == [None, None, TopK(5), TopK(5)]
     assert make_loss(8, TrainConfig(steps=9)).miner is None
 
@@ -573,8 +573,6 @@ def test_loop_own_run_says_how_its_weights_are_loaded(tmp_path: Path, capsys: py
     torch.testing.assert_close(dict(model.state_dict()), dict(last_state(tmp_path)["model"]))
 
 
-def test_loop_of_one_process_says_that_nothing_is_sharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert make_trainer(tmp_path, epochs=1, parallel="fsdp", checkpoint="sharded").run() == 0
-    line = "train.checkpoint is sharded, and one process shards nothing: each checkpoint is one whole file"
-    assert capsys.readouterr().out.splitlines()[1] == line
+def test_loop_of_one_process_writes_whole_files_under_fsdp_too(tmp_path: Path):
+    assert make_trainer(tmp_path, epochs=1, parallel="fsdp").run() == 0
     assert (tmp_path / "checkpoints" / "step-0000000004.pt").is_file()

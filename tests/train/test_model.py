@@ -133,7 +133,7 @@ def test_scale_and_bias_start_where_the_config_says():
 
 
 def test_frozen_tower_stays_in_eval_mode_without_gradients():
-    model = make_model(freeze_text=True, dropout=0.5).train()
+    model = make_model(freeze=["text"], dropout=0.5).train()
     assert model.image_tower.training
     assert not model.text_tower.training
     frozen = {name.split(".")[0] for name, p in model.named_parameters() if not p.requires_grad}
@@ -144,7 +144,7 @@ def test_frozen_tower_stays_in_eval_mode_without_gradients():
 
 
 def test_a_frozen_scale_has_no_gradient_and_the_towers_have():
-    model, batch = make_model(freeze_logit_scale=True, logit_scale_init=10.0), make_batch()
+    model, batch = make_model(freeze=["logit_scale"], logit_scale_init=10.0), make_batch()
     output = model(batch)
     loss = clip_loss(output.image_features, output.text_features, output.logit_scale, valid=batch["valid"])
     loss.backward()
@@ -171,13 +171,10 @@ def test_weights_survive_a_state_dict():
     assert "pixel_mean" not in model.state_dict()  # a constant of the config
 
 
-def test_vocabulary_comes_from_the_argument_or_the_config():
+def test_vocabulary_is_that_of_the_tokenizer():
     assert make_model().text_tower.tokens.weight.shape[0] == 40
-    assert make_model(vocab_size=64).text_tower.tokens.weight.shape[0] == 64
-    with pytest.raises(ConfigError, match=r"model.vocab_size: missing; set it to the tokenizer's number of entries"):
+    with pytest.raises(ConfigError, match=r"vocab_size is missing: DualEncoder.from_config\(…, vocab_size="):
         DualEncoder.from_config(ModelConfig())
-    with pytest.raises(ConfigError, match=r"model.vocab_size has 30 entries, the tokenizer 40: use the tokenizer that"):
-        make_model(vocab_size=30)
 
 
 def test_image_sides_must_fit_the_patches():
@@ -197,7 +194,7 @@ def test_image_sides_must_fit_the_patches():
             {"name": "pretrained", "clip": "x", "embed_dim": 8},
             "model.embed_dim: the model in model.clip brings",
         ),
-        ({"name": "pretrained", "clip": "x", "dropout": 0.1}, "model.vocab_size and model.dropout are for built-in"),
+        ({"name": "pretrained", "clip": "x", "dropout": 0.1}, "model.dropout is for built-in towers"),
     ],
 )
 def test_settings_that_do_not_go_together_are_errors(settings: dict[str, object], message: str):
@@ -228,7 +225,7 @@ def test_clip_sizes_take_another_dimension_and_no_dropout():
     assert model.get_parameter("text_tower.model.embeddings.token_embedding.weight").shape == (300, 512)
     with pytest.raises(ConfigError, match=r"model.dropout: CLIP's towers \('vit_b_32'\) have none; leave it out"):
         DualEncoder.from_config(ModelConfig(name="vit_b_32", dropout=0.1), vocab_size=300)
-    with pytest.raises(ConfigError, match=r"model.vocab_size: missing; set it to the tokenizer's number of entries"):
+    with pytest.raises(ConfigError, match=r"vocab_size is missing: DualEncoder.from_config\(…, vocab_size="):
         DualEncoder.from_config(ModelConfig(name="vit_b_32"))
 
 

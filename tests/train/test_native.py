@@ -168,7 +168,7 @@ def make_shards(folder: Path, photo: Callable[..., bytes]) -> DataConfig:
         image_patches=[16, 36],
         patch_size=8,
         max_length=12,
-        num_text_buckets=1,
+        text_buckets=1,
     )
 
 
@@ -176,14 +176,14 @@ def test_naflex_trains_and_is_evaluated_on_shards(tmp_path: Path, photo: Callabl
     data = make_shards(tmp_path, photo)
     encoder = build(clip=NAFLEX)
     before = {name: p.detach().clone() for name, p in encoder.named_parameters()}
-    loader, validation = Loader.from_config(data), Loader.from_config(evaluation_data(data, hashes=True))
+    loader, validation = Loader.from_config(data), Loader.from_config(evaluation_data(data))
     assert {bucket.patches for bucket in loader.plan.policy.buckets} == {16, 36}
 
     def evaluate(model: Any) -> dict[str, float]:
         validation.set_epoch(0)
         return evaluate_retrieval(model, validation)
 
-    config = TrainConfig(steps=2, warmup_steps=0, micro_batch_size=4, loss="siglip", device="cpu")
+    config = TrainConfig(steps=2, warmup_steps=0, micro_batch_size=4, loss="siglip")
     trainer = Trainer(encoder, loader, config, output=tmp_path / "run", evaluate=evaluate)
     assert trainer.run() == 0
     assert trainer.step == 2

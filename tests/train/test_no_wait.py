@@ -129,7 +129,7 @@ def test_normalizers_do_not_wait(rho: float | None):
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}])
-@pytest.mark.parametrize("frozen", [{}, {"freeze_image": True}, {"freeze_text": True}, {"freeze_logit_scale": True}])
+@pytest.mark.parametrize("frozen", [{}, {"freeze": ["image"]}, {"freeze": ["text"]}, {"freeze": ["logit_scale"]}])
 @pytest.mark.parametrize("negatives", [False, True])
 @pytest.mark.sweep(keep=1)
 def test_no_kind_of_step_waits(settings: dict[str, Any], frozen: dict[str, Any], negatives: bool):

@@ -59,8 +59,8 @@ def test_triplet_gives_scale_and_bias_the_gradient_zero():
 def test_triplet_settings_reach_the_loss():
     images, texts = features(4)
     output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), negative_batch()
-    config = TrainConfig(loss="triplet", triplet_margin=0.5, miner={"name": "top_k", "k": 1})
-    expected = losses.triplet_loss(images, texts, margin=0.5, miner=miners.TopK(1))
+    config = TrainConfig(loss="triplet", miner={"name": "top_k", "k": 1})
+    expected = losses.triplet_loss(images, texts, miner=miners.TopK(1))
     assert make_loss(0, config)(output, batch) == expected
 
 
@@ -70,7 +70,6 @@ def test_multi_positive_by_hash(positives: str):
     output, batch = DualEncoderOutput(images, texts, scalar(5.0), None), negative_batch()
     batch[positives] = torch.tensor([1, 2, 1, 2])
     config = TrainConfig(loss="multi_positive", positives=positives)  # type: ignore[arg-type]
-    assert config.needs_hashes
     expected = losses.multi_positive_loss(*output[:3], labels=torch.tensor([1, 2, 1, 2]))
     assert make_loss(0, config)(output, batch) == expected
 
@@ -84,7 +83,6 @@ def test_multi_positive_by_label_leaves_rows_without_one_alone():
         "rows": torch.tensor([7, 0, 9, 3, 1, -1]),
     }
     config = TrainConfig(loss="multi_positive", positives="labels")
-    assert not config.needs_hashes
     alone = torch.tensor([10, 11, 10, 12, 13, 14])
     expected = losses.multi_positive_loss(*output[:3], labels=alone, valid=batch["valid"])
     assert make_loss(0, config)(output, batch) == expected
@@ -93,9 +91,7 @@ def test_multi_positive_by_label_leaves_rows_without_one_alone():
 def test_multi_positive_without_its_entry_is_an_error():
     images, texts = features(3)
     output = DualEncoderOutput(images, texts, scalar(5.0), None)
-    message = (
-        "loss 'multi_positive': the batch has no 'labels'; set data.add_hashes for a hash, convert the corpus with"
-    )
+    message = "loss 'multi_positive': the batch has no 'labels'; convert the corpus with"
     with pytest.raises(ValueError, match=message):
         ContrastiveLoss("multi_positive", positives="labels")(output, {"valid": torch.ones(3, dtype=torch.bool)})
 
@@ -169,8 +165,7 @@ def test_hard_negative_is_the_loss_of_that_name():
     config = TrainConfig(loss="hard_negative", hard_negative_beta=0.5, mask_false_negatives=True)
     assert make_loss(0, config)(output, batch) == expected
     debiased = losses.hard_negative_loss(*output[:3], prior=0.1, valid=batch["valid"])
-    config = TrainConfig(loss="hard_negative", hard_negative_prior=0.1)
-    assert make_loss(0, config)(output, batch) == debiased
+    assert ContrastiveLoss("hard_negative", prior=0.1, mask_same=False)(output, batch) == debiased
 
 
 def test_hard_negative_with_a_miner():

@@ -169,7 +169,7 @@ def test_an_update_of_micro_batches_does_not_wait(settings: dict[str, Any]):
     updates(make_model().to(GPU), ContrastiveLoss, **settings)
 
 
-@pytest.mark.parametrize("model", [{"dropout": 0.1}, {"gradient_checkpointing": True}, {"freeze_image": True}])
+@pytest.mark.parametrize("model", [{"dropout": 0.1}, {"gradient_checkpointing": True}, {"freeze": ["image"]}])
 def test_no_kind_of_tower_waits(model: dict[str, Any]):
     updates(make_model(**model).to(GPU), ContrastiveLoss)
 

@@ -23,7 +23,7 @@ def settings(raw_corpus: Path, tmp_path: Path) -> dict[str, Any]:
     convert(raw_corpus / "captions.jsonl", tmp_path / "shards", ConvertConfig(train_tokenizer=300))
     shards = str(tmp_path / "shards")
     data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 8, "image_size": 16}
-    return data | {"loading": {"num_workers": 1}, "num_text_buckets": 2}
+    return data | {"loading": {"num_workers": 1}, "text_buckets": 2}
 
 
 def keys(batches: Any) -> list[list[str]]:

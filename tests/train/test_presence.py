@@ -97,7 +97,7 @@ def test_rank_that_cannot_connect_says_so(caplog: pytest.LogCaptureFixture):
             wait_until(lambda: caplog.messages)
     assert caplog.messages == [
         f"rank 3 cannot connect to rank 0 at 127.0.0.1, port {port}: if a rank's process ends, this one learns of it "
-        "by train.stall_timeout_s only; let ranks connect to each other on all ports"
+        "by the watchdog's time limit only; let ranks connect to each other on all ports"
     ]
 
 

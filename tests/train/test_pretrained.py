@@ -205,7 +205,7 @@ def test_pair_from_folders_with_a_frozen_image_tower(tmp_path: Path):
     (tmp_path / "vision" / "preprocessor_config.json").write_text(
         json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]})
     )
-    encoder = build(vision=str(tmp_path / "vision"), text=str(tmp_path / "text"), freeze_image=True).train()
+    encoder = build(vision=str(tmp_path / "vision"), text=str(tmp_path / "text"), freeze=["image"]).train()
     assert {p.dtype for p in encoder.parameters()} == {torch.float32}
     torch.testing.assert_close(encoder.pixel_mean.flatten(), torch.tensor([25.5, 51.0, 76.5]))
     torch.testing.assert_close(encoder.pixel_std.flatten(), torch.tensor([102.0, 127.5, 153.0]))

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.config import TrainConfig
-from mmdata.config.train import QueueConfig
 from mmdata.train import miners
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
@@ -163,10 +162,10 @@ def test_queue_state_comes_back():
 
 def test_queue_needs_hashes_and_the_mask():
     batch = {"valid": torch.ones(3, dtype=torch.bool)}
-    with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: set data.add_hashes"):
+    with pytest.raises(ValueError, match=r"the batch has no image_hash or no caption_hash.*: add them to your batches"):
         FeatureQueue(8).keep(output_of(0), batch, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"queue: its rows are further negatives for loss 'clip' alone, got 'siglip'"):
         ContrastiveLoss("siglip", queue=FeatureQueue(8))
-    config = TrainConfig(queue=QueueConfig(rows=5), mask_false_negatives=True)
+    config = TrainConfig(queue=5, mask_false_negatives=True)
     queue = FeatureQueue(5)
     assert make_loss(0, config, queue=queue).queue is queue

@@ -19,8 +19,8 @@ from tests.train.test_loop import last_state, make_trainer, read_metrics
 TRAIN: dict[str, Any] = {"mask_false_negatives": True, "steps": 8}
 
 
-def queue(**settings: Any) -> dict[str, Any]:
-    return {"rows": 16, "after_steps": 0, **settings}
+QUEUE = 16
+"""Rows."""
 
 
 def teacher(decay: float) -> dict[str, Any]:
@@ -39,10 +39,9 @@ def losses(folder: Path) -> list[float]:
 
 def test_queue_of_a_teacher_that_follows_at_once_is_that_of_the_model(tmp_path: Path):
     own, followed, slow = tmp_path / "own", tmp_path / "followed", tmp_path / "slow"
-    from_teacher = queue(features="teacher")
-    run(own, queue=queue())
-    run(followed, queue=from_teacher, teacher=teacher(0.0))
-    run(slow, queue=from_teacher, teacher=teacher(0.99))
+    run(own, queue=QUEUE)
+    run(followed, queue=QUEUE, teacher=teacher(0.0))
+    run(slow, queue=QUEUE, teacher=teacher(0.99))
     assert losses(followed) == pytest.approx(losses(own), rel=1e-4)
     assert losses(slow) != pytest.approx(losses(own), rel=1e-4)
     kept = {run: last_state(run)["memory"]["queue"]["kept"] for run in (own, followed, slow)}
@@ -53,14 +52,9 @@ def test_queue_of_a_teacher_that_follows_at_once_is_that_of_the_model(tmp_path: 
 def test_teacher_that_only_feeds_the_queue_leaves_no_negative_out(tmp_path: Path):
     alone, feeding = tmp_path / "alone", tmp_path / "feeding"
     assert make_trainer(alone, **TRAIN).run() == 0
-    settings = {"queue": queue(features="teacher", after_steps=100), "teacher": teacher(0.9)}
+    settings = {"queue": QUEUE, "mining_after_steps": 100, "teacher": teacher(0.9)}
     assert make_trainer(feeding, **TRAIN, **settings).run() == 0
     assert losses(feeding) == losses(alone)
-
-
-def test_queue_of_a_teacher_needs_one():
-    with pytest.raises(ValueError, match=r"queue.features 'teacher' needs a moving average: set teacher to \{margin"):
-        TrainConfig.model_validate({"steps": 1, "mask_false_negatives": True, "queue": {"features": "teacher"}})
 
 
 def test_a_teacher_for_nothing_is_refused():
@@ -69,7 +63,7 @@ def test_a_teacher_for_nothing_is_refused():
 
 
 def test_teacher_embeds_nothing_before_the_queue_begins(tmp_path: Path):
-    settings = {"queue": queue(features="teacher", after_steps=5), "teacher": teacher(0.9)}
+    settings = {"queue": QUEUE, "mining_after_steps": 5, "teacher": teacher(0.9)}
     trainer = make_trainer(tmp_path, **TRAIN, **settings)
     assert trainer.teacher is not None
     calls: list[int] = []
@@ -113,7 +107,7 @@ def test_features_that_are_not_finite_are_not_counted():
 
 def test_a_batch_is_measured_when_it_leaves_the_queue_however_rare_the_lines_are(tmp_path: Path):
     settings = {**TRAIN, "log_every_steps": 5, "steps": 10}
-    assert make_trainer(tmp_path, **settings, queue=queue()).run() == 0
+    assert make_trainer(tmp_path, **settings, queue=QUEUE).run() == 0
     lines = [line for line in read_metrics(tmp_path, "queue") if "oldest_similarity" in line]
     assert [line["oldest_age_steps"] for line in lines] == [2, 2]
 
@@ -127,7 +121,7 @@ def test_drift_is_said_once():
 
 
 def test_run_measures_and_says_the_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert make_trainer(tmp_path, **TRAIN, queue=queue(), lr=0.05, warmup_steps=0).run() == 0
+    assert make_trainer(tmp_path, **TRAIN, queue=QUEUE, lr=0.05, warmup_steps=0).run() == 0
     lines = [line for line in read_metrics(tmp_path, "queue") if "oldest_similarity" in line]
     # A batch is kept every second step, when the one before has been measured.
     assert [(line["step"], line["oldest_age_steps"]) for line in lines] == [(2, 2), (4, 2), (6, 2), (8, 2)]

@@ -38,10 +38,10 @@ def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
     shards = folder / "shards"
     convert(raw / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data: dict[str, Any] = {"shards": str(shards), "tokenizer": str(shards / "tokenizer"), "global_batch_size": 4}
-    data |= {"image_buckets": [[16, 16], [16, 32], [32, 16]], "num_text_buckets": 3, "loading": {"num_workers": 1}}
-    train: dict[str, Any] = {"epochs": 2, "warmup_steps": 1, "log_every_steps": 1, "device": "cpu", "seed": 3}
-    train |= {"teacher": {"after_steps": 2}, "miner": {"name": "gumbel_top_k", "k": 1, "after_steps": 3}}
-    train |= {"mask_false_negatives": True, "queue": {"rows": 8, "after_steps": 4}}
+    data |= {"image_buckets": [[16, 16], [16, 32], [32, 16]], "text_buckets": 3, "loading": {"num_workers": 1}}
+    train: dict[str, Any] = {"epochs": 2, "warmup_steps": 1, "log_every_steps": 1, "seed": 3}
+    train |= {"teacher": {}, "miner": {"name": "gumbel_top_k", "k": 1}, "mining_after_steps": 3}
+    train |= {"mask_false_negatives": True, "queue": 8}
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "model": {"name": "micro", "dropout": 0.2}, "train": train}))
     return path
@@ -95,7 +95,7 @@ def test_a_rehearsed_run_makes_the_updates_of_one_that_was_not(
 
 def trainer(config: Path, output: Path, **changes: Any) -> Trainer:
     settings = load_config(config)
-    loader = Loader.from_config(settings.data.model_copy(update={"add_hashes": True}))
+    loader = Loader.from_config(settings.data.model_copy(update={}))
     torch.manual_seed(0)
     assert loader.builder.spec.tokenizer is not None
     model = DualEncoder.from_config(settings.model, vocab_size=loader.builder.spec.tokenizer.vocab_size)
@@ -191,7 +191,7 @@ def test_after_a_rehearsal_no_step_compiles(
     monkeypatch.setattr(parallel, "BACKEND", "aot_eager")  # needs no compiler
     torch._dynamo.reset()
     few = yaml.safe_load(config.read_text())
-    few["data"] |= {"image_buckets": [[16, 16], [16, 32]], "num_text_buckets": 2}
+    few["data"] |= {"image_buckets": [[16, 16], [16, 32]], "text_buckets": 2}
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(few))
     run = trainer(tmp_path / "few.yaml", tmp_path, compile=True, micro_batch_size=micro_batch_size)
     run.model.train()

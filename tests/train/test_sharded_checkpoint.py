@@ -17,9 +17,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from mmdata.config import TrainConfig
-from mmdata.config.strict_yaml import parse
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import DataError
 from mmdata.train.run.checkpoint import (
     find_damage,
     latest_checkpoint,
@@ -60,13 +58,8 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def fsdp(output: Path, *, torchrun: int = 2, **spec: Any) -> subprocess.CompletedProcess[str]:
-    train = {
-        "parallel": "fsdp",
-        "checkpoint": "sharded",
-        "teacher": {"decay": 0.9, "after_steps": 2},
-        **spec.pop("train", {}),
-    }
-    train |= {"queue": {"rows": 20, "after_steps": 0}, "mask_false_negatives": True}
+    train = {"parallel": "fsdp", "teacher": {"decay": 0.9}, **spec.pop("train", {})}
+    train |= {"queue": 20, "mask_false_negatives": True}
     return run_small(output, torchrun=torchrun, train=train, **spec)
 
 
@@ -127,11 +120,13 @@ def test_sharded_checkpoint_is_finished_by_a_rank_that_has_an_error_of_its_own(t
 
 
 def test_sharded_checkpoint_has_the_numbers_of_a_whole_one(whole: Path, tmp_path: Path):
-    assert fsdp(tmp_path, train={"checkpoint": "whole"}).returncode == 0
+    assert fsdp(tmp_path, train={"parallel": "ddp"}).returncode == 0
     assert names_in(tmp_path) == ["latest", "step-0000000009.pt", "step-0000000012.pt"]
     one, other = last_state(whole), last_state(tmp_path)
     assert list(one["model"]) == list(other["model"]), "in the same order"
-    for part in ("model", "optimizer", "teacher", "memory", "batches", "rng", "reduction_order"):
+    for part in ("model", "teacher"):
+        torch.testing.assert_close(dict(one[part]), dict(other[part]), rtol=1e-3, atol=1e-5, msg=part)
+    for part in ("batches", "rng"):
         assert equal(one[part], other[part]), part
 
 
@@ -306,9 +301,3 @@ def test_sharded_checkpoint_is_found_as_a_folder_and_not_as_its_part(tmp_path: P
         load_checkpoint(find_checkpoint(path / "run.pt"))
     with pytest.raises(DataError, match=r"a part of the run '.*/run': give '.*/run'"):
         find_checkpoint(path.parent)
-
-
-def test_sharded_checkpoint_setting_needs_fsdp():
-    with pytest.raises(ConfigError, match="checkpoint 'sharded' is for parallel 'fsdp', and parallel is 'ddp': set"):
-        parse(TrainConfig, {"epochs": 1, "checkpoint": "sharded"}, origin="test")
-    assert parse(TrainConfig, {"epochs": 1, "parallel": "fsdp"}, origin="test").checkpoint == "whole"

@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "dropout": 0.3,
         "model": {"gradient_checkpointing": True},
     },
-    "2_frozen": {"loss": "clip", "valid": [ALL, SOME], "micro_batch_size": 3, "model": {"freeze_image": True}},
+    "2_frozen": {"loss": "clip", "valid": [ALL, SOME], "micro_batch_size": 3, "model": {"freeze": ["image"]}},
     "2_compiled": {"loss": "clip", "valid": [ALL, SOME], "compile": True},
     "2_compiled_micro_dropout": {
         "loss": "clip",
@@ -138,7 +138,7 @@ def test_sharding_retrieval_shared_out_over_ranks_is_that_of_one(results: Path, 
 @pytest.mark.sweep
 def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then: str):
     def go(output: Path, way: str, **spec: Any) -> subprocess.CompletedProcess[str]:
-        teacher = {"decay": 0.9, "after_steps": 2}
+        teacher = {"decay": 0.9}
         settings = {"parallel": "ddp" if way == "alone" else way, "epochs": 2, "teacher": teacher}
         return run_small(output, torchrun=0 if way == "alone" else 2, dropout=0.0, double=True, train=settings, **spec)
 

@@ -15,7 +15,7 @@ from mmdata.errors import ConfigError
 from mmdata.train import RowNormalizers, losses
 from mmdata.train.losses import tiles
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
+from mmdata.train.objective import ContrastiveLoss, check_loss
 from tests.train import ranks
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
@@ -139,12 +139,6 @@ def test_kept_by_row_number():
     assert torch.equal(other.read(torch.arange(10)), kept.read(torch.arange(10)))
     with pytest.raises(ValueError, match="row 10: the normalizers are of an index of 10 rows"):
         kept.read(torch.tensor([10]))
-
-
-@pytest.mark.parametrize(("step", "gamma"), [(0, 1.0), (25, 0.2 + 0.8 * 0.8535533905932737), (50, 0.6), (100, 0.2)])
-def test_gamma_falls_along_a_half_cosine(step: int, gamma: float):
-    config = TrainConfig(steps=1, loss="sogclr", sogclr_gamma=0.2, sogclr_gamma_decay_steps=100)
-    assert make_loss(step, config, normalizers=RowNormalizers(1)).gamma == pytest.approx(gamma, rel=1e-12)
 
 
 def test_the_objective_moves_the_rows_of_its_batch():

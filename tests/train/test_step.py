@@ -152,7 +152,7 @@ def test_gradients_add_up_over_steps():
 
 
 def test_frozen_towers_get_no_gradient_with_micro_batches():
-    model, batch = make_model(freeze_image=True), make_batch()
+    model, batch = make_model(freeze=["image"]), make_batch()
     for micro_batch_size in (None, 2):
         model.zero_grad()
         train_step(model, batch, ContrastiveLoss("clip"), micro_batch_size=micro_batch_size)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from mmdata.train.memory.ema import EMA
 from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.trainer import Trainer
+from mmdata.train.run.when import is_measured
 from tests.train import small_run as small
 from tests.train.test_loop import run_two_ranks
 
-TEACHER = {"decay": 0.9, "margin": 0.05, "after_steps": 2}
+TEACHER = {"decay": 0.9, "margin": 0.05}
 
 
 def make_trainer(output: Path, **changes: Any) -> Trainer:
-    settings = {"teacher": TEACHER, "miner": {"name": "gumbel_top_k", "k": 3}, **changes}
+    settings = {"teacher": TEACHER, "miner": {"name": "gumbel_top_k", "k": 3}, "mining_after_steps": 2, **changes}
     return Trainer(small.small_model(), small.SmallBatches(), small.train_config(**settings), output=output)
 
 
@@ -52,7 +54,7 @@ def test_teacher_follows_the_model():
 
 
 def test_teacher_has_no_mask_before_its_time_and_draws_no_number():
-    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05, after_steps=2))
+    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05), after_steps=2)
     batch = next(iter(small.SmallBatches()))
     assert teacher.teacher_mask(batch, 1) is None
     state = torch.get_rng_state()
@@ -77,7 +79,7 @@ def test_teacher_does_not_embed_extra_captions():
 
 
 def test_teacher_is_heard_before_the_miner():
-    config = parse(TrainConfig, {"steps": 9, "miner": {"name": "top_k", "k": 2, "after_steps": 5}}, origin="c")
+    config = parse(TrainConfig, {"steps": 9, "miner": {"name": "top_k", "k": 2}, "mining_after_steps": 5}, origin="c")
     teacher = miners.TeacherMask(torch.eye(2), torch.eye(2))
     assert make_loss(4, config, teacher).miner is teacher
     assert make_loss(5, config, teacher).miner == miners.Chain((teacher, miners.TopK(2)))
@@ -108,9 +110,10 @@ def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
     assert read_losses(tmp_path / "without")[2:] != read_losses(tmp_path / "whole")[2:]
 
 
-def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path):
-    make_trainer(tmp_path / "told", steps=6, mining_telemetry_every_steps=3).run()
-    make_trainer(tmp_path / "silent", steps=6).run()
+def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_trainer(tmp_path / "silent", steps=6, mining_after_steps=0).run()
+    monkeypatch.setattr("mmdata.train.run.trainer.is_measured", partial(is_measured, every_steps=3))
+    make_trainer(tmp_path / "told", steps=6, mining_after_steps=0).run()
     assert read_losses(tmp_path / "told") == read_losses(tmp_path / "silent")
     lines = [json.loads(line) for line in (tmp_path / "told" / "metrics.jsonl").read_text().splitlines()]
     mining = [line for line in lines if line["kind"] == "mining"]
@@ -121,7 +124,7 @@ def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path
 
 @pytest.mark.sweep
 def test_teachers_of_all_ranks_begin_with_the_weights_of_the_first(tmp_path: Path):
-    settings = {"teacher": {**TEACHER, "after_steps": 0}, "miner": {"name": "top_k", "k": 3}}
+    settings = {"teacher": TEACHER, "miner": {"name": "top_k", "k": 3}}
     for name, own in (("own", True), ("shared", False)):
         for code, error in run_two_ranks(tmp_path / name, own_weights=own, train=settings):
             assert code == 0, error

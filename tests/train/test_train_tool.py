@@ -20,15 +20,14 @@ from transformers import AutoTokenizer
 from transformers.models.bert import BertTokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
 
 import mmdata
-from mmdata import Index, Loader, cli
+from mmdata import Index, cli
 from mmdata.cli.evaluation import evaluate_shards, with_settings
-from mmdata.config import DataConfig, load_config
+from mmdata.config import DataConfig
 from mmdata.config.corpus import ValConfig
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
 from mmdata.text.tokenizer import CLIP, Tokenizer, train_tokenizer
-from mmdata.train.run.overfit import FirstBatches
 from mmdata.trained.carried import keep_tokenizer
 from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
@@ -88,8 +87,8 @@ def config(corpus: Path, tmp_path: Path) -> Path:
     """Three epochs of four steps over the corpus, evaluated on itself."""
     shards = str(corpus / "shards")
     data: dict[str, Any] = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer"}
-    data |= {"global_batch_size": 6, "image_size": 16, "num_text_buckets": 2, "loading": {"num_workers": 1}}
-    train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1, "device": "cpu"}
+    data |= {"global_batch_size": 6, "image_size": 16, "text_buckets": 2, "loading": {"num_workers": 1}}
+    train = {"output": str(tmp_path / "run"), "epochs": 3, "warmup_steps": 2, "log_every_steps": 1}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({"data": data, "train": train}))
     return path
@@ -137,7 +136,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
     output = tmp_path / "runs" / "small"
     written = yaml.safe_load((output / "config.yaml").read_text())
     left_out = {"false_negative_margin": None, "drop_hardest": None}
-    assert written["train"]["miner"] == {"name": "top_k", "k": 2, "after_steps": 0, **left_out}
+    assert written["train"]["miner"] == {"name": "top_k", "k": 2, **left_out}
     assert written["data"]["global_batch_size"] == 6
     scores = json.loads((output / "evaluation.json").read_text())
     assert (scores["step"], scores["epoch"], scores["rows"]) == (4, 1, 24)
@@ -274,35 +273,6 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 2
     message = f"error: '{ledger}', line 1: expected a JSON object, got a list; delete the line to go on\n"
     assert capsys.readouterr().err.endswith(message)
-
-
-def test_train_overfits_the_same_pixels_and_evaluates_on_all(
-    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    words = [config, "train.overfit_batches=1", "train.epochs=60", "train.lr=0.001", "train.evaluate_every_epochs=0"]
-    assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
-    lines = read_metrics(tmp_path / "run")
-    losses = [line["loss"] for line in kind_of(lines, "train")]
-    assert len(losses) == 60
-    assert losses[0] > 1.5, "ln 6 is chance"
-    assert losses[-1] < 0.05
-    assert [(line["step"], line["rows"]) for line in kind_of(lines, "evaluation")] == [(60, 24)]
-
-
-def test_overfit_batches_of_a_loader_are_its_first_ones(config: Path):
-    def pixels(batches: Any) -> list[torch.Tensor]:
-        return [batch["pixel_values"].clone() for batch in batches]
-
-    data = load_config(config).data
-    expected = pixels(Loader.from_config(data))[:2]
-    batches = FirstBatches(Loader.from_config(data), 2)
-    state = batches.state_dict()
-    for epoch in range(3):
-        batches.set_epoch(epoch)
-        assert all(torch.equal(a, b) for a, b in zip(pixels(batches), expected, strict=True))
-    other = FirstBatches(Loader.from_config(data.model_copy(update={"seed": 9})), 2)
-    with pytest.raises(ConfigError, match="seed"):
-        other.load_state_dict(state)
 
 
 def test_train_goes_on_with_a_run_whose_own_config_is_given(
@@ -490,7 +460,7 @@ def test_run_moved_to_another_machine_embeds_and_classifies_as_before(tmp_path: 
     data: dict[str, Any] = {"shards": str(shards), "tokenizer": str(shards / "tokenizer")}
     data |= {"global_batch_size": 6, "image_size": 16, "loading": {"num_workers": 0}}
     config = tmp_path / "moved.yaml"
-    train = {"output": str(tmp_path / "run"), "steps": 1, "device": "cpu"}
+    train = {"output": str(tmp_path / "run"), "steps": 1}
     config.write_text(yaml.safe_dump({"data": data, "model": {"name": "micro"}, "train": train}))
     assert run_tool("train", config, monkeypatch=monkeypatch) == 0
     assert {path.name for path in (tmp_path / "run" / "tokenizer").iterdir()} == {

@@ -19,32 +19,24 @@ def test_one_update_in_n_is_measured_each_time_another_one():
     assert sorted(step % 100 for step in measured)[::13] == pytest.approx([1, 33, 66, 98], abs=3)  # evenly
     assert [step for step in range(1, 25) if is_measured(step, 4)] == [3, 5, 12, 14, 17, 23]
     assert all(is_measured(step, 1) for step in range(1, 9))
-    assert not any(is_measured(step, 0) for step in range(1, 9))
 
 
 @pytest.mark.parametrize(
     ("part", "settings"),
     [
-        ("miner", {"miner": {"name": "top_k", "k": 2, "after_steps": 8}}),
-        ("queue", {"queue": {"rows": 8}, "mask_false_negatives": True}),  # after 1,000 by default
-        ("teacher", {"teacher": {"after_steps": 9}}),
+        ("miner", {"miner": {"name": "top_k", "k": 2}}),
+        ("queue", {"queue": 8, "mask_false_negatives": True}),
+        ("teacher", {"teacher": {}}),
     ],
 )
 def test_what_begins_after_the_end_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, settings: dict[str, Any]
 ):
-    make_trainer(tmp_path / "short", steps=8, **settings)
+    make_trainer(tmp_path / "short", steps=8, mining_after_steps=1000, **settings)
     said = capsys.readouterr().out
-    after = {"miner": "8", "queue": "1,000", "teacher": "9"}[part]
     assert (
-        f"train.{part}.after_steps is {after}, and the run has 8 steps: the {part} does nothing in it; set "
-        f"train.{part}.after_steps lower, to 0 where the run begins with a trained model, or leave train.{part} out"
+        f"train.mining_after_steps is 1,000, and the run has 8 steps: the {part} does nothing in it; set "
+        f"train.mining_after_steps lower, to 0 where the run begins with a trained model, or leave train.{part} out"
     ) in said
-    make_trainer(tmp_path / "long", steps=1001, **settings)
-    assert "does nothing in it" not in capsys.readouterr().out
-
-
-def test_a_teacher_that_only_feeds_the_queue_begins_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    queue = {"rows": 8, "after_steps": 0, "features": "teacher"}
-    make_trainer(tmp_path, steps=8, teacher={"margin": None, "after_steps": 9}, queue=queue, mask_false_negatives=True)
+    make_trainer(tmp_path / "long", steps=1001, mining_after_steps=1000, **settings)
     assert "does nothing in it" not in capsys.readouterr().out

@@ -58,7 +58,7 @@ def write_run(folder: Path, photos: Path, model: dict[str, Any], **data: Any) ->
     shards = str(photos / "shards")
     settings: dict[str, Any] = {"shards": shards, "val": {"shards": shards}, "tokenizer": f"{shards}/tokenizer"}
     settings |= {"global_batch_size": 4, "image_size": 32, "max_length": 16, "loading": {"num_workers": 1}, **data}
-    train = {"epochs": 1, "device": "cpu"}
+    train = {"epochs": 1}
     config = parse(Config, {"data": settings, "model": model, "train": train}, origin="test")
     tokenizer = Tokenizer.load(config.data.tokenizer, max_length=config.data.max_length)
     torch.manual_seed(0)

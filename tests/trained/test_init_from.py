@@ -110,7 +110,7 @@ def siglip_folder(folder: Path) -> Path:
 def test_run_of_a_folder_has_its_size_length_and_mean_from_plan_to_export(photos: Path, tmp_path: Path):
     shards, folder = f"{photos}/shards", siglip_folder(tmp_path / "siglip")
     data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "global_batch_size": 4, "loading": {"num_workers": 1}}
-    content = {"data": data, "model": pretrained(clip=str(folder)), "train": {"steps": 1, "device": "cpu"}}
+    content = {"data": data, "model": pretrained(clip=str(folder)), "train": {"steps": 1}}
     content["train"]["loss"] = "siglip"
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(content))
     planned = plan_of(str(tmp_path / "a.yaml"), []).data
@@ -171,7 +171,7 @@ def test_clip_that_is_fine_tuned_from_a_folder_is_loaded_by_clip_again(make_run:
     data = {"shards": shards, "tokenizer": str(tmp_path / "first"), "global_batch_size": 4, "image_size": 32}
     data |= {"max_length": 16, "loading": {"num_workers": 1}}
     model = {**pretrained(clip=CLIP), "init_from": str(tmp_path / "first")}
-    settings = {"data": data, "model": model, "train": {"steps": 2, "device": "cpu", "stall_timeout_s": None}}
+    settings = {"data": data, "model": model, "train": {"steps": 2}}
     config = parse(Config, settings, origin="test")
     assert train(config, tmp_path / "run", torch.device("cpu")) == 0
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_from"] == model["init_from"]
@@ -200,7 +200,7 @@ def test_load_run_needs_no_folder_of_transformers_that_the_run_was_trained_from(
     CLIPImageProcessor(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path / "clip")
     data = {"shards": str(photos / "shards"), "tokenizer": str(photos / "shards" / "tokenizer"), "global_batch_size": 4}
     data |= {"image_size": 32, "max_length": 16, "loading": {"num_workers": 1}}
-    training = {"steps": 1, "device": "cpu", "stall_timeout_s": None}
+    training = {"steps": 1}
     pictures = sorted((photos / "raw").glob("*.png"))
     for towers in ({"clip": "clip"}, {"vision": "clip", "text": "clip"}):
         output = tmp_path / f"run-{len(towers)}"

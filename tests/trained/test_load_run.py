@@ -60,7 +60,7 @@ def paths_in_order(run: TrainedRun, photos: Path) -> list[Path]:
         (None, {}),
         (None, {"decode": "exact"}),
         (None, {"image_buckets": [[32, 32], [24, 48], [48, 24]], "global_batch_size": 1}),
-        (None, {"image_buckets": "auto", "num_image_buckets": 2, "patch_size": 8, "global_batch_size": 1}),
+        (None, {"image_buckets": 2, "patch_size": 8, "global_batch_size": 1}),
         ({"name": "pretrained", "clip": PATCHES}, {"image_patches": [9, 25], "patch_size": 8, "global_batch_size": 1}),
     ],
     ids=["square", "exact", "shapes", "auto", "native"],

@@ -163,7 +163,7 @@ class _WorkerProcess:
                 )
         except OSError as error:
             raise ConfigError(
-                f"data.loading.worker_type process: '{sys.executable}' cannot be started: {error}; {REMEDY}"
+                f"data.loading.num_processes: '{sys.executable}' cannot be started: {error}; {REMEDY}"
             ) from error
         self._ending = weakref.finalize(self, _end, self._connection, self._process, os.getpid())
         self._send("its settings", opened, part, num_threads)
@@ -239,7 +239,7 @@ class _WorkerProcess:
             why = KILLED if -code == signal.SIGKILL else "a defect in a library does this, or a person"
             return LoadError(f"{name} (killed by {signal.Signals(-code).name}) {when}; {why}. {RETRY}")
         return LoadError(
-            f"{name} (exit code {code}) {when}; what it printed says why, or set data.loading.worker_type to thread. "
+            f"{name} (exit code {code}) {when}; what it printed says why, or set data.loading.num_processes to 0. "
             f"{RETRY}"
         )
 

@@ -25,8 +25,7 @@ from mmdata.loader.workers.buffers import Lending
 ALIGNMENT = 64
 """Arrays begin at a multiple of this many bytes, so that any dtype can be read in place."""
 REMEDY = (
-    "raise the limit (`ulimit -n 65536` for files, the container's for memory), "
-    "or set data.loading.worker_type to thread"
+    "raise the limit (`ulimit -n 65536` for files, the container's for memory), or set data.loading.num_processes to 0"
 )
 
 Span = tuple[int, int]
@@ -120,7 +119,7 @@ def write(result: object, file: int) -> tuple[bytes, list[Span]]:
 def out_of_memory(error: Exception) -> ConfigError:
     """The error for want of shared memory or of descriptors."""
     return ConfigError(
-        f"data.loading.worker_type process: no shared memory in process {os.getpid()}, where too many files may be "
+        f"data.loading.num_processes: no shared memory in process {os.getpid()}, where too many files may be "
         f"open: {error}; {REMEDY}"
     )
 

@@ -45,7 +45,7 @@ class Features:
             texts (`data.tokenizer` is left out).
         rows: int64 (N,), row numbers in the index.
         labels: int64 (N,), -1 where a row has none; None where the corpus has none.
-        ids: int64 (N, 2), image and caption hashes; None without `data.add_hashes`.
+        ids: int64 (N, 2), image and caption hashes; None where the batches have none.
         captions: all captions of rows that have several; None if no row has, or the loader gives one only.
     """
 

@@ -26,6 +26,7 @@ class EMA:
     Args:
         model: not wrapped in DDP; the copy starts with its weights, in eval mode.
         config: how fast it follows, and its margin.
+        after_steps: updates before it leaves out negatives.
         micro_batch_size: rows per forward; None: all at once.
         autocast_dtype: of the forward; None: that of the weights.
 
@@ -37,11 +38,13 @@ class EMA:
         model: nn.Module,
         config: TeacherConfig,
         *,
+        after_steps: int = 0,
         micro_batch_size: int | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.config = config
+        self.after_steps = after_steps
         self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
 
     @classmethod
@@ -51,7 +54,13 @@ class EMA:
             return None
         device = next(model.parameters()).device
         autocast_dtype = AUTOCAST[choose_precision(config.precision, device)]
-        return cls(model, config.teacher, micro_batch_size=config.micro_batch_size, autocast_dtype=autocast_dtype)
+        return cls(
+            model,
+            config.teacher,
+            after_steps=config.mining_after_steps,
+            micro_batch_size=config.micro_batch_size,
+            autocast_dtype=autocast_dtype,
+        )
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -72,7 +81,7 @@ class EMA:
 
     def masks_at(self, step: int) -> bool:
         """Whether the teacher leaves out negatives in the update after `step` updates."""
-        return self.config.margin is not None and step >= self.config.after_steps
+        return self.config.margin is not None and step >= self.after_steps
 
     @torch.no_grad()
     def teacher_mask(

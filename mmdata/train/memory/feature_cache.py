@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from mmdata.batch import Batch
-from mmdata.config.train import FeatureCacheConfig
 from mmdata.errors import ConfigError, DataError, TrainingError
 from mmdata.files import naming
 from mmdata.train.batches import Batches, LoaderExtras
@@ -47,7 +46,6 @@ class FeatureCache:
     Args:
         folder: of the files.
         rows: of the index.
-        every_steps: write one batch in this many.
         side: which features are written.
         trained: how many of the rows are trained on; None: all.
     """
@@ -57,11 +55,10 @@ class FeatureCache:
         folder: Path,
         rows: int,
         *,
-        every_steps: int = 1,
         side: FeatureSide = "pair",
         trained: int | None = None,
     ) -> None:
-        self.folder, self.rows, self.every_steps = folder, rows, every_steps
+        self.folder, self.rows = folder, rows
         self.side: FeatureSide = side
         self.trained = rows if trained is None else trained
         self.note = ""
@@ -71,13 +68,13 @@ class FeatureCache:
         self._counts, self._sums = np.zeros(AGES, dtype=np.int64), np.zeros(AGES)
 
     @classmethod
-    def from_config(cls, config: FeatureCacheConfig | None, batches: Batches, folder: Path) -> FeatureCache | None:
+    def from_config(cls, side: FeatureSide | None, batches: Batches, folder: Path) -> FeatureCache | None:
         """The cache of a configuration, or None.
 
         Raises:
             ConfigError: the batches are of no index.
         """
-        if config is None:
+        if side is None:
             return None
         extras = LoaderExtras.of(batches)
         index = extras.index
@@ -86,7 +83,7 @@ class FeatureCache:
                 f"train.feature_cache: {type(batches).__name__} has no index, whose rows the cache has one row for "
                 "each: leave it out, or train from indexed shards"
             )
-        return cls(folder, len(index), every_steps=config.every_steps, side=config.side, trained=extras.num_rows)
+        return cls(folder, len(index), side=side, trained=extras.num_rows)
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
@@ -97,8 +94,6 @@ class FeatureCache:
             batch: B rows, as many on each rank; those that are not valid are left out.
             step: updates made before this one.
         """
-        if step % self.every_steps:
-            return
         features = side_features(output.image_features, output.text_features, self.side)  # (B, D)
         rows = batch["rows"].where(batch["valid"] & features.isfinite().all(1), -1)
         rows, features = collectives.gather(rows), collectives.gather(features.half())
@@ -143,7 +138,7 @@ class FeatureCache:
         """
         self._write()
         if self._files is None:
-            raise TrainingError("feature cache: no batch of it has been written: lower train.feature_cache.every_steps")
+            raise TrainingError("feature cache: no batch of it has been written")
         return self._files.features
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,13 +40,15 @@ class FeatureMemory:
         Raises:
             ConfigError: a cache or normalizers of batches that have no index.
         """
-        queue = config.queue and FeatureQueue(config.queue.rows, config.queue.after_steps)
-        drift = config.queue and QueueDrift(
-            config.queue.rows,
-            config.queue.after_steps,
-            micro_batch_size=config.micro_batch_size,
-            autocast_dtype=AUTOCAST[choose_precision(config.precision, device)],
-        )
+        queue = drift = None
+        if config.queue is not None:
+            queue = FeatureQueue(config.queue, config.mining_after_steps)
+            drift = QueueDrift(
+                config.queue,
+                config.mining_after_steps,
+                micro_batch_size=config.micro_batch_size,
+                autocast_dtype=AUTOCAST[choose_precision(config.precision, device)],
+            )
         cache = FeatureCache.from_config(config.feature_cache, batches, folder)
         return cls(queue, drift, cache, RowNormalizers.from_config(config, batches, device))
 

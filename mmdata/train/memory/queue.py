@@ -100,7 +100,7 @@ def keys_of(batch: Batch) -> Sequence[Tensor]:
     if "image_hash" not in batch or "caption_hash" not in batch:
         raise ValueError(
             "queue: the batch has no image_hash or no caption_hash, and earlier rows with the same image "
-            "or caption would count as negatives: set data.add_hashes"
+            "or caption would count as negatives: add them to your batches"
         )
     for name in ("image_hash", "caption_hash"):
         check_keys(name, batch[name])

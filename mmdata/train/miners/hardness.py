@@ -70,7 +70,7 @@ class SemiHard:
     """Keeps negatives that are less similar than the positive, by no more than a margin.
 
     An anchor with none keeps none, and loses 0: it is solved (all are further below), or its positive lies below all of
-    them. In the first updates many are of the second kind, so begin without it (`train.miner.after_steps`).
+    them. In the first updates many are of the second kind, so begin without it (`train.mining_after_steps`).
 
     Args:
         margin: largest difference of cosines, above 0. With several positives, from their mean.

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from mmdata.train.miners.protocol import check_at_least_one, top_k_mask
 
+SOFTNESS = 0.5
+"""Temperature of the relaxed weights, in units of the perturbed scores: lower is nearer to 0 and 1, and steeper."""
 BISECTIONS = 20
 """Halvings of the interval for the shift c, before two Newton steps; each gives one binary digit."""
 
@@ -23,7 +25,7 @@ class GumbelTopK:
 
     The k highest of score / temperature + Gumbel noise are such a draw. Three ways to treat what was drawn:
     "none" keeps the k and has no gradient of its own; "relaxed" weighs each negative by
-    sigmoid((perturbed + c) / softness), with c such that the weights of a row add up to k; "straight_through" keeps the
+    sigmoid((perturbed + c) / SOFTNESS), with c such that the weights of a row add up to k; "straight_through" keeps the
     k with weight 1, so that the loss is that of "none", and takes the gradient of the relaxed weights, those of
     negatives that were not drawn included (how steep that may be: `Miner`).
 
@@ -32,7 +34,6 @@ class GumbelTopK:
         temperature: in units of cosine: near 0 the hardest k, large any k alike. 1 / logit_scale draws as the softmax
             of the loss weighs.
         gradient: "none", "straight_through" or "relaxed".
-        softness: of the relaxation, above 0; towards 0 the weights become 0 and 1.
 
     Example:
         k = 2 of scores 0.2, 0.1, 0.0 at temperature 0.1: the odds of a first draw are e² : e : 1, and the two first
@@ -45,15 +46,11 @@ class GumbelTopK:
     k: int
     temperature: float = 0.05
     gradient: Literal["none", "straight_through", "relaxed"] = "none"
-    softness: float = 0.5
 
     def __post_init__(self) -> None:
         check_at_least_one(self, self.k)
-        if not (self.temperature > 0 and self.softness > 0):
-            raise ValueError(
-                "GumbelTopK's temperature and softness are above 0: "
-                f"got temperature={self.temperature}, softness={self.softness}"
-            )
+        if not self.temperature > 0:
+            raise ValueError(f"GumbelTopK's temperature is above 0: got temperature={self.temperature}")
         if self.gradient not in ("none", "straight_through", "relaxed"):
             raise ValueError(
                 f"GumbelTopK's gradient is 'none', 'straight_through' or 'relaxed': got gradient={self.gradient!r}"
@@ -64,7 +61,7 @@ class GumbelTopK:
         perturbed = scores / self.temperature + gumbel_like(scores)  # (b, N)
         if self.gradient == "none":
             return top_k_mask(perturbed, negatives, self.k)
-        weights = relaxed_top_k(perturbed / self.softness, negatives, self.k)
+        weights = relaxed_top_k(perturbed / SOFTNESS, negatives, self.k)
         if self.gradient == "relaxed":
             return weights
         return top_k_mask(perturbed, negatives, self.k).to(weights.dtype) + (weights - weights.detach())
@@ -78,8 +75,8 @@ class DistanceWeighted:
     inverse of the density at its distance d: q(d) ∝ d^(D-2) · (1 - d²/4)^((D-3)/2).
 
     Args:
-        dimension: D, at least 3: that of the features, or less where they fill less of their space. At 512 the chances
-            differ so much that nearly always the nearest beyond `cutoff` are drawn.
+        dimension: D, at least 3: that of the features, or less where they fill less of their space. The default is the
+            paper's. At 512 the chances differ so much that nearly always the nearest beyond `cutoff` are drawn.
         k: negatives drawn a row, at least 1 (the paper draws one for each positive).
         cutoff: distances below count as this one, which bounds the chance of the nearest.
         farthest: negatives at this distance or further are never drawn; rows that have only such keep none.
@@ -90,7 +87,7 @@ class DistanceWeighted:
     Source: Wu et al. 2017, section 3 (arXiv:1706.07567).
     """
 
-    dimension: int
+    dimension: int = 128
     k: int = 1
     cutoff: float = 0.5
     farthest: float = 1.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -117,12 +117,12 @@ class DualEncoder(nn.Module):
 
         Args:
             config: the section `model`, or a dictionary of it.
-            vocab_size: entries of the tokenizer; a built-in text tower gets as many where `config.vocab_size` is
-                not set, any other must have at least as many.
+            vocab_size: entries of the tokenizer; a built-in text tower gets as many, any other must have at least as
+                many.
 
         Raises:
-            ConfigError: no vocabulary size for a built-in text tower, one smaller than the tokenizer's, settings
-                that do not go together, or weights that cannot be loaded.
+            ConfigError: no vocabulary size for a built-in text tower, a vocabulary smaller than the tokenizer's,
+                settings that do not go together, or weights that cannot be loaded.
         """
         if isinstance(config, dict):
             config = parse(ModelConfig, config, origin="model")
@@ -131,8 +131,7 @@ class DualEncoder(nn.Module):
             raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
         _check(config)
         if config.name in CLIP_SIZES:
-            entries = _entries(config, vocab_size)
-            clip = clip_config(config.name, vocab_size=entries, embed_dim=config.embed_dim)
+            clip = clip_config(config.name, vocab_size=_entries(vocab_size), embed_dim=config.embed_dim)
             model = cls._of_transformers(config, vocab_size, clip=clip)
         elif config.name == "pretrained":
             model = cls._of_transformers(config, vocab_size, clip=config.clip)
@@ -140,16 +139,15 @@ class DualEncoder(nn.Module):
             model = cls._built_in(config, vocab_size)
         if config.init_from is not None:
             init_from(model, config)
-        model.freeze(image=config.freeze_image, text=config.freeze_text, logit_scale=config.freeze_logit_scale)
+        model.freeze(*config.freeze)
         return model
 
     @classmethod
     def _built_in(cls, config: ModelConfig, vocab_size: int | None) -> Self:
         preset = PRESETS[config.name]
-        entries = _entries(config, vocab_size)
         checkpointing = config.gradient_checkpointing
         image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
-        text = TextTower(preset, entries, dropout=config.dropout, gradient_checkpointing=checkpointing)
+        text = TextTower(preset, _entries(vocab_size), dropout=config.dropout, gradient_checkpointing=checkpointing)
         dim = config.embed_dim or preset.embed_dim
         return cls(
             image,
@@ -191,17 +189,18 @@ class DualEncoder(nn.Module):
         for name, values in (("pixel_mean", mean), ("pixel_std", std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255, persistent=False)
 
-    def freeze(self, *, image: bool = False, text: bool = False, logit_scale: bool = False) -> None:
+    def freeze(self, *parts: Literal["image", "text", "logit_scale"]) -> None:
         """Freeze towers: no gradients, and eval mode (no dropout) even while the rest trains. Or the scale.
 
         The projection above a tower is trained on, unless it is part of the tower (CLIP, SigLIP).
 
         Source: Zhai et al. 2022, LiT (arXiv:2111.07991).
         """
-        self._frozen = [tower for tower, chosen in ((self.image_tower, image), (self.text_tower, text)) if chosen]
+        towers = {"image": self.image_tower, "text": self.text_tower}
+        self._frozen = [tower for name, tower in towers.items() if name in parts]
         for tower in self._frozen:
             tower.requires_grad_(False)
-        self.logit_scale.requires_grad_(not logit_scale)
+        self.logit_scale.requires_grad_("logit_scale" not in parts)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
@@ -300,17 +299,15 @@ def _check(config: ModelConfig) -> None:
         raise ConfigError(f"model.name 'pretrained': give either model.clip, or both model.vision and model.text{both}")
     if config.clip is not None and config.embed_dim is not None:
         raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
-    if config.vocab_size is not None or config.dropout:
-        raise ConfigError("model.vocab_size and model.dropout are for built-in towers; leave them out")
+    if config.dropout:
+        raise ConfigError("model.dropout is for built-in towers; leave it out")
 
 
-def _entries(config: ModelConfig, tokenizer: int | None) -> int:
-    """Entries of the vocabulary of a text tower that is built for it."""
-    entries = config.vocab_size or tokenizer
-    if entries is None:
-        raise ConfigError("model.vocab_size: missing; set it to the tokenizer's number of entries")
-    _check_vocabulary(entries, tokenizer, "model.vocab_size")
-    return entries
+def _entries(tokenizer: int | None) -> int:
+    """Entries of the vocabulary of a text tower that is built for a tokenizer."""
+    if tokenizer is None:
+        raise ConfigError("vocab_size is missing: DualEncoder.from_config(…, vocab_size=tokenizer.vocab_size)")
+    return tokenizer
 
 
 def _check_vocabulary(entries: int, tokenizer: int | None, name: str) -> None:

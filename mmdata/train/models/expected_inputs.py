@@ -131,7 +131,7 @@ def fitted(data: DataConfig, *, image_size: int | None, max_length: int | None, 
     expected: dict[str, int | None] = {}
     if data.image_buckets is None and data.image_patches is None:
         expected["image_size"] = image_size
-    if data.text_buckets == "auto" and data.tokenizer is not None:
+    if isinstance(data.text_buckets, int) and data.tokenizer is not None:
         expected["max_length"] = max_length
     taken: dict[str, int] = {}
     for name, value in expected.items():

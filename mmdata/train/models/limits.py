@@ -36,7 +36,7 @@ class ModelLimits:
 def limits_of(config: ModelConfig) -> ModelLimits:
     """The limits of the towers that settings name; of a model on the Hugging Face hub nothing is known."""
     bias_is_set = config.logit_bias_init is not None
-    own = ModelLimits(takes_patches=False, vocab_size=config.vocab_size or None, has_bias=bias_is_set)
+    own = ModelLimits(takes_patches=False, has_bias=bias_is_set)
     if config.name in PRESETS:
         return replace(own, patch_size=PRESETS[config.name].patch_size)
     if config.name in CLIP_SIZES:
@@ -73,7 +73,7 @@ def shape_problems(limits: ModelLimits, data: DataConfig) -> list[str]:
             )
     elif limits.patch_size is not None:
         problems += _side_problems(limits.patch_size, data)
-    # With text_buckets auto the longest caption decides, which the plan knows: see `length_problem`.
+    # With a number of text_buckets the longest caption decides, which the plan knows: see `length_problem`.
     if isinstance(data.text_buckets, list):
         problems += length_problem(data.text_buckets[-1], limits.positions)
     return problems
@@ -91,7 +91,7 @@ def length_problem(longest: int, positions: int | None) -> list[str]:
 
 def _side_problems(patch_size: int, data: ImagesConfig) -> list[str]:
     """Messages for image sides that are no multiples of the model's patch size."""
-    if data.image_buckets == "auto":
+    if isinstance(data.image_buckets, int):
         if data.patch_size % patch_size == 0:
             return []
         return [

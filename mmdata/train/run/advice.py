@@ -112,7 +112,7 @@ def advise(mining: Sequence[Line], settings: Mapping[str, Any], evaluation: Line
         if train.get(name)
     )
     told = f"in-batch accuracy {found.accuracy:.2f} ({found.origin}{also})"
-    few = " Few rows were measured: a lower train.mining_telemetry_every_steps measures more."
+    few = " Few rows were measured: the accuracy may be off by some hundredths."
     return told + _means(found, settings, train, data, evaluation or {}) + (few if 0 < found.rows < FEW_ROWS else "")
 
 
@@ -137,11 +137,11 @@ def _means(
         return f", and {by_heart}: it has learnt its rows by heart; more rows help, and harder batches do not."
     if found.is_grouped:
         return ": the batches are grouped, and told apart all the same: what they can teach is learnt."
-    is_fixed = _section(settings, "model").get("freeze_logit_scale")
+    is_fixed = "logit_scale" in (_section(settings, "model").get("freeze") or [])
     scale = ""
     if not is_fixed and train.get("loss", "clip") == "clip":
         scale = (
-            " The cheapest to try is a lower fixed scale: go on from this model with model.freeze_logit_scale=true "
+            " The cheapest to try is a lower fixed scale: go on from this model with model.freeze=[logit_scale] "
             "model.logit_scale_init=5."
         )
     return (

@@ -190,7 +190,7 @@ class Spoke(Presence):
         if connection is None:
             logger.warning(
                 "rank %d cannot connect to rank 0 at %s, port %d: if a rank's process ends, this one learns of it by "
-                "train.stall_timeout_s only; let ranks connect to each other on all ports",
+                "the watchdog's time limit only; let ranks connect to each other on all ports",
                 self.rank,
                 " or ".join(hosts),
                 port,

@@ -51,7 +51,6 @@ def regroup(
             seed=seed + epoch,
             device=device,
             same=regroups.rows_alike(),
-            max_similarity=regroups.max_similarity,
             on_cell=lambda _: go_on(),
         )
         near, random = mean_similarity(features, of_rows, seed=seed + epoch, device=device)

@@ -40,7 +40,6 @@ from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
-from mmdata.train.run.overfit import FirstBatches
 from mmdata.train.run.regroup import regroup
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.same_run import check_same_run
@@ -49,7 +48,7 @@ from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
-from mmdata.train.run.watchdog import Watchdog
+from mmdata.train.run.watchdog import STALL_TIMEOUT_S, Watchdog
 from mmdata.train.run.when import is_measured, never_begins
 from mmdata.train.step import StepOutput, train_step
 
@@ -101,8 +100,6 @@ class Trainer:
         self.command = command
         collectives.check_ranks(batches)
         check_objective(config, model)
-        if config.overfit_batches is not None:
-            batches = FirstBatches(batches, config.overfit_batches)
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
@@ -121,7 +118,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.memory = FeatureMemory.from_config(config, batches, output, self.device)
-        self.watchdog = Watchdog(config.stall_timeout_s, lambda: self.step, self.group)
+        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
         check_schedule(config, self.total_steps)
@@ -142,7 +139,7 @@ class Trainer:
         )
         ranks = collectives.world_size()
         self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
-        self.sharded = config.checkpoint == "sharded" and sharding.is_sharded(model)
+        self.sharded = sharding.is_sharded(model)
         writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
         self.writer = writer(
             output / CHECKPOINTS,
@@ -153,10 +150,6 @@ class Trainer:
         )
         self.watchdog.is_writing = self.writer.is_writing
         self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
-        if config.checkpoint == "sharded" and not self.sharded:
-            self.log.say(
-                "train.checkpoint is sharded, and one process shards nothing: each checkpoint is one whole file"
-            )
         if config.warmup_steps >= self.total_steps:
             self.log.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
@@ -338,7 +331,7 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
-        if is_measured(self.step, self.config.mining_telemetry_every_steps):
+        if is_measured(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values)
@@ -351,8 +344,7 @@ class Trainer:
         Returns:
             The loss, what the step left, and the teacher's features if the queue is to hold those.
         """
-        queue = self.config.queue
-        feeds = queue is not None and queue.features == "teacher" and step >= queue.after_steps
+        feeds = self.config.queue is not None and step >= self.config.mining_after_steps
         features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
         loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)

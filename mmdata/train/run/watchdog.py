@@ -28,6 +28,8 @@ from mmdata.train.run.update import Update
 STALLED = 75
 """Exit code of a process that the watchdog ended: EX_TEMPFAIL, since starting it again may help."""
 
+STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
+"""Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
 GRACE_S = 10.0
 """Time in which a process may end by an error of its own once another rank is gone; then the watchdog ends it."""
 WRITE_S = 300.0
@@ -101,8 +103,8 @@ class Watchdog:
             self._moved = time.monotonic()
         elif (still_s := time.monotonic() - self._moved) > self._timeout_s:
             raise TrainingError(
-                f"step {update.step}: loss and gradient have been exactly 0 for {still_s:.0f} s (train.stall_timeout_s "
-                f"is {self._timeout_s:g}): no row is valid (on rank {collectives.rank()} {int(update.valid.sum())} of "
+                f"step {update.step}: loss and gradient have been exactly 0 for {still_s:.0f} s (the limit is "
+                f"{self._timeout_s:g} s): no row is valid (on rank {collectives.rank()} {int(update.valid.sum())} of "
                 f"{len(update.valid)} are), or no negative passes train.miner, train.teacher and the masks; loosen them"
             )
 
@@ -115,7 +117,7 @@ class Watchdog:
         if self._still_since is None or self._said_still or self._still_updates < STILL_UPDATES:
             return ""
         self._said_still = True
-        end = f"; the run ends after train.stall_timeout_s ({self._timeout_s:g} s) of it" if self._timeout_s else ""
+        end = f"; the run ends after {self._timeout_s:g} s of it" if self._timeout_s else ""
         return (
             f"loss and gradient are exactly 0 since step {self._still_since}: no row is valid, or no negative passes "
             f"train.miner, train.teacher and the masks{end}"
@@ -200,7 +202,7 @@ class Watchdog:
         stuck = [other for other, position in positions.items() if position.for_s > timeout_s]
         if not stuck and all(ago_s <= timeout_s for _, ago_s in others.values()):
             return ""
-        limit = f"(train.stall_timeout_s is {timeout_s:g})"
+        limit = f"(the limit is {timeout_s:g} s)"
         silent = {other: position for other, (position, ago_s) in others.items() if ago_s > self._patience_s}
         if silent:
             ago_s = min(others[other][1] for other in silent)

@@ -69,9 +69,8 @@ def config(tokenizer):
             "global_batch_size": 4,
             "image_size": 16,
             "max_length": 48,
-            "num_text_buckets": 3,
+            "text_buckets": 3,
             "transform": "eval",
-            "add_hashes": True,
         }
         return grouped(**settings | changes)
 

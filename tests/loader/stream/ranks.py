@@ -51,7 +51,7 @@ def main() -> int:
     stream = Watched(tars, data, ranks, steps_per_epoch=spec["steps_per_epoch"])
     torch.manual_seed(0)
     model = DualEncoder.from_config(ModelConfig(), vocab_size=300)
-    config = parse(TrainConfig, {"epochs": 2, "log_every_steps": 1, "warmup_steps": 1, "device": "cpu"}, origin="test")
+    config = parse(TrainConfig, {"epochs": 2, "log_every_steps": 1, "warmup_steps": 1}, origin="test")
     return Trainer(model, stream, config, output=output).run()
 
 

@@ -78,7 +78,7 @@ def test_an_endless_iterable_may_repeat_keys_and_needs_steps(shards: Path, confi
 def test_buffers_are_let_go(shards: Path, config: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mmdata.loader.stream_tars.BUFFER_ROWS", 4)
     endless = wds.WebDataset(urls(shards), resampled=True)
-    with mmdata.stream(endless, config(num_workers=2, num_text_buckets=1), steps_per_epoch=200) as stream:
+    with mmdata.stream(endless, config(num_workers=2, text_buckets=1), steps_per_epoch=200) as stream:
         held = [len(stream._plan._tars.source._files) for _ in stream]
     assert max(held) < 20, "of a hundred and more"
 
@@ -91,7 +91,7 @@ def test_passes_may_be_shorter_than_what_is_prefetched(photo: Any, config: Any, 
         time.sleep(0.01)
         return torch.zeros(3, *size, dtype=torch.uint8)
 
-    settings = config(num_workers=1, prefetch_batches=6, num_text_buckets=1, transform=slow)
+    settings = config(num_workers=1, prefetch_batches=6, text_buckets=1, transform=slow)
     with mmdata.stream(Samples(samples), settings) as stream:
         for _ in range(6):
             assert sorted(map(int, keys(stream))) == list(range(num_samples))
@@ -202,7 +202,7 @@ def test_ranks_have_iterables_of_their_own_and_equal_steps(shards: Path, config:
 
 def test_another_process_cannot_iterate(config: Any):
     with pytest.raises(ConfigError, match=r"another process cannot iterate .* or give the names of the shards"):
-        mmdata.stream(Samples([]), config(worker_type="process"))
+        mmdata.stream(Samples([]), config(num_processes=1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -217,7 +217,7 @@ def test_a_pass_that_is_left_and_begun_again_may_have_other_samples_in_the_same_
             samples.reverse()
             return iter(samples)
 
-    stream = mmdata.stream(Shuffled(), config(num_workers=num_workers, num_text_buckets=1))
+    stream = mmdata.stream(Shuffled(), config(num_workers=num_workers, text_buckets=1))
     for steps in (1, 4, 7):
         stream.set_epoch(0)
         list(islice(stream, steps))

@@ -156,13 +156,6 @@ def test_ranks_that_do_not_divide_the_batch_are_refused(shards, config):
         mmdata.stream(shards, config(), rank=0, world_size=3)
 
 
-def test_stream_limit_takes_the_first_samples_over_all_ranks(shards, config):
-    whole = valid_rows([*mmdata.stream(shards, config(max_rows=7))])
-    assert sorted(whole) == [f"{i:04d}" for i in range(7)]
-    parts = [valid_rows([*mmdata.stream(shards, config(max_rows=7), rank=rank, world_size=2)]) for rank in range(2)]
-    assert sorted(key for part in parts for key in part) == sorted(whole)
-
-
 @pytest.mark.parametrize("shards", ["pipe:cat x.tar", ["a.tar", "pipe:curl http://x/"], "{pipe:a,b}.tar", "x::pipe:y"])
 def test_stream_refuses_pipes(config, shards):
     with pytest.raises(ConfigError, match="pipe: would run a command, and nothing in data may"):

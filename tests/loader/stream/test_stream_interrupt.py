@@ -47,12 +47,12 @@ def test_closing_ends_the_reading_of_a_pass_that_has_no_window_yet(
 ):
     waits = Event()
 
-    def windows(tars: Any, data: Any, number: int, ended: Event) -> Any:
+    def windows(tars: Any, number: int, ended: Event) -> Any:
         if number:
             waits.set()
             ended.wait()
             raise Interrupted
-        yield from read_windows(tars, data, number, ended)
+        yield from read_windows(tars, number, ended)
 
     monkeypatch.setattr("mmdata.loader.stream_plan.read_windows", windows)
     stream = mmdata.stream(shards, config(num_workers=1))

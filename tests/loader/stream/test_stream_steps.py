@@ -319,7 +319,7 @@ def test_worker_processes_give_the_batches_of_threads(uneven, tar, config, num_p
     settings = config(max_bad_share=0.5, transform="train", fields={"own": "txt"})
     expected = mmdata.stream(folder, settings, steps_per_epoch=steps_per_epoch)
     batches = content([batch for _ in range(2) for batch in expected])
-    loading = {**settings["loading"], "worker_type": "process", "num_processes": num_processes, "num_workers": 2}
+    loading = {**settings["loading"], "num_processes": num_processes, "num_workers": 2}
     with mmdata.stream(folder, {**settings, "loading": loading}, steps_per_epoch=steps_per_epoch) as stream:
         found = content([batch for _ in range(2) for batch in stream])
         assert [(e.key, e.epoch, e.step) for e in stream.ledger] == [(e.key, e.epoch, e.step) for e in expected.ledger]
