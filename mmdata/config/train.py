@@ -202,7 +202,7 @@ class TrainConfig(Settings):
     checkpoint_every_steps: MayChange[Positive] = 1000
     """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run.
     Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host; with
-    `parallel: fsdp` and several ranks each rank copies and writes its share (docs/scaling.md)."""
+    `parallel: fsdp` and several ranks each rank copies and writes its share (docs/train.md)."""
     keep_checkpoints: MayChange[Positive] = 2
     """Number of newest checkpoints that are kept; older ones are deleted."""
     evaluate_every_epochs: MayChange[Count] = 1

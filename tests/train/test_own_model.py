@@ -265,7 +265,7 @@ def test_step_refuses_what_it_cannot_use():
         gradient_cache(uneven, parts, lambda output: output.sum())
 
 
-def test_the_loop_of_the_page_on_own_models_trains(
+def test_the_loop_of_the_page_on_training_trains(
     tmp_path: Path,
     make_corpus: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -278,7 +278,7 @@ def test_the_loop_of_the_page_on_own_models_trains(
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "scenes.yaml").write_text(yaml.safe_dump({"data": data}))
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "train.md").read_text()
     (block,) = (code for code in page.split("```python\n") if "DevicePrefetcher(loader, device)" in code)
     exec(block.partition("```")[0], {})
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
