@@ -1,7 +1,7 @@
 """mmdata plan: steps, shapes and padding of an epoch; no image is read.
 
 mmdata plan shards/photos                      # a folder of shards: says which settings it assumes
-mmdata plan shards/photos data.global_batch_size=1024 data.image_buckets=auto
+mmdata plan shards/photos data.global_batch_size=1024 data.image_buckets=3
 mmdata plan configs/scenes.yaml
 mmdata plan configs/scenes.yaml data.global_batch_size=1024 --world-size 8
 """

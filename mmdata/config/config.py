@@ -40,7 +40,7 @@ class CompareConfig(Settings):
     seeds: Annotated[list[Integer], Field(min_length=2)]
     """Seeds of weights and batches; each arm is trained once with each of them, so that the comparison is paired."""
     pairs: Location | None = None
-    """JSONL file of a compositional test (docs/losses.md); null: only retrieval on `data.val` is measured."""
+    """JSONL file of a compositional test (docs/train.md); null: only retrieval on `data.val` is measured."""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:
