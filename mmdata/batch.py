@@ -51,9 +51,9 @@ class Batch(TypedDict):
         captions: B strings, the text of each row's caption; "" where a row has none that can be used. Only with
             `data.tokenizer`.
         caption_numbers: int64 (B,), which caption that is: its place, from 0, among those of its source that have text;
-            -1 where a row is padding. Likewise, and not of a stream.
-        caption_sources: B strings, the source that the caption was drawn from; "" where a row is padding. Likewise, and
-            only where `data.captions` names sources.
+            -1 where a row is padding. Only with `data.tokenizer`.
+        caption_sources: B strings, the source that the caption was drawn from; "" where a row is padding. Only where
+            `data.captions` names sources.
     """
 
     pixel_values: Tensor

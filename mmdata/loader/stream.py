@@ -64,7 +64,7 @@ def stream(
 ) -> Stream:
     """The batches of one rank from shards without an index, or from an iterable of WebDataset samples.
 
-    The first shards are read here, to choose the shapes of batches. docs/stream.md compares a stream with
+    The first shards are read here, to choose the shapes of batches. docs/load.md compares a stream with
     `mmdata.Loader`, which reads an index.
 
     Args:
