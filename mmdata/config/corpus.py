@@ -123,7 +123,7 @@ class CorpusConfig(Settings):
     select: MayChange[Select] = None  # only where its file lies: see `check_same_settings`
     """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
     256`, or a file of keys (.txt, .parquet, .csv, .tsv), or a mask or DataComp's uids (.npy); null: all rows. See
-    docs/select.md."""
+    docs/index.md."""
     join: list[JoinConfig] = Field(default_factory=list)
     """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
     And tars in other folders, whose members `fields` names."""

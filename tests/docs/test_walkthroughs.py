@@ -1,4 +1,4 @@
-"""The commands of docs/walkthroughs, select.md, remote.md and SKILL.md run, in order, and print what the pages say.
+"""The commands of docs/walkthroughs, index.md, remote.md and SKILL.md run, in order, and print what the pages say.
 
 A page is Markdown with these parts; any other block is not run:
 - `<!-- setup: NAME -->`: the function NAME of sources.py makes the data that the page begins with. It may be a context
@@ -27,7 +27,7 @@ from tests.programs import run_program
 
 FOLDER = Path(__file__).parents[2] / "docs" / "walkthroughs"
 WALKTHROUGHS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
-PAGES = [*WALKTHROUGHS, FOLDER.parent / "select.md", FOLDER.parent / "remote.md", FOLDER.parents[1] / "SKILL.md"]
+PAGES = [*WALKTHROUGHS, FOLDER.parent / "index.md", FOLDER.parent / "remote.md", FOLDER.parents[1] / "SKILL.md"]
 SETUP = re.compile(r"<!-- setup: (\w+) -->")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANY = "…"

@@ -162,7 +162,7 @@ class Beyond(Exception):
 
 
 def calculated(sign: str, one: Value, other: Value) -> Value:
-    """By Python's numbers, as docs/select.md says."""
+    """By Python's numbers, as docs/index.md says."""
     if one is None or other is None or (sign in "/%" and other == 0):
         return None
     if sign == "/" or isinstance(one, float) or isinstance(other, float):
