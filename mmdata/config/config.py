@@ -40,7 +40,8 @@ class CompareConfig(Settings):
     seeds: Annotated[list[Integer], Field(min_length=2)]
     """Seeds of weights and batches; each arm is trained once with each of them, so that the comparison is paired."""
     pairs: Location | None = None
-    """JSONL file of a compositional test (docs/train.md); null: only retrieval on `data.val` is measured."""
+    """JSONL file of a compositional test, as `mmdata evaluate --pairs` takes it; null: only retrieval on `data.val` is
+    measured."""
 
     @model_validator(mode="after")
     def _check(self) -> CompareConfig:

@@ -96,7 +96,7 @@ class SameGroupConfig(MinerConfig):
 
 
 class UserConfig(MinerConfig):
-    """user: a function of your own, or a class called with `arguments` (docs/losses.md)."""
+    """user: a function of your own, or a class called with `arguments` (docs/mine.md)."""
 
     name: Literal["user"]
     target: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pandas as pd
 import pytest
@@ -71,7 +71,7 @@ def test_filter_of_captions_in_the_page_on_conversion_runs(tmp_path: Path, monke
 
 
 def test_losses_in_code_in_their_page_run():
-    (code,) = [block for block in blocks(ROOT / "docs" / "losses.md", "python") if "RowNormalizers" in block]
+    (code,) = [block for block in blocks(ROOT / "docs" / "mine.md", "python") if "RowNormalizers" in block]
     found: dict[str, Any] = {}
     for line in ("clip_loss", "triplet", "sogclr"):
         assert line in code
@@ -104,8 +104,10 @@ def unknown_settings(kind: type, content: dict[str, Any]) -> list[str]:
         if name not in fields:
             unknown.append(name)
             continue
-        sections = sections_of(fields[name].annotation)
-        for item in value if isinstance(value, list) else [value]:
+        annotation = fields[name].annotation
+        sections = sections_of(annotation)
+        values = list(value.values()) if get_origin(annotation) is dict else value  # sections with names of a user's
+        for item in values if isinstance(values, list) else [values]:
             if sections and isinstance(item, dict):
                 unknown += min((unknown_settings(section, item) for section in sections), key=len)
     return unknown

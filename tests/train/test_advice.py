@@ -33,7 +33,7 @@ def advice(line: Settings, settings: Settings) -> str:
         ({"step": 5}, {}, "$"),
         (HARD, {}, r"in-batch accuracy 0\.60 \(one batch with 512 rows, step 500\): random batches still teach"),
         (HARD, {}, r".* Where images or captions repeat, train\.mask_false_negatives=true comes first"),
-        (HARD, MASKED, r".* any experiment of docs/mining\.md\.$"),
+        (HARD, MASKED, r".* any experiment of docs/mine\.md\.$"),
         (HARD, TOP_K, r".*not only those that train\.miner keeps\): random .* a run without train\.miner\.$"),
         (
             HARD,

@@ -39,8 +39,8 @@ def test_settings_name_each_miner(config: dict[str, Any], miner: miners.AnyMiner
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The settings of the miner in docs/losses.md, which is in a file of its own."""
-    text = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+    """The settings of the miner in docs/mine.md, which is in a file of its own."""
+    text = (Path(__file__).parents[2] / "docs" / "mine.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n([^`]*class HarderThan.*?)```", text, re.DOTALL)
     (tmp_path / "my_miners.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)

@@ -105,7 +105,7 @@ class QueueDrift:
         return (
             f"queue: features {measured['oldest_age_steps']:.0f} steps old have a cosine of {similarity:.2f} with "
             "those that the model makes of the same rows now: such negatives pull it away; a lower train.lr, fewer "
-            "train.queue, or train.teacher keep them together (docs/mining.md)"
+            "train.queue, or train.teacher keep them together (docs/mine.md)"
         )
 
     def _depth(self, batch: Batch) -> int:

@@ -1,4 +1,4 @@
-"""Whether harder batches can help a run, from what its log says of the negatives (docs/mining.md)."""
+"""Whether harder batches can help a run, from what its log says of the negatives (docs/mine.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TOLD_APART = 0.9
-"""In-batch accuracy from which harder batches may teach more: it was 0.93 where the arms of docs/mining.md began."""
+"""In-batch accuracy from which harder batches may teach more: it was 0.93 where the arms of docs/mine.md began."""
 MANY_FALSE = 0.2
 """Share of negatives above, or as good as above, their positive from which many are probably none; a guess."""
 TIMES_CHANCE = 2.0
@@ -148,7 +148,7 @@ def _means(
         f": the batches are easy.{scale} If the corpus has rows that differ in little, batches of neighbours can teach "
         "more: make groups of four by this model (`mmdata neighbours`), and go on from it (`model.init_from`) with "
         "half of each batch from them (data.groups.share=0.5). Compare with as many more random batches "
-        "(docs/mining.md)."
+        "(docs/mine.md)."
     )
 
 
@@ -169,7 +169,7 @@ def _still_teaches(found: Measured, train: Mapping[str, Any], *, masks: bool) ->
         "cannot be told apart."
     )
     return (
-        f": random batches still teach; mining early has not helped in any experiment of docs/mining.md.{without}{mask}"
+        f": random batches still teach; mining early has not helped in any experiment of docs/mine.md.{without}{mask}"
     )
 
 
