@@ -34,7 +34,7 @@ class SelectedRows:
     """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.cli.chosen`.
 
     Attributes:
-        words: the condition, for messages and accounts.
+        words: the condition, for messages.
         offsets: by the name of a tar, the offsets of its chosen images, ascending int64.
     """
 
@@ -45,11 +45,21 @@ class SelectedRows:
         """Numbers of these rows in a source of tars.
 
         Raises:
-            ConfigError: it is no source of tars.
+            ConfigError: it is no source of tars, or no row is selected.
+            DataError: an image is not where the index says.
         """
         if not isinstance(source, PackedSource):
             raise ConfigError("select: the source is no folder of tars; rows of shards with an index can be selected")
-        return np.array([row.number for row in source.rows() if self._holds(row)], np.int64)
+        selected = sum(map(len, self.offsets.values()))
+        if not selected:
+            raise ConfigError(f"select {excerpt(self.words)}: no row is selected")
+        found = np.array([row.number for row in source.rows() if self._holds(row)], np.int64)
+        if len(found) < selected:
+            raise DataError(
+                f"select {excerpt(self.words)}: the index of '{source.root}' lists {selected:,} selected images, "
+                f"{len(found):,} are where it says; `mmdata verify {source.root}` names what has changed"
+            )
+        return found
 
     def _holds(self, row: InputRow) -> bool:
         assert row.packed is not None
