@@ -15,7 +15,7 @@ from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.output import Output, open_outputs
 from mmdata.convert.settle.s3_output import open_s3_outputs
-from mmdata.convert.sources.chosen import Choice, ChosenSource
+from mmdata.convert.sources.chosen import Choice, ChosenSource, read_choice
 from mmdata.convert.sources.files import exists
 from mmdata.convert.sources.given_rows import Rows, open_rows
 from mmdata.convert.sources.open import open_source
@@ -67,6 +67,7 @@ def open_conversion(
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
         check_places(local_folder(source), out, config)
+    rows = rows if rows is None else read_choice(rows)
     parts = PARTS if config.val_share else ()
     if is_url(out):
         outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))

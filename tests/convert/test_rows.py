@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -185,7 +187,21 @@ def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: 
         ("9" * 30, r"line 1: '9+' is no number of a row"),
         ("\n", "rows: none is chosen"),
         (Path("none.txt"), r"rows 'none.txt': cannot be read \(No such file or directory\)"),
+        ("", "rows: none is chosen"),
+        ([], "rows: none is chosen"),
         ([3, -1], "rows: -1 is no row of the source, which has rows numbered from 0"),
+        ([2**63], "rows: 9223372036854775808 is no row of the source, whose rows are numbered from 0"),
+        ([2**64], r"rows: the numbers of rows are expected, a list of integers; got list, an array of object of sha"),
+        (np.array([True, False]), r"rows: a mask, and the numbers of rows are expected; give np.flatnonzero\(mask\)"),
+        ([True, False], r"give np.flatnonzero\(mask\)"),
+        ([1.0, 2.5], r"a list of integers; got list, an array of float64 of shape \(2,\)"),
+        ([1, float("nan")], r"a list of integers; got list, an array of float64 of shape \(2,\)"),
+        (["1", "2"], r"a list of integers; got list, an array of <U1 of shape \(2,\)"),
+        ([[1, 2]], r"a list of integers; got list, an array of int64 of shape \(1, 2\)"),
+        ([[1], [2, 3]], "a list of integers; "),
+        (3, r"a list of integers; got int, an array of int64 of shape \(\)"),
+        ({1, 2}, r"a list of integers; got set, an array of object of shape \(\)"),
+        ((n for n in (1, 2)), r"a list of integers; got generator, an array of object of shape \(\)"),
     ],
 )
 def test_what_names_no_rows_is_an_error(table: Path, tmp_path: Path, rows: Any, message: str) -> None:
@@ -194,6 +210,21 @@ def test_what_names_no_rows_is_an_error(table: Path, tmp_path: Path, rows: Any, 
         rows = tmp_path / "rows.txt"
     with pytest.raises(ConfigError, match=message):
         make(table, tmp_path / "out", rows)
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_of_rows_that_is_a_pipe_is_not_opened(table: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        DataError, match=r"rows '.*pipe': is a FIFO, and only regular files are read; it was not opened"
+    ):
+        make(table, tmp_path / "out", tmp_path / "pipe")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rows", [np.array([2, 1], np.uint8), range(1, 3), (1, 2), pa.array([1, 2])])
+def test_integers_of_any_array_are_rows(table: Path, tmp_path: Path, rows: Any) -> None:
+    assert counts(make(table, tmp_path / "out", rows)) == {"rows": 2, "written": 2}
 
 
 def test_row_that_the_source_has_not_is_an_error(table: Path, photos: list[bytes], tmp_path: Path) -> None:
