@@ -242,8 +242,8 @@ def test_other_rows_are_another_conversion(table: Path, tmp_path: Path) -> None:
     make(table, tmp_path / "b", [2])
     make(table, tmp_path / "out", [3, 4], [tmp_path / "a"])
     for rows, not_in, what in (
-        ([3, 5], ["a"], "other rows are selected"),
-        ([3], ["a"], 'select: was "2 rows", is "1 row"; other rows are selected'),
+        ([3, 5], ["a"], "rows: other rows are selected"),
+        (None, ["a"], "rows: other rows are selected"),
         ([3, 4], ["a", "b"], "the folders of not_in are others"),
     ):
         with pytest.raises(DataError, match=rf"holds another conversion \({what}\)"):
@@ -368,3 +368,40 @@ def test_flags_choose_rows(table: Path, tmp_path: Path) -> None:
     assert {name[:9] for name in members(tmp_path / "out")} == {"000000002"}
     done = run_program([*tool, *flags, "--select", "height > 2"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "--rows and --select both say which rows are taken: give one of them" in done.stderr
+
+
+def test_all_images_that_other_folders_have_are_said_in_a_sentence(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [1, 2, 3])
+    with pytest.raises(
+        DataError, match=r"^the images of all 2 rows are in the folders of --not-in; nothing is left to"
+    ):
+        make(table, tmp_path / "out", [2, 3], [tmp_path / "a"])
+
+
+def run_tool(*words: str | Path) -> Any:
+    command = [sys.executable, str(shipped("tools", "convert.py")), *map(str, words)]
+    return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_advice_on_duplicates_is_true_with_not_in(table: Path, tmp_path: Path) -> None:
+    numbers_in(tmp_path / "rows.txt", 2, 3)
+    make(table, tmp_path / "a", [3])
+    done = run_tool(table, tmp_path / "out", "--rows", tmp_path / "rows.txt", "--not-in", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "duplicates: their image is in a folder of --not-in, or an earlier row of the same image was" in done.stdout
+    assert "keep_duplicates" not in done.stdout
+
+
+def test_plan_refuses_what_the_conversion_refuses(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", val_share=0.4)
+    done = run_tool(table, tmp_path / "a", "--not-in", tmp_path / "a/train", "--plan")
+    assert done.returncode == 2
+    assert "lies inside the output" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--rows", "--select"])
+def test_empty_choice_does_not_convert_all(table: Path, tmp_path: Path, flag: str) -> None:
+    done = run_tool(table, tmp_path / "out", flag, "")
+    assert done.returncode == 2
+    assert f"{flag} '': names no rows; leave the flag out to convert all" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -104,13 +105,9 @@ def _reading(path: Path) -> Generator[pq.ParquetFile]:
     """A list of rows, whose pages are checked as they are read."""
     try:
         with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
-            if _digest_type(file) != pa.binary(DIGEST_BYTES):
+            schema: Any = file.schema_arrow
+            if "digest" not in schema.names or schema.field("digest").type != pa.binary(DIGEST_BYTES):
                 raise DataError(f"'{path}': is no list of rows: it has no column of digests; convert anew")
             yield file
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"'{path}': not a list of rows that is whole ({error}); convert anew") from error
-
-
-def _digest_type(file: pq.ParquetFile) -> pa.DataType | None:
-    schema = file.schema_arrow
-    return schema.field("digest").type if "digest" in schema.names else None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mmdata.config.convert import Grouping
 from mmdata.convert.sources.rows import ImageSource, InputRow, Source, images_of, numbered_key
 from mmdata.convert.sources.tars import PackedSource
-from mmdata.errors import ConfigError, DataError, counted, excerpt
+from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.safe_read import open_regular
 
 NEAR = 1000
@@ -93,7 +93,6 @@ class ChosenSource:
         chosen = read_choice(chosen)
         self.numbers = np.unique(chosen(corpus)) if callable(chosen) else chosen
         _check_within(corpus, self.numbers)
-        self._words = chosen.words if isinstance(chosen, SelectedRows) else counted(len(self.numbers), "row")
         self.root = corpus.root
         self.rows_at_most = len(self.numbers)
         self.has_captions = corpus.has_captions
@@ -126,8 +125,7 @@ class ChosenSource:
 
     def describe(self) -> dict[str, Any]:
         """The corpus, and which of its rows. See `Source.describe`."""
-        selected = hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]
-        return {**self.corpus.describe(), "select": self._words, "selected": selected}
+        return {**self.corpus.describe(), "rows": hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]}
 
     def number_of(self, rows: Any) -> Any:
         """The number in the corpus of one of these rows, or the numbers of several."""
