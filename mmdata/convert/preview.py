@@ -119,9 +119,9 @@ class _Timed:
     def __call__(self, job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         def examine(row: InputRow) -> Outcome:
             began = time.thread_time()
-            examined = job.examiner(row)
+            outcome = job.examiner(row)
             self._seconds.append(time.thread_time() - began)
-            return examined
+            return outcome
 
         return threads(self.workers)(replace(job, examiner=cast(Examiner, examine)), units)
 
