@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mmdata.convert.units.staging import OVERWRITES_NAME, RECEIPT_NAME, NUM_ROWS_NAME, RUN_NAME, Receipt, Staging
+from mmdata.convert.units.staging import NUM_ROWS_NAME, OVERWRITES_NAME, RECEIPT_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
 from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
