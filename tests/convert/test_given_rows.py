@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import datasets
-from mmdata.convert import ConvertConfig, Report, convert
+from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.convert.sources.given_rows import GivenTable
 from mmdata.convert.units.engines import threads
@@ -82,6 +82,13 @@ def test_program_says_why_a_row_is_left_out(corpus: Path, tmp_path: Path, make: 
         ("broken_row", "odd: not a reason"),
         ("broken_row", "left_out is int, not a text"),
     ]
+
+
+def test_row_that_is_left_out_on_purpose_is_not_one_that_cannot_be_used(corpus: Path, tmp_path: Path) -> None:
+    said = [None, "duplicate_image: of another site", "filtered: too old", "broken_row: torn"]
+    rows = [{"image": corpus / "a.jpg", "caption": "x", "left_out": why} for why in said]
+    made = convert_part(rows, tmp_path / "out", part=(1, 1), engine=threads(1))
+    assert (made.rows, made.quarantined) == (4, 1)
 
 
 def test_picture_is_stored_as_it_is_seen(corpus: Path, tmp_path: Path, make: Make) -> None:

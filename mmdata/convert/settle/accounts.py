@@ -15,6 +15,7 @@ from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.sources.rows import Source
 from mmdata.convert.sources.table_source import where_looked
+from mmdata.convert.units.unit import NOT_QUARANTINED
 from mmdata.errors import DataError, Reason
 from mmdata.tars.texts import Losses
 
@@ -22,7 +23,6 @@ EXAMPLES = 3
 """Reasons that the error of a failed conversion explains."""
 EARLY = 1000
 """Quarantined rows below which a conversion does not end early."""
-_NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
 
 
 class Accounts:
@@ -85,7 +85,7 @@ class Accounts:
     def leave_out(self, *, row: int, place: str, path: str, reason: Reason, detail: str) -> None:
         """Count a row that is neither written nor merged, and record it."""
         self.reasons[reason] += 1
-        self.unfetched[reason] += is_unfetched(path, reason) and reason not in _NOT_QUARANTINED
+        self.unfetched[reason] += is_unfetched(path, reason) and reason not in NOT_QUARANTINED
         self.first.setdefault(reason, f"{place}: {detail}")
         if reason is Reason.MISSING_IMAGE:
             self.missing = self.missing or path
