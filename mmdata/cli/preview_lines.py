@@ -80,7 +80,7 @@ def _time(found: Preview) -> str:
 
 
 def _verdict(found: Preview) -> list[str]:
-    lines: list[str] = []
+    lines = [f"nothing would be published of this sample: {found.nothing}"] if found.nothing else []
     cannot = "cannot be used; repair the corpus, or allow more with --max-bad-share"
     dead = "have a URL that gives no image; allow more with max_unfetched_share in the recipe"
     shares = found.config.largest_shares

@@ -179,9 +179,18 @@ def test_preview_leaves_an_output_as_it_is(raw_corpus: Path, tmp_path: Path) -> 
 
 
 def test_preview_of_rows_none_of_which_can_be_written_says_why(tmp_path: Path) -> None:
-    table = jsonl(tmp_path / "t.jsonl", [{"image": "gone.jpg", "caption": "a photo"}] * 3)
-    with pytest.raises(DataError, match=r"none of 3 rows could be written; nothing is published. .* missing_image"):
-        preview(table)
+    table = jsonl(tmp_path / "t.jsonl", [{"image": f"gone{n}.jpg", "caption": "a photo"} for n in range(3)])
+    found = preview(table)
+    assert (found.statuses["written"].likely, found.shards, found.bytes) == (0, 0, 0)
+    assert found.reasons == {Reason.MISSING_IMAGE: Estimate(3, 3, 3, 3)}
+    assert found.examples == {Reason.MISSING_IMAGE: "t.jsonl, line 1: 'gone0.jpg': No such file or directory"}
+    verdict, too_many = preview_lines(found)[-2:]
+    assert verdict.startswith("nothing would be published of this sample: none of 3 rows could be written; nothing is")
+    assert "name the folder that they are relative to with --images FOLDER" in verdict
+    assert too_many.startswith("nothing would be published: more than 5 % of the rows cannot be used")
+    done = run(table, tmp_path / "out", "--plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert verdict in done.stdout
 
 
 def run(*words: Any) -> Any:

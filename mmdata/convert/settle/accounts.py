@@ -122,6 +122,24 @@ class CannotPublish(DataError):
     """The rows of a conversion are not good enough to publish, whoever converts them again."""
 
 
+class NothingWritten(CannotPublish):
+    """No row of a conversion could be written.
+
+    Args:
+        message: for people.
+        accounts: of all folders.
+
+    Attributes:
+        accounts: as one; see `Accounts.as_dict`.
+        ledgers: paths of their ledgers.
+    """
+
+    def __init__(self, message: str, accounts: Sequence[Accounts]) -> None:
+        super().__init__(message)
+        self.accounts = add_up([one.as_dict() for one in accounts])
+        self.ledgers = [one.ledger for one in accounts]
+
+
 class Balance:
     """Compares the rows that came in with the accounts of all folders of a conversion.
 
@@ -161,15 +179,14 @@ class Balance:
             )
 
     def settle(self) -> None:
-        """Raise CannotPublish unless every row is accounted for and at least one was written."""
+        """Raise CannotPublish unless every row is accounted for, and NothingWritten unless one was written."""
         accounted = sum(one.rows for one in self._accounts)
         if accounted != self._rows:
             raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
         if not any(one.written for one in self._accounts):
             all_reasons = self._add(lambda one: one.reasons)
-            raise CannotPublish(
-                f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
-            )
+            message = f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
+            raise NothingWritten(message, self._accounts)
 
     def _add(self, reasons_of: Callable[[Accounts], Counter[Reason]]) -> Counter[Reason]:
         return sum((reasons_of(one) for one in self._accounts), Counter[Reason]())
