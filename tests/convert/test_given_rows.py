@@ -91,6 +91,21 @@ def test_row_that_is_left_out_on_purpose_is_not_one_that_cannot_be_used(corpus: 
     assert (made.rows, made.quarantined) == (4, 1)
 
 
+def test_row_that_is_left_out_names_no_class(corpus: Path, make: Make) -> None:
+    rows = [{"image": corpus / f"{name}.jpg", "caption": name, "label": f"class {name}"} for name in "abc"]
+    report = make([{**rows[0], "left_out": "torn"}, *rows[1:]])
+    assert report.accounts["classes"] == ["class b", "class c"]
+
+
+def test_bytes_of_columns_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    rows = [{"image": bytes(1000), "label": number, "mask": b"m"} for number in range(2)]
+    with GivenTable(rows, tmp_path) as table:
+        assert [row.cells for row in table.rows(["label", "mask"])] == [
+            {"image": None, "label": number, "mask": b"m"} for number in range(2)
+        ]
+        assert [row.cells for row in table.rows(["image"])] == [{**row, "mask": None} for row in rows]
+
+
 def test_picture_is_stored_as_it_is_seen(corpus: Path, tmp_path: Path, make: Make) -> None:
     with Image.open(corpus / "a.jpg") as image:
         exif = image.getexif()
@@ -326,5 +341,5 @@ def test_rows_from_the_temporary_file_are_those_of_the_program(
     folder = tmp_path_factory.getbasetemp()
     with GivenTable(rows, folder) as table:
         expected = [repr(row) for row in rows]  # nan is not equal to itself
-        assert [repr(row.cells) for row in table.rows(())] == expected
-        assert [repr(row.cells) for row in table.rows(())] == expected
+        assert [repr(row.cells) for row in table.rows(table.columns)] == expected
+        assert [repr(row.cells) for row in table.rows(table.columns)] == expected
