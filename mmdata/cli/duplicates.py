@@ -1,4 +1,4 @@
-"""mmdata duplicates: a table of near copies, of leaks into other shards, and of a split that parts no copies.
+"""mmdata duplicates: a table of near copies, of leaks into other shards, and of a split that keeps copies together.
 
     mmdata duplicates shards/web --out copies.parquet
     mmdata duplicates shards/web --out copies.parquet --against shards/val shards/coco
@@ -10,7 +10,7 @@ No row is dropped: the table has a row for each, and the loader does what a conf
     data:
       join: [{table: copies.parquet}]
       select: first and leak is None      # one row of each group, and none that the other shards have
-      caption_hash: group                 # or: near copies are no negatives of each other
+      caption_hash: group                 # or: near copies are not used as negatives for each other
 
 With --val-share the column "split" is train or val (data.select: split == 'train'): one of the two for all rows that
 chains of the near copies found connect.

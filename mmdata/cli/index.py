@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.index.caption_lengths import counts_of
     from mmdata.storage import ShardCache
     from mmdata.storage.cache import GB
-    from mmdata.tars.members import Members
+    from mmdata.tars.members import USUAL, Members
 
     count_tokens, tokenizer = None, None
     if options.tokenizer:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         loaded = Tokenizer.load(options.tokenizer)
         counts = counts_of(loaded, options.caption_template)
         count_tokens, tokenizer = counts.count, counts.fingerprint
-    given = {"image": options.image, "caption": options.caption, "label": options.label}
+    members = Members.parse(image=options.image, caption=options.caption, label=options.label)
     with progress_in_bytes("index") as progress:
         report = build_index(
             options.source,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             count_tokens=count_tokens,
             tokenizer=tokenizer,
             make_tokenizer=trainer(options.train_tokenizer) if options.train_tokenizer else None,
-            members=Members.parse(**given) if any(given.values()) else None,
+            members=None if members == USUAL else members,
             max_bad_share=options.max_bad_share,
             skip_damaged=options.skip_damaged,
             overwrite=options.overwrite,
@@ -85,7 +85,9 @@ def run(options: argparse.Namespace) -> int:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", nargs="+", help="folder of .tar files, one tar, or URLs of tars (https, s3, gs, hf), also with {0..9}"
+        "source",
+        nargs="+",
+        help="folder of .tar files, one tar, or URLs of tars (https, s3, gs, hf); URLs may have {0..9} in them",
     )
     parser.add_argument(
         "--out", type=Path, help="folder for the index; default: the folder of the tars; needed for URLs"
@@ -107,7 +109,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     member = "extension of a member, or json:KEY; several with commas, the preferred first"
     parser.add_argument("--image", metavar="EXT", help="extension of the image; several with commas")
     parser.add_argument("--caption", metavar="MEMBER", help=f"{member}; default: json:captions, txt, json:caption")
-    parser.add_argument("--label", metavar="MEMBER", help=f"{member}; default: cls, json:label")
+    parser.add_argument("--label", metavar="MEMBER", help=f'{member}; "": none; default: cls, json:label')
     parser.add_argument(
         "--max-bad-share", type=float, default=0.05, help="share of unusable samples that is an error (0.05)"
     )

@@ -88,7 +88,7 @@ class Planned:
         plan: with known caption lengths.
         assumed: settings that nobody gave, as on the command line; empty for a config.
         problems: what the config's model does not take, in words; none where the config names no model.
-        masks: rows that are alike are no negatives of each other, as the config says.
+        masks: rows that are alike are not used as negatives for each other, as the config says.
     """
 
     data: DataConfig

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from mmdata.convert.preview import Preview
 from mmdata.convert.sampling import Estimate
-from mmdata.errors import counted
+from mmdata.errors import Reason, counted
 from mmdata.progress import duration
 
 
@@ -17,9 +17,10 @@ def preview_table(found: Preview) -> Table:
         column.justify = "right"
     table.add_row("in", f"{found.sample.rows:,}", "known", f"{found.sample.size:,}")
     for status, count in found.statuses.items():
-        table.add_row(status, *_cells(count))
+        table.add_row(status, *_cells(count, _bound(found, status)))
     for reason, count in found.reasons.items():
-        table.add_row(f"  {reason}", *(f"[dim]{cell}[/dim]" for cell in _cells(count)))
+        bound = _bound(found, "duplicate") if reason is Reason.DUPLICATE_IMAGE else ""
+        table.add_row(f"  {reason}", *(f"[dim]{cell}[/dim]" for cell in _cells(count, bound)))
     return table
 
 
@@ -36,8 +37,20 @@ def preview_lines(found: Preview) -> list[str]:
     return [*lines, _time(found), *_verdict(found)]
 
 
-def _cells(count: Estimate) -> tuple[str, str, str]:
+def _bound(found: Preview, status: str) -> str:
+    """The end of its interval that a status has, "at least" or "at most", where a sample shows too few equal images."""
+    sample = found.sample
+    misses_duplicates = not (found.config.keep_duplicates or sample.is_whole) or not sample.knows_merges
+    misses = {"merged": not sample.knows_merges, "duplicate": misses_duplicates}
+    if status == "written":
+        return "at most" if any(misses.values()) else ""
+    return "at least" if misses.get(status) else ""
+
+
+def _cells(count: Estimate, bound: str) -> tuple[str, str, str]:
     interval = "known" if count.low == count.high else f"{count.low:,} to {count.high:,}"
+    if bound:
+        interval = f"{bound} {count.high if bound == 'at most' else count.low:,}"
     return f"{count.likely:,}", interval, f"{count.sampled:,}"
 
 
@@ -67,7 +80,7 @@ def _time(found: Preview) -> str:
 
 
 def _verdict(found: Preview) -> list[str]:
-    lines: list[str] = []
+    lines = [f"nothing would be published of this sample: {found.nothing}"] if found.nothing else []
     cannot = "cannot be used; repair the corpus, or allow more with --max-bad-share"
     dead = "have a URL that gives no image; allow more with max_unfetched_share=… after OUT"
     shares = found.config.largest_shares

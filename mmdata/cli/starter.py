@@ -168,7 +168,8 @@ class Starter:
         yield ConfigLine("warmup_steps", f"{warmup}", "a tenth of the run, while the learning rate rises")
         if self.facts.repeated:
             share = self.facts.repeated / max(self.facts.captions, 1)
-            reason = f"{share:.1%} of the captions occur more than once: such pairs are no negatives of each other"
+            repeated = f"{share:.1%} of the captions occur more than once"
+            reason = f"{repeated}: such pairs are not used as negatives for each other"
             yield ConfigLine("mask_false_negatives", "true", reason)
         yield ConfigLine("evaluate_every_epochs", f"{max(1, self.epochs // 5)}", "about five times in the run")
         if total // 20 < 1_000:  # the default

@@ -24,8 +24,8 @@ class RowsConfig(Settings):
 
     caption_hash: str | None = None
     """Column of the index or of a joined table that stands for caption_hash: rows with equal values count as rows with
-    equal captions, which `train.mask_false_negatives` takes for no negatives of each other. A row without a value has
-    the hash of its caption, as all have with null."""
+    equal captions, which `train.mask_false_negatives` does not use as negatives for each other. A row without a value
+    has the hash of its caption, as all have with null."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Further entries of batches, by name. `join:COLUMN` has the values of a joined table. A member of the sample's own
     tar: `json:KEY` (a.b for nested objects), `npy`, `npz:NAME`, `txt`, and extensions that end in these, as

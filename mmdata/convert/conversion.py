@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import TypeVar
 
 from mmdata.config.convert import TEXT_LENGTH
@@ -42,6 +42,8 @@ from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("mmdata")
+LABELS_SEEN = 1000
+"""First labels of a corpus that decide whether its labels are names or numbers."""
 PARTS_NAMED = 20
 """Missing parts that a message names."""
 
@@ -187,9 +189,12 @@ class Conversion:
         labels = Labels(source.classes)
         rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
-            for row in self._passing(chain([first], rows), "number classes", source.rows_at_most):
-                with suppress(BadSample):  # the examination of the row names its fault
-                    labels.number(self._examiner.fields.label(row))
+            passing = self._passing(chain([first], rows), "number classes", source.rows_at_most)
+            found = (label for row in passing if (label := self._examiner.fields.label(row)) is not None)
+            labels.decide(seen := list(islice(found, LABELS_SEEN)))
+            for label in chain(seen, found):
+                with suppress(BadSample):  # the unit of the row names its fault
+                    labels.number(label)
         labels.close()
         return labels
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.convert import Report, convert
+from mmdata.convert.convert import convert
 from mmdata.convert.opening import check_places
 from mmdata.convert.row.examine import Examiner, Outcome
 from mmdata.convert.sampling import Estimate, SampledRows
+from mmdata.convert.settle.accounts import NothingWritten
 from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.sources.rows import InputRow
@@ -50,6 +51,7 @@ class Preview:
         bad: rows that are quarantined, and not because their URL gives no image.
         unfetched: rows that are quarantined because their URL gives no image.
         config: settings of the conversion.
+        nothing: what the conversion of the sample says if it can write none of its rows; else "".
     """
 
     sample: SampledRows
@@ -64,6 +66,7 @@ class Preview:
     bad: Estimate
     unfetched: Estimate
     config: ConvertConfig
+    nothing: str = ""
 
 
 def preview(
@@ -90,7 +93,7 @@ def preview(
         track: shows progress.
 
     Raises:
-        DataError: as `convert`; also where no row of the sample can be written.
+        DataError: as `convert`, but not for rows that cannot be used.
         ConfigError: as `convert`.
     """
     config, cores = config or ConvertConfig(), usable_cores()
@@ -100,8 +103,13 @@ def preview(
     whole = config.model_copy(update={**lenient, "val_share": None, "train_tokenizer": None})
     sample, engine = SampledRows(config, rows, track), _Timed(min(workers or cores, cores))
     with tempfile.TemporaryDirectory(prefix="mmdata-preview-") as folder:
-        report = convert(source, folder, whole, rows=sample, not_in=list(not_in), engine=engine, track=track)
-        return _scaled(report, sample, engine, config, _examples(Path(folder)))
+        try:
+            report = convert(source, folder, whole, rows=sample, not_in=list(not_in), engine=engine, track=track)
+        except NothingWritten as error:
+            found = _scaled(error.accounts, 0, sample, engine, config, _examples(Path(error.ledgers[0])))
+            return replace(found, nothing=str(error))
+        examples = _examples(find_ledger(Path(folder)))
+        return _scaled(report.accounts, report.manifest.bytes, sample, engine, config, examples)
 
 
 class _Timed:
@@ -119,21 +127,26 @@ class _Timed:
     def __call__(self, job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         def examine(row: InputRow) -> Outcome:
             began = time.thread_time()
-            examined = job.examiner(row)
+            outcome = job.examiner(row)
             self._seconds.append(time.thread_time() - began)
-            return examined
+            return outcome
 
         return threads(self.workers)(replace(job, examiner=cast(Examiner, examine)), units)
 
 
 def _scaled(
-    report: Report, sample: SampledRows, engine: _Timed, config: ConvertConfig, examples: dict[Reason, str]
+    accounts: dict[str, Any],
+    num_bytes: int,
+    sample: SampledRows,
+    engine: _Timed,
+    config: ConvertConfig,
+    examples: dict[Reason, str],
 ) -> Preview:
-    """What the conversion of a sample says about that of all rows."""
-    accounts, times = report.accounts, sample.rows / sample.size
+    """What the accounts and the bytes of the tars of a sample say about those of all rows."""
+    times = sample.rows / sample.size
     unfetched = accounts.get("unfetched", 0)
     cpu_s = engine.cpu_s / sample.size
-    size = round(report.manifest.bytes * times)
+    size = round(num_bytes * times)
     val = config.val_share or 0.0
     return Preview(
         sample,
@@ -163,10 +176,10 @@ def _shards(rows: int, samples: float, size: float, config: ConvertConfig) -> in
     return math.ceil(units / max(1, together))
 
 
-def _examples(folder: Path) -> dict[Reason, str]:
+def _examples(ledger: Path) -> dict[Reason, str]:
     """Place and detail of the first row that was left out for each reason."""
     found: dict[Reason, str] = {}
-    with find_ledger(folder).open(encoding="utf-8") as ledger:
-        for line in map(json.loads, ledger):
+    with ledger.open(encoding="utf-8") as file:
+        for line in map(json.loads, file):
             found.setdefault(Reason(line["reason"]), f"{line['place']}: {line['detail']}")
     return found

@@ -97,8 +97,8 @@ def _members(starts: NDArray[np.int32], parts: list[Any]) -> Any:
 class Labels:
     """Numbers class names in order of first appearance; labels that are numbers stay as they are.
 
-    The first label of a corpus decides whether its labels are names or numbers. Equal labels in equal order get equal
-    numbers, in `mmdata index` and `mmdata convert`.
+    `decide`, or else the first label, says whether the labels of a corpus are names or numbers. Equal labels in equal
+    order get equal numbers, in `mmdata index` and, if all are names or all are numbers, in `mmdata convert`.
 
     Args:
         names: names that the corpus declares, by class number.
@@ -114,6 +114,12 @@ class Labels:
         self.are_names: bool | None = None
         self._is_closed = False
 
+    def decide(self, first: Sequence[int | str]) -> None:
+        """Take labels for names or numbers as most of the first ones of the corpus are; of a tie, as the first is."""
+        names = sum(isinstance(label, str) for label in first)
+        if 2 * names != len(first):
+            self.are_names = 2 * names > len(first)
+
     def close(self) -> None:
         """Take no further names: all labels were seen."""
         self.are_names = self.are_names is not False
@@ -123,7 +129,7 @@ class Labels:
         """The class number of a label, or None.
 
         Raises:
-            BadSample: the label is a name, and those before it are numbers; or it is new after `close`.
+            BadSample: labels are numbers, and this one is a name; or it is new after `close`.
         """
         if label is None:
             return None
@@ -131,7 +137,7 @@ class Labels:
             self.are_names = isinstance(label, str)
         if not self.are_names:
             if isinstance(label, str):
-                detail = f"label {excerpt(label)} is not a number, as those before it are"
+                detail = f"label {excerpt(label)} is not a number, as other labels are"
                 raise BadSample(Reason.BROKEN_ROW, detail)
             return label
         name = str(label)

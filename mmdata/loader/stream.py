@@ -32,6 +32,7 @@ from mmdata.plan.captions import NoTexts, ShardCaptions
 from mmdata.plan.choose import bucket_policy
 from mmdata.plan.rows import MAX_EPOCH
 from mmdata.safe_read import check_regular, path_of_url
+from mmdata.storage.urls import display_name
 from mmdata.tables.joined import Joined
 from mmdata.tars import foreign
 from mmdata.text.tokenizer import load_tokenizer
@@ -356,8 +357,8 @@ def find_shards(shards: ShardNames) -> list[str]:
         raise DataError("stream: an empty list of shards")
     if piped := [name for name in found if "pipe:" in name]:
         raise ConfigError(
-            f"shard '{piped[0]}': pipe: would run a command, and nothing in data may; give a path or a URL "
-            "(http, https, s3, gs, hf and others that fsspec opens)"
+            f"shard '{display_name(piped[0])}': pipe: would run a command, and nothing in data may; give a path or a "
+            "URL (http, https, s3, gs, hf and others that fsspec opens)"
         )
     for name in found:
         if "://" not in name:

@@ -350,7 +350,8 @@ def find_folder(location: Location, cache: ShardCache | None = None) -> Folder:
     """
     name = os.fspath(location)
     if name.startswith("pipe:"):
-        raise ConfigError(f"'{name}': pipe: would run a command, and nothing in data may; give a folder or a URL")
+        shown = display_name(name)
+        raise ConfigError(f"'{shown}': pipe: would run a command, and nothing in data may; give a folder or a URL")
     if (path := path_of_url(name)) is not None:
         name = f"file://{os.path.abspath(path)}"
     return RemoteFolder(name, cache or ShardCache()) if "://" in name else LocalFolder(Path(name))
@@ -387,7 +388,8 @@ def local_folder(location: Location) -> Path:
     if (path := path_of_url(name)) is not None:
         return Path(path)
     if "://" in name or name.startswith("pipe:"):
-        raise ConfigError(f"'{name}': a folder on this disk is needed here, no URL and no command; copy it first")
+        shown = display_name(name)
+        raise ConfigError(f"'{shown}': a folder on this disk is needed here, no URL and no command; copy it first")
     return Path(name)
 
 

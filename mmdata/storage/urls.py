@@ -11,7 +11,6 @@ from math import inf
 from threading import Event
 from time import monotonic
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import fsspec
 import fsspec.asyn
@@ -30,6 +29,7 @@ STOP_S = 0.1
 S3_CONNECTIONS = 32
 """Requests to S3 of one process at once."""
 
+_LOGIN = re.compile(r"://[^/#]+@")
 _PLAIN_NAME = re.compile(r"[^/\\\0:]+")
 
 T = TypeVar("T")
@@ -46,12 +46,11 @@ def is_http(url: str) -> bool:
 
 
 def display_name(url: str) -> str:
-    """A file's name for messages and ledgers, without the password or signature that a URL may carry."""
+    """A file's name for messages and ledgers, without the password or signature that a URL may carry, or one in it."""
     if "://" not in url:
         return url
     head, _, _ = url.partition("?")
-    login = urlsplit(head).netloc.rpartition("@")[0]
-    return head.replace(f"{login}@", "", 1) if login else head
+    return _LOGIN.sub("://", head)
 
 
 def is_followed(url: str) -> bool:

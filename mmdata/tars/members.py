@@ -81,7 +81,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Members:
-    """The members of a sample, by selectors; an empty tuple stands for the usual members.
+    """The members of a sample, by selectors; an empty tuple stands for the usual ones. `label` None: no label is read.
 
     Example:
         Members.parse(caption="json:TEXT", image="png,jpg")
@@ -89,11 +89,13 @@ class Members:
 
     image: tuple[Selector, ...] = ()
     caption: tuple[Selector, ...] = ()
-    label: tuple[Selector, ...] = ()
+    label: tuple[Selector, ...] | None = ()
 
     @classmethod
     def parse(cls, *, image: str | None = None, caption: str | None = None, label: str | None = None) -> Members:
         """Read selectors, several separated by commas, the preferred first; None and "" stand for the usual members.
+
+        A `label` of "" stands for no label.
 
         Raises:
             ConfigError: a text is no selector, an image is said to be in JSON, or captions are said to be in JSON
@@ -113,7 +115,7 @@ class Members:
                 f"captions '{caption}': keys may be named in one JSON member only, and not beside the whole member; "
                 "name those of one, such as json:TEXT,json:alt"
             )
-        return cls(**found)
+        return cls(found["image"], found["caption"], None if label == "" else found["label"])
 
     @classmethod
     def from_content(cls, content: Mapping[str, Sequence[str]] | None) -> Members:
@@ -122,7 +124,8 @@ class Members:
 
     def content(self) -> dict[str, list[str]]:
         """As JSON, without what is not given."""
-        return {name: [str(selector) for selector in selectors] for name, selectors in vars(self).items() if selectors}
+        given = {name: selectors for name, selectors in vars(self).items() if selectors != ()}
+        return {name: [str(selector) for selector in selectors or ()] for name, selectors in given.items()}
 
     @property
     def caption_keys(self) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ def _text_members(group: Group, read: ReadMember, members: Members) -> tuple[lis
             raise BadSample(Reason.CAPTION_TOO_LONG, detail)
         return read(member)
 
-    named = [selector.extension for selector in (*members.caption, *members.label)]
+    named = [selector.extension for selector in (*members.caption, *(members.label or ()))]
     return [kind for kind in (*TEXT_MEMBERS, *named) if kind in group.members], read_member
 
 

@@ -89,7 +89,7 @@ def read_texts(
     files = _TextFiles(kinds, read)
     metadata = files.metadata()
     found = files.captions(members.caption or USUAL_CAPTIONS)
-    label = files.label(members.label or USUAL_LABELS)
+    label = files.label(_label_sources(members))
     if found is None and files.faults:
         raise files.faults[0]
     if found is None and (label is None or needs_caption):
@@ -100,7 +100,7 @@ def read_texts(
 
 def read_label(kinds: Collection[TextKind], read: ReadText, members: Members = USUAL) -> int | str | None:
     """The label that `read_texts` gives, without the captions; None if it cannot be used."""
-    return _TextFiles(kinds, read).label(members.label or USUAL_LABELS)
+    return _TextFiles(kinds, read).label(_label_sources(members))
 
 
 def missing_caption(members: Members = USUAL) -> BadSample:
@@ -118,6 +118,10 @@ USUAL_CAPTIONS = (
     Selector("json", "caption"),
 )
 USUAL_LABELS = (Selector("cls"), Selector("json", "label"))
+
+
+def _label_sources(members: Members) -> tuple[Selector, ...]:
+    return () if members.label is None else members.label or USUAL_LABELS
 
 
 class _TextFiles:

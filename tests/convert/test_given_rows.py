@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import datasets
-from mmdata.convert import ConvertConfig, Report, convert
+from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.convert.sources.given_rows import GivenTable
 from mmdata.convert.units.engines import threads
@@ -90,6 +90,28 @@ def test_program_says_why_a_row_is_left_out(corpus: Path, tmp_path: Path, make: 
 def test_what_says_nothing_leaves_no_row_out(corpus: Path, make: Make, said: Any) -> None:
     report = make([{"image": corpus / f"{name}.jpg", "caption": "x", "left_out": said} for name in "ab"])
     assert report.accounts["written"] == 2
+
+
+def test_row_that_is_left_out_on_purpose_is_not_one_that_cannot_be_used(corpus: Path, tmp_path: Path) -> None:
+    said = [None, "duplicate_image: of another site", "filtered: too old", "broken_row: torn"]
+    rows = [{"image": corpus / "a.jpg", "caption": "x", "left_out": why} for why in said]
+    made = convert_part(rows, tmp_path / "out", part=(1, 1), engine=threads(1))
+    assert (made.rows, made.quarantined) == (4, 1)
+
+
+def test_row_that_is_left_out_names_no_class(corpus: Path, make: Make) -> None:
+    rows = [{"image": corpus / f"{name}.jpg", "caption": name, "label": f"class {name}"} for name in "abc"]
+    report = make([{**rows[0], "left_out": "torn"}, *rows[1:]])
+    assert report.accounts["classes"] == ["class b", "class c"]
+
+
+def test_bytes_of_columns_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    rows = [{"image": bytes(1000), "label": number, "mask": b"m"} for number in range(2)]
+    with GivenTable(rows, tmp_path) as table:
+        assert [row.cells for row in table.rows(["label", "mask"])] == [
+            {"image": None, "label": number, "mask": b"m"} for number in range(2)
+        ]
+        assert [row.cells for row in table.rows(["image"])] == [{**row, "mask": None} for row in rows]
 
 
 def test_picture_is_stored_as_it_is_seen(corpus: Path, tmp_path: Path, make: Make) -> None:
@@ -327,5 +349,5 @@ def test_rows_from_the_temporary_file_are_those_of_the_program(
     folder = tmp_path_factory.getbasetemp()
     with GivenTable(rows, folder) as table:
         expected = [repr(row) for row in rows]  # nan is not equal to itself
-        assert [repr(row.cells) for row in table.rows(())] == expected
-        assert [repr(row.cells) for row in table.rows(())] == expected
+        assert [repr(row.cells) for row in table.rows(table.columns)] == expected
+        assert [repr(row.cells) for row in table.rows(table.columns)] == expected

@@ -210,7 +210,7 @@ def test_a_name_after_numbers_is_lost_alike(tmp_path: Path, caplog: pytest.LogCa
     report = build_index(tmp_path / "in", out=tmp_path / "index")
     converted = convert(tmp_path / "in", tmp_path / "out")
     assert report.accounts["lost"] == converted.accounts["lost"] == {"label_name": 1}
-    detail = "sample '9': label 'cat' is not a number, as those before it are"
+    detail = "sample '9': label 'cat' is not a number, as other labels are"
     assert report.lost == {Loss.LABEL_NAME: f"shard 'b.tar', {detail}"}
     assert f"b.tar, {detail} (label_name); the sample is written without it, and so are further ones" in caplog.messages
     for folder in ("index", "out"):

@@ -120,6 +120,34 @@ def test_names_of_classes_are_kept(tmp_path: Path, photo: Any) -> None:
         assert Index.open(tmp_path / out).column("label").tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("text", ["txt", "caption.txt"])
+def test_label_column_of_nothing_takes_no_label(tmp_path: Path, photo: Any, text: str) -> None:
+    samples = {f"{i}.jpg": photo(20, 30, seed=i) for i in range(2)}
+    texts = {f"{i}.{kind}": content for i in range(2) for kind, content in ((text, f"photo {i}"), ("json", '{"n": 1}'))}
+    labels = {"1.cls": "cat"} if text == "txt" else {}
+    pack(tmp_path / "in/a.tar", dict(sorted({**samples, **texts, **labels}.items())))
+    report = convert(tmp_path / "in", tmp_path / "out", ConvertConfig(label_column=""))
+    assert (report.accounts["written"], report.accounts.get("classes"), report.accounts.get("lost")) == (2, None, None)
+    assert Index.open(tmp_path / "out").column("label").tolist() == [-1, -1]
+    assert not report.manifest.has_labels
+
+
+def test_label_column_of_nothing_drops_the_classes_of_an_index(tmp_path: Path, photo: Any) -> None:
+    pack(tmp_path / "in/a.tar", {"0.cls": "cat", "0.jpg": photo(20, 30), "0.txt": "x"})
+    convert(tmp_path / "in", tmp_path / "once")
+    report = convert(tmp_path / "once", tmp_path / "twice", ConvertConfig(label_column=""))
+    assert ("classes" in report.accounts, report.manifest.has_labels) == (False, False)
+
+
+def test_tars_without_a_member_for_labels_are_not_read_for_them(
+    tmp_path: Path, photo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(tmp_path / "in/a.tar", {"0.jpg": photo(20, 30), "0.txt": "x"})
+    source = PackedSource(tmp_path / "in", ConvertConfig())
+    monkeypatch.setattr(PackedSource, "rows", None)
+    assert list(source.rows_with_labels()) == []
+
+
 def test_keys_that_come_in_two_tars_take_the_tars_name(tmp_path: Path, photo: Any) -> None:
     for seed, name in enumerate(("a.v1", "b")):
         pack(tmp_path / f"in/{name}.tar", {"0.jpg": photo(20, 30, seed=seed), "0.txt": name})

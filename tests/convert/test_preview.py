@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.cli.preview_lines import preview_lines
+from mmdata.cli.preview_lines import preview_lines, preview_table
 from mmdata.convert import ConvertConfig, Preview, Report, convert, preview
 from mmdata.convert.preview import STATUSES
 from mmdata.convert.sampling import Estimate
@@ -126,6 +126,27 @@ def test_preview_reads_images_in_a_table_at_some_places(tmp_path: Path, photo: C
     assert "merged: rows of one image are seldom all in this sample; there may be more" in said
 
 
+@pytest.mark.parametrize(
+    ("settings", "bounds"),
+    [
+        ({}, ["at most", "at least", "at least"]),
+        ({"group_by": "none"}, ["at most", "to", "at least"]),
+        ({"keep_duplicates": True}, ["at most", "at least", "at least"]),
+        ({"group_by": "none", "keep_duplicates": True}, ["to", "to", "to"]),
+    ],
+)
+def test_program_gives_no_interval_for_what_a_sample_cannot_show(
+    tmp_path: Path, photo: Callable[..., bytes], settings: dict[str, Any], bounds: list[str]
+) -> None:
+    good = photo(16, 16)
+    images = [good + (number // 2).to_bytes(4, "big") for number in range(1000)]
+    table = pa.table({"image": pa.array(images, pa.binary()), "caption": [f"photo {n}" for n in range(1000)]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=100)
+    found = preview(tmp_path / "t.parquet", ConvertConfig(**{"group_by": "image", **settings}))
+    cells = list(preview_table(found).columns[2].cells)[1:4]
+    assert [next(bound for bound in ("at most", "at least", "to") if bound in cell) for cell in cells] == bounds
+
+
 @pytest.mark.parametrize("val_share", [None, 0.3])
 def test_preview_of_tars_counts_the_shards_of_train_and_val(
     raw_corpus: Path, tmp_path: Path, val_share: float | None
@@ -158,9 +179,18 @@ def test_preview_leaves_an_output_as_it_is(raw_corpus: Path, tmp_path: Path) -> 
 
 
 def test_preview_of_rows_none_of_which_can_be_written_says_why(tmp_path: Path) -> None:
-    table = jsonl(tmp_path / "t.jsonl", [{"image": "gone.jpg", "caption": "a photo"}] * 3)
-    with pytest.raises(DataError, match=r"none of 3 rows could be written; nothing is published. .* missing_image"):
-        preview(table)
+    table = jsonl(tmp_path / "t.jsonl", [{"image": f"gone{n}.jpg", "caption": "a photo"} for n in range(3)])
+    found = preview(table)
+    assert (found.statuses["written"].likely, found.shards, found.bytes) == (0, 0, 0)
+    assert found.reasons == {Reason.MISSING_IMAGE: Estimate(3, 3, 3, 3)}
+    assert found.examples == {Reason.MISSING_IMAGE: "t.jsonl, line 1: 'gone0.jpg': No such file or directory"}
+    verdict, too_many = preview_lines(found)[-2:]
+    assert verdict.startswith("nothing would be published of this sample: none of 3 rows could be written; nothing is")
+    assert "name the folder that they are relative to with --images FOLDER" in verdict
+    assert too_many.startswith("nothing would be published: more than 5 % of the rows cannot be used")
+    done = run(table, tmp_path / "out", "--plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert verdict in done.stdout
 
 
 def run(*words: Any) -> Any:
@@ -177,10 +207,9 @@ def test_program_prints_what_a_conversion_would_give(mixed: Path, tmp_path: Path
     assert lines[0].split() == ["rows", "predicted", "95", "%", "interval", "in", "the", "sample"]
     assert lines[1].split() == ["in", "3,000", "known", "500"]
     written = found.statuses["written"]
-    assert (
-        lines[2].split() == f"written {written.likely:,} {written.low:,} to {written.high:,} {written.sampled}".split()
-    )
+    assert lines[2].split() == f"written {written.likely:,} at most {written.high:,} {written.sampled}".split()
     assert lines[3].split() == ["merged", "0", "0", "to", "23", "0"]
+    assert lines[4].split() == ["duplicate", "0", "at", "least", "0", "0"]
     assert lines[10:14] == [
         "the first of each reason in the sample:",
         *(f"  {reason}: {example}" for reason, example in found.examples.items()),

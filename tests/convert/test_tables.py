@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -13,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.convert import preview
+from mmdata.convert import convert, preview
 from mmdata.convert.sources.arrow import ArrowFile
 from mmdata.convert.sources.table_source import TableSource
+from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, ShardStore
 from mmdata.tars import captions_of
@@ -312,7 +314,7 @@ def test_class_name_among_numbers_is_quarantined(corpus: Path, tmp_path: Path, m
     (corpus / "t.csv").write_text("image,caption,class\na.jpg,x,3\nb.jpg,y,cat\nc.jpg,z,-1\n")
     make(corpus / "t.csv", label_column="class")
     assert bad(tmp_path / "out") == [
-        ("t.csv, line 3", "broken_row", "label 'cat' is not a number, as those before it are")
+        ("t.csv, line 3", "broken_row", "label 'cat' is not a number, as other labels are")
     ]
     assert Index.open(tmp_path / "out").column("label").tolist() == [3, -1]
 
@@ -400,3 +402,23 @@ def test_unknown_kind_of_table_is_an_error(corpus: Path, make: Any) -> None:
     (corpus / "t.xlsx").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"unknown kind '.xlsx'; known: .csv .tsv .txt .jsonl .json .parquet"):
         make(corpus / "t.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "found"),
+    [
+        ([7, "cat", "dog", "cat"], ["7", "cat", "dog"], [0, 1, 2, 1]),
+        (["cat", 7, 0, 7], None, [-1, 7, 0, 7]),
+        (["cat", 7], ["cat", "7"], [0, 1]),
+        ([7, "cat"], None, [7, -1]),
+    ],
+)
+def test_most_of_the_first_labels_decide_whether_labels_are_names(
+    tmp_path: Path, photo: Callable[..., bytes], labels: list[Any], classes: list[str] | None, found: list[int]
+) -> None:
+    for number in range(len(labels)):
+        (tmp_path / f"{number}.jpg").write_bytes(photo(16, 16, seed=number))
+    rows = [{"image": f"{n}.jpg", "caption": f"photo {n}", "label": label} for n, label in enumerate(labels)]
+    report = convert(jsonl(tmp_path / "t.jsonl", rows), tmp_path / "out", engine=threads(1))
+    assert (report.accounts.get("classes"), report.accounts["written"]) == (classes, len(labels))
+    assert Index.open(tmp_path / "out").column("label").tolist() == found

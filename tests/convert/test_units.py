@@ -58,7 +58,8 @@ class Model:
                 if row["caption"] not in known:
                     known.append(row["caption"])
         labels = [row["label"] for row in rows if row["label"] is not None]  # whatever becomes of the rows
-        names = bool(labels) and isinstance(labels[0], str)
+        share = sum(isinstance(label, str) for label in labels) / max(1, len(labels))
+        names = bool(labels) and (share > 0.5 or (share == 0.5 and isinstance(labels[0], str)))
         self.classes = list(dict.fromkeys(map(str, labels))) if names else []
         fates: dict[int, str] = {}
         for number, row in enumerate(rows):

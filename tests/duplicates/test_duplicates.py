@@ -1,4 +1,4 @@
-"""mmdata duplicates: near copies planted among photos are found, leaks are named, and a split parts no copies."""
+"""mmdata duplicates: near copies planted among photos are found, leaks are named, and a split keeps copies together."""
 
 from __future__ import annotations
 

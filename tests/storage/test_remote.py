@@ -16,6 +16,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, Manifest, ShardStore, build_index, verify
 from mmdata.index.columns import FIXED
 from mmdata.storage import ShardCache
+from mmdata.storage.folder import find_folder
 from tests.storage.servers import serve, serve_s3
 
 
@@ -222,6 +223,20 @@ def test_messages_hold_no_secrets(shards, cache):
 def test_verifying_from_afar_is_refused():
     with pytest.raises(ConfigError, match="'s3://bucket': a folder on this disk is needed here, no URL and no command"):
         verify("s3://bucket")
+
+
+@pytest.mark.parametrize(
+    ("open_it", "name"),
+    [
+        (find_folder, "pipe:curl https://user:pw@host/a?signature=s"),
+        (verify, "pipe:curl https://user:pw@host/a?signature=s"),
+        (verify, "https://user:pw@host/a?signature=s"),
+    ],
+)
+def test_name_that_is_refused_is_shown_without_its_secrets(open_it, name):
+    with pytest.raises(ConfigError, match=r"^'(pipe:curl )?https://host/a': ") as caught:
+        open_it(name)
+    assert not re.search("pw|signature", str(caught.value))
 
 
 def test_a_shard_cut_while_it_is_open_is_an_error(shards):

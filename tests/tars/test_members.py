@@ -165,6 +165,15 @@ def test_selectors_are_read_as_they_are_written():
     assert Members.from_content(members.content()) == members
 
 
+def test_label_of_nothing_stands_for_no_label(write):
+    folder = write(txt=[c.encode() for c in CAPTIONS], cls=[b"3"] * len(CAPTIONS))
+    members = Members.parse(label="")
+    assert (members.label, Members.from_content(members.content())) == (None, members)
+    report = build_index(folder, members=members)
+    assert (report.manifest.has_labels, report.manifest.members) == (False, members)
+    assert verify(folder) == []
+
+
 def test_members_of_a_stream_are_refused_with_an_index(write):
     folder = write(txt=[c.encode() for c in CAPTIONS])
     build_index(folder)

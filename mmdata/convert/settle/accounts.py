@@ -15,6 +15,7 @@ from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.sources.rows import Source
 from mmdata.convert.sources.table_source import where_looked
+from mmdata.convert.units.unit import NOT_QUARANTINED
 from mmdata.errors import DataError, Reason
 from mmdata.tars.texts import Losses
 
@@ -22,7 +23,6 @@ EXAMPLES = 3
 """Reasons that the error of a failed conversion explains."""
 EARLY = 1000
 """Quarantined rows below which a conversion does not end early."""
-_NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
 
 
 class Accounts:
@@ -85,7 +85,7 @@ class Accounts:
     def leave_out(self, *, row: int, place: str, path: str, reason: Reason, detail: str) -> None:
         """Count a row that is neither written nor merged, and record it."""
         self.reasons[reason] += 1
-        self.unfetched[reason] += is_unfetched(path, reason) and reason not in _NOT_QUARANTINED
+        self.unfetched[reason] += is_unfetched(path, reason) and reason not in NOT_QUARANTINED
         self.first.setdefault(reason, f"{place}: {detail}")
         if reason is Reason.MISSING_IMAGE:
             self.missing = self.missing or path
@@ -120,6 +120,24 @@ def is_hopeless(left_out: int, share: float, rows_at_most: int) -> bool:
 
 class CannotPublish(DataError):
     """The rows of a conversion are not good enough to publish, whoever converts them again."""
+
+
+class NothingWritten(CannotPublish):
+    """No row of a conversion could be written.
+
+    Args:
+        message: for people.
+        accounts: of all folders.
+
+    Attributes:
+        accounts: as one; see `Accounts.as_dict`.
+        ledgers: paths of their ledgers.
+    """
+
+    def __init__(self, message: str, accounts: Sequence[Accounts]) -> None:
+        super().__init__(message)
+        self.accounts = add_up([one.as_dict() for one in accounts])
+        self.ledgers = [one.ledger for one in accounts]
 
 
 class Balance:
@@ -165,7 +183,7 @@ class Balance:
             )
 
     def settle(self) -> None:
-        """Raise CannotPublish unless every row is accounted for and at least one was written."""
+        """Raise CannotPublish unless every row is accounted for, and NothingWritten unless one was written."""
         accounted = sum(one.rows for one in self._accounts)
         if accounted != self._rows:
             raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
@@ -175,9 +193,8 @@ class Balance:
                 raise CannotPublish(
                     f"the images of all {self._rows:,} rows are in the folders of --not-in; nothing is left to convert"
                 )
-            raise CannotPublish(
-                f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
-            )
+            message = f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
+            raise NothingWritten(message, self._accounts)
 
     def _add(self, reasons_of: Callable[[Accounts], Counter[Reason]]) -> Counter[Reason]:
         return sum((reasons_of(one) for one in self._accounts), Counter[Reason]())

@@ -40,8 +40,8 @@ def equal_digests(
             alike.add(b"".join(chunk), np.arange(start, start + len(chunk)))
             start += len(chunk)
         alike.sort()
-        for examined in in_order(workers, Digester(examiner), _without_others(rows(), alike)):
-            yield examined.digest
+        for outcome in in_order(workers, Digester(examiner), _without_others(rows(), alike)):
+            yield outcome.digest
 
 
 @dataclass(frozen=True)

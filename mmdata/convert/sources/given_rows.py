@@ -116,13 +116,15 @@ class GivenTable(SourceTable):
         self._file.close()
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows with all their columns. See `Table.rows`."""
+        """All rows. Bytes of columns that are not asked for are not read; their cells are None. See `Table.rows`."""
+        skipped = set(self.columns) - {*columns, KEY, LEFT_OUT}
         descriptor, at = self._file.fileno(), 0
         for number in range(self.num_rows or 0):
             size, at = int.from_bytes(_read(descriptor, _HEAD_BYTES, at), "little"), at + _HEAD_BYTES
             record, at = _Record.of_json(_read(descriptor, size, at)), at + size
             for name, length in record.lengths.items():
-                record.blobs[name] = _read(descriptor, length, at)
+                if name not in skipped:
+                    record.blobs[name] = _read(descriptor, length, at)
                 at += length
             yield TableRow(f"row {number}", None if record.fault else record.cells(), record.fault)
 
@@ -287,6 +289,7 @@ class GivenSource(TableSource):
     """
 
     can_be_sent = False  # another process cannot call the program
+    left_out_column = LEFT_OUT
 
     def __init__(self, table: GivenTable, config: ConvertConfig) -> None:
         if config.caption_columns is None and set(CAPTIONS) <= set(table.columns):

@@ -47,6 +47,7 @@ class TableSource:
             rows is known then.
         can_be_sent: whether another process can read the tables.
         can_seek: whether rows can be read without those before them.
+        left_out_column: its cell says why a row is left out; None: there is no such column.
 
     Raises:
         DataError: no row, or tables that differ.
@@ -55,6 +56,7 @@ class TableSource:
 
     group_by: Grouping = "image"
     can_be_sent = True
+    left_out_column: str | None = None
 
     def __init__(
         self, folder: Path, tables: Sequence[SourceTable], files: Sequence[FilePrint], config: ConvertConfig
@@ -105,11 +107,12 @@ class TableSource:
         """See `Source.rows_with_labels`. No other column is read."""
         if not self.columns.label:
             return
-        label, split = self.columns.label, self.columns.split
-        wanted = [label] if split is None else [label, split]
+        label, split, left_out = self.columns.label, self.columns.split, self.left_out_column
+        wanted = [name for name in (label, split, left_out) if name is not None]
         for place, cells, _ in (row for table in self._tables for row in table.rows(wanted)):
-            if cells is not None and (split is None or cells.get(split) == self._split):
-                yield InputRow(0, place, label=as_text(cells.get(label)))
+            if cells is None or (split and cells.get(split) != self._split) or (left_out and cells.get(left_out)):
+                continue
+            yield InputRow(0, place, label=as_text(cells.get(label)))
 
     def rows_from(self, start: int) -> Iterator[InputRow]:
         """The rows from one on; images before it are not read.

@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,9 @@ class PackedSource:
         if not keys:
             raise DataError(f"source '{path}': no samples in its tars; the corpus is empty")
         self._members = self._choose_members(config)
+        labels = self._members.label
+        self._may_have_labels = bool(labels) or (labels is not None and bool(kinds & {"cls", "json"}))
+        self.classes = self.classes if self._may_have_labels else ()
         self.has_captions = bool(self._members.caption) or "txt" in kinds or ("json" in kinds and self._finds_caption())
 
     def rows(self) -> Iterator[InputRow]:
@@ -91,8 +94,8 @@ class PackedSource:
                     number += 1
 
     def rows_with_labels(self) -> Iterator[InputRow]:
-        """See `Source.rows_with_labels`."""
-        return self.rows()
+        """See `Source.rows_with_labels`. The tars are not read again where they have no member with a label."""
+        return self.rows() if self._may_have_labels else iter(())
 
     def describe(self) -> dict[str, Any]:
         """A hash of the tars' names and sizes. See `Source.describe`."""
@@ -110,9 +113,10 @@ class PackedSource:
         given = Members.parse(
             image=config.image_column, caption=",".join(config.caption_columns or ()), label=config.label_column
         )
-        if given != USUAL:
+        if given.image or given.caption or given.label:
             return given
-        return guess_members(self._tars) if self._manifest is None else self._manifest.members
+        found = guess_members(self._tars) if self._manifest is None else self._manifest.members
+        return replace(found, label=None) if given.label is None else found
 
     def _finds_caption(self) -> bool:
         """Whether a sample without a .txt has a caption: JSON members are read up to the first one that has."""

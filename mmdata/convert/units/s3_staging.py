@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mmdata.convert.units.staging import OVERWRITES_NAME, RECEIPT_NAME, ROWS_NAME, RUN_NAME, Receipt, Staging
+from mmdata.convert.units.staging import NUM_ROWS_NAME, OVERWRITES_NAME, RECEIPT_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
 from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
@@ -175,11 +175,11 @@ class S3Staging(Staging):
     def set_rows(self, rows: int) -> None:
         """See `Staging.set_rows`."""
         data = json.dumps(rows).encode()
-        self.bucket.put_new(f"{self.units}/{ROWS_NAME}", data)  # all of one run count the same
+        self.bucket.put_new(f"{self.units}/{NUM_ROWS_NAME}", data)  # all of one run count the same
 
     def rows(self) -> int | None:
         """See `Staging.rows`."""
-        found = self.bucket.get(f"{self.units}/{ROWS_NAME}")
+        found = self.bucket.get(f"{self.units}/{NUM_ROWS_NAME}")
         return None if found is None else json.loads(found.data)
 
     def note_parts(self, parts: int) -> None:

@@ -27,7 +27,7 @@ RECORDS_NAME = "records.arrow"
 FRAGMENTS_NAME = "fragments.json"
 RECEIPT_NAME = "receipt.json"
 RUN_NAME = "run.json"
-ROWS_NAME = "rows.json"
+NUM_ROWS_NAME = "num_rows.json"
 REFUSED_NAME = "refused.json"
 OVERWRITES_NAME = "overwrites"
 _ATTEMPT = ".attempt-"
@@ -170,12 +170,12 @@ class Staging:
     def set_rows(self, rows: int) -> None:
         """Keep the number of rows of the corpus, once all were read."""
         with self._alone():
-            write_whole(self.folder / ROWS_NAME, json.dumps(rows).encode())
+            write_whole(self.folder / NUM_ROWS_NAME, json.dumps(rows).encode())
 
     def rows(self) -> int | None:
         """The number of rows of the corpus; None if they were not all read."""
         try:
-            return json.loads((self.folder / ROWS_NAME).read_bytes())
+            return json.loads((self.folder / NUM_ROWS_NAME).read_bytes())
         except FileNotFoundError:
             return None
 

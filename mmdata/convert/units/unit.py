@@ -32,6 +32,9 @@ from mmdata.tars.texts import Loss
 from mmdata.tars.write import Sample, TarWriter, members_of, size_in_tar
 from mmdata.text.tokenizer import Tokenizer
 
+NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
+"""Reasons of rows that are left out although they could be used."""
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -148,7 +151,7 @@ class UnitWriter:
                 losses = {**losses, **self._write(outcome, part)}
             except BadSample as bad:
                 fault = (bad.reason, bad.detail)
-        if fault is not None and fault[0] is not Reason.FILTERED:
+        if fault is not None and fault[0] not in NOT_QUARANTINED:
             self._quarantined += 1
             self._unfetched += is_unfetched(outcome.path, fault[0])
         self._records.add(outcome, part=part, fault=fault, losses=losses)

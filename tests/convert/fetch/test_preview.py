@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, preview
-from mmdata.errors import DataError, Reason
+from mmdata.errors import Reason
 from tests.convert.conftest import jsonl
 from tests.convert.fetch.sites import Answer, Site
 
@@ -40,8 +38,9 @@ def test_preview_fetches_the_sample_only_and_says_what_became_of_it(
 def test_preview_honours_opt_outs(site: Site, tmp_path: Path, photo: Callable[..., bytes]) -> None:
     site.answers |= {"/a.jpg": Answer(200, photo(16, 16)), "/robots.txt": Answer(200, b"User-agent: *\nDisallow: /")}
     table = jsonl(tmp_path / "t.jsonl", [{"url": site.url("/a.jpg"), "caption": "a"}])
-    with pytest.raises(DataError, match="none of 1 rows could be written; nothing is published"):
-        preview(table, ConvertConfig(allow_private_addresses=True))
+    found = preview(table, ConvertConfig(allow_private_addresses=True))
+    assert (found.statuses["written"].likely, list(found.reasons)) == (0, [Reason.OPTED_OUT])
+    assert "none of 1 rows could be written" in found.nothing
     assert site.images() == 0
 
 
