@@ -97,7 +97,10 @@ def _digests_in(path: Path) -> Iterator[bytes]:
     """Digests of the original images in a list: those of some, one after the other."""
     with _reading(path) as file:
         for batch in file.iter_batches(columns=["digest"]):
-            yield b"".join(digest for digest in batch.column(0).to_pylist() if digest)
+            column: Any = batch.column(0).drop_null()
+            if len(column):
+                start = column.offset * DIGEST_BYTES
+                yield bytes(memoryview(column.buffers()[1])[start : start + len(column) * DIGEST_BYTES])
 
 
 @contextmanager
