@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ def _compare(options: argparse.Namespace, config: Config, compare: CompareConfig
     torch.set_num_threads(1)
     if not options.table:
         collectives.init(options.device)  # refuses cuda where there is none
-    if options.metric not in (known := metrics_of(config.compare)):
+    if options.metric not in (known := metrics_of(compare)):
         raise ConfigError(f"--metric {options.metric}: expected one of {', '.join(known)}")
     experiment = Experiment(options.config, options.overrides, config, compare, options.device)
     try:
@@ -85,7 +85,7 @@ def _compare(options: argparse.Namespace, config: Config, compare: CompareConfig
 
 
 @contextlib.contextmanager
-def _on(device: str) -> Iterator[None]:
+def _on(device: str) -> Generator[None]:
     """Hide the GPUs from the runs of this process where the device is the CPU: `mmdata train` takes one if it can."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device == "cpu":
