@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.corpus import SourceConfig, ValConfig, sources
 from mmdata.config.data import evaluation_data
 from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import changeable_settings
+from mmdata.config.settings import Settings, changeable_settings
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.errors import ConfigError
 
@@ -697,3 +699,29 @@ def test_a_setting_is_suggested_for_what_it_means(tmp_path: Path, key: str, mean
     end = f"did you mean '{meant}'?" if meant else f"`mmdata settings {section}` lists the settings of this section"
     with pytest.raises(ConfigError, match=re.escape(f"unknown key '{key}'; {end}")):
         load_config(path)
+
+
+def all_settings(kind: type[Settings] = Settings) -> Iterator[type[Settings]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from all_settings(inner)
+
+
+def test_no_setting_takes_a_boolean_as_a_number():
+    numbers = [
+        field for kind in all_settings() for field in kind.model_fields.values() if "float" in repr(field.annotation)
+    ]
+    assert len(numbers) > 20
+    for field in numbers:
+        adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+        for value in (True, [True, True], {"shards": True}):
+            with pytest.raises(ValidationError):
+                adapter.validate_python(value)
+
+
+def test_a_boolean_is_no_strength(file):
+    path = file(yaml.safe_dump({"data": DATA}))
+    message = r"^on the command line: 'data\.augment\.color_jitter': Input should be a valid number; got True$"
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, ["data.augment.color_jitter=true"])
+    assert load_config(path, ["train.lr=1e-3", "train.grad_clip_norm=1e-1"]).train.lr == 1e-3
