@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from mmdata.cli.paths import check_shards
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, did_you_mean
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,10 @@ def run(options: argparse.Namespace) -> int:
     if config.compare is None:
         raise ConfigError(f"config '{options.config}': no section compare; see configs/mining.yaml for one")
     if unknown := set(options.arms or []) - set(config.compare.arms):
-        raise ConfigError(f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}")
+        near = did_you_mean(min(unknown), config.compare.arms)
+        raise ConfigError(
+            f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}{near}"
+        )
     if not config.data.val:
         raise ConfigError("data.val is not set: retrieval on it is measured")
     check_shards(config.data)
@@ -51,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)
     if options.metric not in (known := metrics_of(config.compare)):
-        raise ConfigError(f"--metric {options.metric}: expected one of {', '.join(known)}")
+        near = did_you_mean(options.metric, known)
+        raise ConfigError(f"--metric {options.metric}: expected one of {', '.join(known)}{near}")
     experiment = Experiment(options.config, options.overrides, config, compare)
     try:
         if not options.table:

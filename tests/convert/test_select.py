@@ -12,7 +12,7 @@ import pytest
 
 from mmdata.cli.chosen import chosen_rows
 from mmdata.convert import convert
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, build_index
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
@@ -71,3 +71,11 @@ def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) ->
         ConfigError, match="the source is no folder of tars; rows of shards with an index can be selected"
     ):
         convert(raw_corpus / "captions.jsonl", tmp_path / "out", rows=chosen)
+
+
+@pytest.mark.parametrize("select", ["score > 0.6", "height > 1000", "height >", "none.npy"])
+def test_a_wrong_condition_is_told_of_the_flag(shards: Path, select: str) -> None:
+    with pytest.raises((ConfigError, DataError)) as caught:
+        chosen_rows(str(shards), select)
+    assert str(caught.value).startswith("--select")
+    assert "data.select" not in str(caught.value)
