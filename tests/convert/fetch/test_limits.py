@@ -79,7 +79,7 @@ def test_a_limit_of_dead_links_may_be_set_and_raised_again(
         DataError,
         match=r"^18 of 31 rows have a URL that gave no image, over max_unfetched_share=0.5; nothing is published. "
         r"16 http_status \(first: .*\); 1 .* Start again when the servers answer, or allow more with "
-        "max_unfetched_share in the recipe$",
+        "max_unfetched_share=… after OUT$",
     ):
         make(table, tmp_path / "out", max_unfetched_share=0.5)
     asked = site.images()
