@@ -149,8 +149,13 @@ def test_seeds_that_the_config_does_not_list_are_run_and_compared(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--metric", "r2", "--table"], "error: --metric r2: expected one of order, place, mean, r1"),
+        (
+            ["--metric", "r2", "--table"],
+            "error: --metric r2: expected one of order, place, mean, r1",
+        ),
+        (["--metric", "ordr", "--table"], "place, mean, r1; did you mean 'order'?"),
         (["--arms", "near", "far"], "error: --arms far: expected some of extra, near, plain, same"),
+        (["--arms", "plian"], "error: --arms plian: expected some of extra, near, plain, same; did you mean 'plain'?"),
         (["compare=null"], "no section compare; see configs/mining.yaml for one"),
         (["--table", "train.steps=3"], "results.jsonl': no run of the baseline 'plain' there yet"),
         (["compare.baseline=near"], "baseline 'near' must be one of the arms, without neighbours of its own"),

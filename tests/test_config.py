@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from mmdata.config import Config, DataConfig, load_config
 from mmdata.config.corpus import SourceConfig, ValConfig, sources
 from mmdata.config.data import evaluation_data
 from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import changeable_settings
+from mmdata.config.settings import Settings, changeable_settings
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.errors import ConfigError
 
@@ -160,8 +162,8 @@ def test_config_shipped_with_mmdata_is_found_by_its_name(tmp_path: Path, monkeyp
     ("text", "message"),
     [
         ("data: [", r"config '.*c\.yaml': not valid YAML, line 1, column 8: "),
-        (b"\xff\xfe\x00", r"config '.*c\.yaml': not valid YAML: 'utf-8' codec can't decode byte 0xff in position 0"),
-        ("data:\n\tseed: 1", r"not valid YAML, line 2, column 1: found character '\\t' that cannot start any token$"),
+        (b"\xff\xfe\x00", r"config '.*c\.yaml': not valid YAML: byte 0 is not UTF-8; save it as UTF-8$"),
+        ("data:\n\tseed: 1", r"not valid YAML, line 2, column 1: a tab; indent with spaces$"),
         (
             "data: !!python/object/apply:os.system [ls]",
             r"not valid YAML, line 1, column 7: could not determine a constructor for the tag",
@@ -285,20 +287,25 @@ def test_config_override_that_is_none_is_refused(file, override: str, message: s
         ),
         (
             {"data": DATA, "train": {"loading": {}, "zzz": 1}},
-            "c.yaml: unknown key 'train.loading'; did you mean 'data.loading'?; "
-            "unknown key 'train.zzz'; `mmdata settings train` lists the settings of this section",
+            "c.yaml: unknown keys 'train.loading' (did you mean 'data.loading'?), 'train.zzz'; `mmdata settings train` "
+            "lists the settings of this section",
         ),
         ({"data": DATA, "foo": {}}, "c.yaml: unknown key 'foo'; `mmdata settings` lists all"),
         (
             {"data": DATA, "train": {"learning_rate": 1, "num_worker": 2}},
-            "c.yaml: unknown key 'train.learning_rate'; did you mean 'train.lr'?; "
-            "unknown key 'train.num_worker'; did you mean 'data.loading.num_workers'?",
+            "c.yaml: unknown keys 'train.learning_rate' (did you mean 'train.lr'?), 'train.num_worker' (did you mean "
+            "'data.loading.num_workers'?)",
         ),
         (
             {**DATA, "model": {"nam": "tiny"}},
             "c.yaml: 'data' is required and missing; unknown key 'model.nam'; did you mean 'model.name'?; "
-            "unknown key 'shards'; did you mean 'data.shards'?; unknown key 'tokenizer'; did you mean "
-            "'data.tokenizer'?; unknown key 'global_batch_size'; did you mean 'data.global_batch_size'?",
+            "unknown keys 'shards' (did you mean 'data.shards'?), 'tokenizer' (did you mean 'data.tokenizer'?), "
+            "'global_batch_size' (did you mean 'data.global_batch_size'?)",
+        ),
+        (
+            {"data": {**DATA, **{f"xyz{i}": i for i in range(30)}}},
+            "c.yaml: unknown keys 'data.xyz0', 'data.xyz1', 'data.xyz2', 'data.xyz3', 'data.xyz4', 'data.xyz5', "
+            "'data.xyz6', 'data.xyz7' and 22 more; `mmdata settings data` lists the settings of this section",
         ),
         (
             {"data": DATA, "model": {"name": "ViT-B-16"}, "train": {"miner": {"name": "topk"}}},
@@ -364,7 +371,8 @@ def test_config_wrong_key_names_the_right_one(content: dict[str, Any], message: 
         ("crop_scale", [0.9, 0.5], "'data': crop_scale must be (min, max) with 0 < min <= max: got (0.9, 0.5)"),
         ("crop_scale", [0, 0.5], "'data': crop_scale must be (min, max) with 0 < min <= max: got (0.0, 0.5)"),
         ("image_buckets", [], "'data.image_buckets': List should have at least 1 item"),
-        ("image_buckets", [[224]], "'data.image_buckets.0.1' is required and missing"),
+        ("image_buckets", [[224]], "'data.image_buckets': expected integer ≥ 1, [["),
+        ("crop_scale", [0.9], "'data.crop_scale': expected [number from 0 to 1, number from 0 to 1]; got [0.9]"),
         ("image_buckets", [[8, 9], [8, 9]], "'data': image_buckets must differ from each other: got [[8, 9], [8, 9]]"),
         ("image_patches", [], "'data.image_patches': List should have at least 1 item"),
         ("image_patches", [256, 64], "'data': image_patches must rise: got [256, 64]"),
@@ -695,6 +703,9 @@ def test_config_evaluation_is_not_augmented():
         ("train.save_every_steps", "train.checkpoint_every_steps"),
         ("train.beta1", "train.betas"),
         ("train.scheduler", "train.schedule"),
+        ("model.lock_image", "model.freeze"),
+        ("data.brightness", "data.augment.color_jitter"),
+        ("data.hue", "data.augment.color_jitter"),
         ("train.grad_checkpointing", "model.gradient_checkpointing"),
         ("data.max_len", "data.max_length"),
         ("data.sede", "data.seed"),
@@ -721,3 +732,29 @@ def test_a_setting_is_suggested_for_what_it_means(tmp_path: Path, key: str, mean
     end = f"did you mean '{meant}'?" if meant else f"`mmdata settings {section}` lists the settings of this section"
     with pytest.raises(ConfigError, match=re.escape(f"unknown key '{key}'; {end}")):
         load_config(path)
+
+
+def all_settings(kind: type[Settings] = Settings) -> Iterator[type[Settings]]:
+    for inner in kind.__subclasses__():
+        yield inner
+        yield from all_settings(inner)
+
+
+def test_no_setting_takes_a_boolean_as_a_number():
+    numbers = [
+        field for kind in all_settings() for field in kind.model_fields.values() if "float" in repr(field.annotation)
+    ]
+    assert len(numbers) > 20
+    for field in numbers:
+        adapter: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+        for value in (True, [True, True], {"shards": True}):
+            with pytest.raises(ValidationError):
+                adapter.validate_python(value)
+
+
+def test_a_boolean_is_no_strength(file):
+    path = file(yaml.safe_dump({"data": DATA}))
+    message = r"^on the command line: 'data\.augment\.color_jitter': Input should be a valid number; got True$"
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, ["data.augment.color_jitter=true"])
+    assert load_config(path, ["train.lr=1e-3", "train.grad_clip_norm=1e-1"]).train.lr == 1e-3

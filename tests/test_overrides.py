@@ -24,6 +24,8 @@ def config(tmp_path: Path) -> Path:
             "data.loading.num_worker=4",
             r"unknown key 'data\.loading\.num_worker'; did you mean 'data\.loading\.num_work",
         ),
+        ("trian.lr=3", r"unknown key 'trian'; did you mean 'train'\?$"),
+        ("train.mine.size=3", r"unknown key 'train\.mine'; did you mean 'train\.miner'\?$"),
         ("train.lr=fast", r"'train\.lr': Input should be a valid number.*; got 'fast'"),
         ("train.miner={name: top_k, k: 0}", r"'train\.miner\.k': Input should be greater than or equal to 1; got 0"),
         (
@@ -44,6 +46,14 @@ def test_override_and_file_that_are_wrong_are_reported_each_with_its_place(confi
     )
     with pytest.raises(ConfigError, match=message):
         load_config(config, ["train.lr=-1"])
+
+
+def test_unknown_keys_of_file_and_command_line_are_reported_each_with_its_place(config: Path):
+    config.write_text(config.read_text().replace("}", ", xyz: 1}"))
+    with pytest.raises(
+        ConfigError, match=rf"^{config}: unknown key 'data\.xyz'; .*; on the command line: unknown key 'data\.zyx'; "
+    ):
+        load_config(config, ["data.zyx=1"])
 
 
 def test_override_given_twice_counts_as_the_last_one(config: Path):

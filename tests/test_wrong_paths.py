@@ -75,6 +75,7 @@ WRONG = [
     (["train", "c.yaml", "train.steps=1"], NO_SHARDS),
     (["train", "c.yaml", "train.steps=1", "data.shards=.", "data.val.shards=none"], "data.val.shards: folder 'none'"),
     (["verify", "none"], "folder 'none': no such folder"),
+    (["verify", "c.yaml"], "'c.yaml': a YAML file, and a tar or a folder of tars is expected"),
 ]
 
 

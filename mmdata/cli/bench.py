@@ -41,6 +41,7 @@ def run(given: argparse.Namespace) -> int:
     from mmdata.inspect.profile import profile
     from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
     from mmdata.loader import Loader
+    from mmdata.processes import most_workers
     from mmdata.train.models.expected_inputs import with_inputs_of_model
     from mmdata.train.prefetch import DevicePrefetcher
 
@@ -55,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
         console.print(f"Storage: {storage_in_words(found)}.", soft_wrap=True)
     if found.keeps_up:
         return 0
-    if cores := cores_in_words(found):
+    if cores := cores_in_words(found, most_workers(data.loading.num_workers)):
         console.print(f"Cores: {cores}.", soft_wrap=True)
     console.print("Trying what would help ...")
     helped = remedies(loader, data, found)

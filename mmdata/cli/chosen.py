@@ -27,7 +27,7 @@ def chosen_rows(shards: str, select: str) -> SelectedRows:
     content = {"data": {"shards": shards, "select": select, "global_batch_size": 1}}
     data: DataConfig = parse(Config, content, origin="--select").data
     index = open_index(data)
-    selection = select_rows(data, index)
+    selection = select_rows(data, index, of="--select")
     assert selection is not None, "there is a condition"
     offsets: dict[str, NDArray[np.int64]] = {}
     for shard in range(index.num_shards):

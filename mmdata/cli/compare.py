@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmdata.cli.paths import check_shards
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from mmdata.config import CompareConfig, Config
@@ -49,7 +49,10 @@ def run(options: argparse.Namespace) -> int:
     if config.compare is None:
         raise ConfigError(f"config '{options.config}': no section compare; see configs/mining.yaml for one")
     if unknown := set(options.arms or []) - set(config.compare.arms):
-        raise ConfigError(f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}")
+        near = did_you_mean(min(unknown), config.compare.arms)
+        raise ConfigError(
+            f"--arms {', '.join(sorted(unknown))}: expected some of {', '.join(config.compare.arms)}{near}"
+        )
     if not config.data.val:
         raise ConfigError("data.val is not set: retrieval on it is measured")
     check_shards(config.data)
@@ -70,7 +73,8 @@ def _compare(options: argparse.Namespace, config: Config, compare: CompareConfig
     if not options.table:
         collectives.init(options.device)  # refuses cuda where there is none
     if options.metric not in (known := metrics_of(compare)):
-        raise ConfigError(f"--metric {options.metric}: expected one of {', '.join(known)}")
+        near = did_you_mean(options.metric, known)
+        raise ConfigError(f"--metric {options.metric}: expected one of {', '.join(known)}{near}")
     experiment = Experiment(options.config, options.overrides, config, compare, options.device)
     try:
         if not options.table:

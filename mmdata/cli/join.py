@@ -16,12 +16,10 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmdata.cli.paths import check_config_or_shards, find_part
+from mmdata.cli.paths import find_config, load_settings
 from mmdata.errors import ConfigError, printable
-from mmdata.recognize import Kind, recognize
 
 if TYPE_CHECKING:
     from mmdata.config import DataConfig
@@ -30,7 +28,7 @@ _SETTING = re.compile(r"(data|model|train)\.[\w.]+=")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
+    parser.add_argument("place", metavar="CONFIG_OR_SHARDS", help="YAML file, run, or folder (URL) of shards")
     parser.add_argument(
         "words",
         nargs="*",
@@ -44,18 +42,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Join the tables, and say what was found."""
-    check_config_or_shards(options.place)
     data = settings_of(
         options.place, options.words, key=options.key, captions=options.captions, tokenizer=options.tokenizer
     )
-    for line in join_tables(data, all_columns=not is_config(options.place)):
+    for line in join_tables(data, all_columns=find_config(options.place) is None):
         print(printable(line), flush=True)
     return 0
-
-
-def is_config(place: str) -> bool:
-    """Whether a place is a config or the folder of a run, and no folder or URL of shards."""
-    return "://" not in place and (not Path(place).is_dir() or recognize(Path(place)) is Kind.RUN)
 
 
 def settings_of(
@@ -69,7 +61,7 @@ def settings_of(
     """The settings that name the tables.
 
     Args:
-        place: a config, the folder of a run, or a folder or URL of shards.
+        place: as for `load_settings`.
         words: settings, "section.key=value"; of shards also the files of the table.
         key, captions: of the table of shards: column of the keys, column of captions.
         tokenizer: counts them.
@@ -77,31 +69,28 @@ def settings_of(
     Raises:
         ConfigError: no table is named, or a table beside a config.
     """
-    from mmdata.config import Config, load_config
-    from mmdata.config.strict_yaml import parse, with_overrides
-    from mmdata.tables.joined import JOINED
-
     overrides = [word for word in words if _SETTING.match(word)]
     tables = [word for word in words if not _SETTING.match(word)]
-    if is_config(place):
-        path = Path(place) / "config.yaml" if Path(place).is_dir() else place
-        data = load_config(path, overrides + ([f"data.tokenizer={tokenizer}"] if tokenizer else [])).data
+    is_config = find_config(place) is not None
+    if is_config:
+        data = load_settings(place, overrides + ([f"data.tokenizer={tokenizer}"] if tokenizer else [])).data
         if tables or key or captions:
             raise ConfigError(
                 f"'{tables[0] if tables else '--key' if key else '--captions'}': the tables of a config are those of "
                 "its data.join; leave it out, or give a folder of shards in place of the config"
             )
     else:
-        given: dict[str, Any] = {"shards": find_part(place) or place, "global_batch_size": 1}
+        from mmdata.tables.joined import JOINED
+
+        given: dict[str, Any] = {"global_batch_size": 1}
         given |= {"tokenizer": tokenizer} if tokenizer else {}
         if tables:
             given["join"] = [{"table": tables} | ({"key": key} if key else {})]
         if captions:
             given["captions"] = {JOINED + captions: 1}
-        content = with_overrides({"data": given}, overrides)
-        data = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
+        data = load_settings(place, overrides, given).data
     if not data.join:
-        named = f"the config '{place}' has no data.join" if is_config(place) else "none is given"
+        named = f"the config '{place}' has no data.join" if is_config else "none is given"
         raise ConfigError(f"no table to join: {named}; `mmdata join SHARDS TABLE` joins one")
     if captions and data.tokenizer is None:
         raise ConfigError("--captions: captions are counted by a tokenizer: give it, too (--tokenizer NAME_OR_FOLDER)")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from mmdata.cli.paths import check_config_or_shards, check_run
+from mmdata.cli.paths import check_run, load_settings
 from mmdata.errors import ConfigError, DataError, printable
 from mmdata.files import write_whole
 from mmdata.recognize import Kind, recognize
@@ -42,7 +42,7 @@ WHICH_ROWS = ("shards", "val", "split", "select", "global_batch_size", "loading"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder; its shards are grouped")
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, run, or folder; its shards are grouped")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.loading.num_workers=8")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, metavar="RUN_OR_CHECKPOINT", help="embed with this model")
@@ -59,7 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Embed, group, write the file, say what to put into a config."""
-    check_config_or_shards(options.config, options.overrides)
+    data = load_settings(options.config, options.overrides, {"global_batch_size": BATCH_ROWS}).data
     if options.run is not None:
         check_run(options.run)
     from mmdata.loader.corpus import open_index
@@ -68,7 +68,6 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.ranks import collectives
     from mmdata.trained import TrainedRun
 
-    data = data_of(options.config, options.overrides)
     index = open_index(data)
     check(options, len(index))
     device = collectives.init(options.device)
@@ -123,25 +122,6 @@ def group(
         )
         progress.update(task, completed=2 * len(features))
     return groups
-
-
-def data_of(place: str, overrides: list[str]) -> DataConfig:
-    """The section `data` of a config, or that of a folder of shards with settings from the command line.
-
-    Of a folder of shards they are the defaults, in batches of `BATCH_ROWS` rows. The tokenizer and the image sizes are
-    those of --run.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
-    from mmdata.config import Config, load_config
-    from mmdata.config.strict_yaml import parse, with_overrides
-
-    if not (Path(place).is_dir() or "://" in place):
-        return load_config(place, overrides).data
-    content = with_overrides({"data": {"shards": place}}, overrides)
-    content["data"] = {"global_batch_size": BATCH_ROWS} | content["data"]
-    return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
 
 
 def embed_corpus(trained: TrainedRun, data: CorpusConfig, out: Path, *, side: FeatureSide = "pair") -> dict[str, int]:

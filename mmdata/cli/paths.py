@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmdata.errors import ConfigError, DataError
 from mmdata.recognize import Kind, recognize
 
 if TYPE_CHECKING:
+    from mmdata.config import Config
     from mmdata.config.corpus import CorpusConfig
     from mmdata.index import Manifest
 
@@ -17,26 +19,39 @@ PARTS = TRAIN, VAL = "train", "val"
 """Folders of shards in the output of `mmdata convert --val-share`."""
 
 
-def check_config_or_shards(place: str, overrides: list[str] | None = None) -> None:
-    """Look at a config, and at the shards that it names; or at a folder of shards. A URL is taken as it is.
+def find_config(place: str) -> Path | None:
+    """The config that `place` is: a file, the name of a shipped one, or that of a run's folder; None for shards."""
+    path = Path(place)
+    if "://" in place:
+        return None
+    if recognize(path) is Kind.RUN:
+        return path / "config.yaml"
+    return None if path.is_dir() else path
+
+
+def load_settings(place: str, overrides: list[str], assumed: Mapping[str, Any] | None = None) -> Config:
+    """The settings of a command that takes CONFIG_OR_SHARDS; the shards that they name are looked for.
 
     Args:
-        place: a YAML file, the folder of a run, or a folder or URL of shards.
-        overrides: of the config; None: the config is only looked for, and not read.
+        place: a YAML file, the name of a config that is shipped with mmdata, the folder of a run, or a folder or URL of
+            shards. Of a folder that holds `train` and `val`, as `mmdata convert --val-share` makes, `train` is taken.
+        overrides: "section.key=value".
+        assumed: settings of `data` for shards, where no override gives them.
 
     Raises:
-        ConfigError: nothing is there, the config has a mistake, or its shards are not there.
+        ConfigError: nothing is there, a setting is wrong, or the shards are not there.
     """
-    path, kind = Path(place), recognize(Path(place))
-    if "://" in place:
-        return
-    from mmdata.config import load_config
-    from mmdata.config.wrong_file import not_a_config
+    from mmdata.config import Config, load_config
+    from mmdata.config.strict_yaml import parse, with_overrides
 
-    if kind is Kind.ABSENT:
-        raise ConfigError(not_a_config(path))
-    if overrides is not None and (kind is Kind.RUN or not path.is_dir()):
-        check_shards(load_config(path / "config.yaml" if kind is Kind.RUN else path, overrides).data)
+    if (path := find_config(place)) is not None:
+        config = load_config(path, overrides)
+    else:
+        content = with_overrides({"data": {"shards": find_part(place) or place}}, overrides)
+        content["data"] = {**(assumed or {}), **content["data"]}
+        config = parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides)
+    check_shards(config.data)
+    return config
 
 
 def check_folder(folder: str) -> None:

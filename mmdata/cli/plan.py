@@ -12,13 +12,11 @@ import argparse
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmdata.cli.paths import check_config_or_shards, find_part
+from mmdata.cli.paths import find_config, find_part, load_settings
 from mmdata.errors import ConfigError, counted, printable
-from mmdata.recognize import Kind, recognize
 
 if TYPE_CHECKING:
     from mmdata.config import DataConfig
@@ -32,7 +30,7 @@ BATCH_ROWS = 256
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, run, or folder (URL) of shards")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--epoch", type=int, default=0, help="captions, and so lengths, may differ by epoch")
     parser.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks, to say what each reads")
@@ -40,8 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table of buckets and the padding."""
-
-    check_config_or_shards(arguments.config, arguments.overrides)
+    planned = plan_of(arguments.config, arguments.overrides)
     from rich.console import Console
     from rich.table import Table
 
@@ -49,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     from mmdata.plan import IndexRows, summarize
     from mmdata.plan.weights import WeightedPlan
 
-    planned = plan_of(arguments.config, arguments.overrides)
     plan, rows = planned.plan, planned.plan.rows
     if planned.assumed:
         print(printable(f"no config is given; assumed: {', '.join(planned.assumed)}"))
@@ -103,42 +99,36 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
     """The plan that `mmdata plan` prints.
 
     Args:
-        place: a config; the folder of a run, whose config is taken; or a folder or URL of shards. Of a folder that
-            holds `train` and `val`, as `mmdata convert --val-share` makes it, `train` is planned.
+        place: as for `load_settings`.
         overrides: "section.key=value".
 
     Raises:
         ConfigError: a setting is wrong, or no tokenizer has counted the captions of the folder and none is given.
         DataError: the folder has no index.
     """
-    from mmdata.config import load_config
+    if find_config(place) is None:
+        return _plan_of_shards(place, overrides)
+    config = load_settings(place, overrides)
     from mmdata.loader.corpus import open_corpus
     from mmdata.train.models.expected_inputs import with_inputs_of_model
     from mmdata.train.models.limits import limits_of, shape_problems
 
-    if "://" not in place and recognize(Path(place)) is Kind.RUN:
-        place = str(Path(place) / "config.yaml")
-    if not (Path(place).is_dir() or "://" in place):
-        config = with_inputs_of_model(load_config(place, overrides))
-        data, corpus = config.data, open_corpus(config.data)
-        problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
-        plan = _plan(data, corpus, corpus.tokenizer)
-        masks = config.train.mask_false_negatives
-        return Planned(data, corpus.index, plan, problems=problems, masks=masks)
-    part = None if any(override.startswith("data.shards=") for override in overrides) else find_part(place)
-    planned = _plan_of_shards(part or place, overrides)
-    return replace(planned, assumed=[f"data.shards={part}", *planned.assumed]) if part else planned
+    config = with_inputs_of_model(config)
+    data, corpus = config.data, open_corpus(config.data)
+    problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
+    plan = _plan(data, corpus, corpus.tokenizer)
+    return Planned(data, corpus.index, plan, problems=problems, masks=config.train.mask_false_negatives)
 
 
 def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
-    from mmdata.config import Config
-    from mmdata.config.strict_yaml import parse, with_overrides
+    from mmdata.config.strict_yaml import with_overrides
     from mmdata.index import Index
     from mmdata.loader.corpus import open_corpus
     from mmdata.plan.from_config import num_rows
 
-    content = with_overrides({"data": {"shards": place}}, overrides)
-    given = content["data"]
+    given = with_overrides({"data": {}}, overrides)["data"]
+    part = find_part(place)
+    place = part or place
     index = Index.open(place)
     assumed: dict[str, Any] = {"global_batch_size": max(min(BATCH_ROWS, len(index)), 1)}
     if "tokenizer" not in given and isinstance(given.get("captions"), dict):
@@ -152,19 +142,18 @@ def _plan_of_shards(place: str, overrides: list[str]) -> Planned:
                 f"(data.tokenizer=NAME_OR_FOLDER), or store the lengths with `mmdata index {place} --tokenizer …`"
             )
         assumed["tokenizer"] = f"the one that counted the index ({index.tokenizer})"
-    origin = f"settings for shards '{place}'"
     if "global_batch_size" not in given and {"select", "join", "val"} & given.keys():
-        content["data"] = assumed | given | {"global_batch_size": 1}
         with _quiet():  # the plan says the same again
-            selected = num_rows(parse(Config, content, origin=origin, overrides=overrides).data)
+            selected = num_rows(load_settings(place, overrides, assumed | {"global_batch_size": 1}).data)
         assumed["global_batch_size"] = max(min(BATCH_ROWS, selected), 1)
-    content["data"] = assumed | given
-    data = parse(Config, content, origin=origin, overrides=overrides).data
+    data = load_settings(place, overrides, assumed).data
     # Where the index holds the lengths, the plan needs no more of a tokenizer.
     counted = CountedLengths(str(index.tokenizer)) if "tokenizer" in assumed else None
     corpus = open_corpus(data.model_copy(update={"tokenizer": None}) if counted else data)
     shown = assumed | {name: getattr(data, name) for name in ("image_size", "max_length")}
     listed = [f"data.{name}={value}" for name, value in shown.items() if name not in given]
+    if part and "shards" not in given:
+        listed = [f"data.shards={part}", *listed]
     return Planned(data, corpus.index, _plan(data, corpus, counted or corpus.tokenizer), listed)
 
 

@@ -3,16 +3,16 @@
 mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
 mmdata replay configs/scenes.yaml --key 00001234
 mmdata replay shards/photos 1234               # a folder of shards: default settings, CLIP's tokenizer
-mmdata replay runs/scenes/config.yaml 1234 --epoch 2         # row and epoch of a line of a run's ledger-rank0.jsonl
+mmdata replay runs/scenes 1234 --epoch 2       # row and epoch of a line of a run's ledger-rank0.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mmdata.cli.paths import check_config_or_shards
+from mmdata.cli.paths import find_config, find_part, load_settings
 from mmdata.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, or a folder (URL) of shards")
+    parser.add_argument("config", metavar="CONFIG_OR_SHARDS", help="YAML file, run, or folder (URL) of shards")
     parser.add_argument("words", nargs="*", metavar="ROW | section.key=value", help="the row's number in the index")
     parser.add_argument("--key", help="the row's key, in place of its number")
     parser.add_argument("--epoch", type=int, default=0, help="decides caption and crop (0)")
@@ -34,11 +34,10 @@ def run(given: argparse.Namespace) -> int:
         check_image_name(given.save)
 
     overrides = [word for word in given.words if "=" in word]
-    check_config_or_shards(given.config, overrides)
+    data = data_of(given.config, overrides)
     from mmdata.inspect.replay import find_step, replay, row_of_key
     from mmdata.loader import Loader
 
-    data = data_of(given.config, overrides)
     loader = Loader.from_config(data, rank=0, world_size=1)
     row = row_of_key(loader.index, given.key) if given.key else row
     found = replay(loader.builder, find_step(loader.plan, row, given.epoch))
@@ -83,25 +82,17 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
 
     Of a folder of shards they are the defaults, in batches of one row. If there are captions, CLIP's tokenizer makes
     their tokens, all in one length: the captions of other rows are not counted for it.
-
-    Args:
-        place: a YAML file, or a folder or a URL of shards.
-        overrides: "section.key=value".
-
-    Raises:
-        ConfigError: a setting is wrong.
-        DataError: the folder has no index.
     """
-    from mmdata.config import Config, DataConfig, load_config
-    from mmdata.config.strict_yaml import parse, with_overrides
-    from mmdata.index import Index
+    assumed: dict[str, Any] = {}
+    if find_config(place) is None:
+        from mmdata.config import DataConfig
+        from mmdata.index import Index
+
+        assumed = {"global_batch_size": 1, "tokenizer": None}
+        if Index.open(find_part(place) or place).has_captions:
+            length = DataConfig.model_fields["max_length"].default
+            assumed |= {"tokenizer": "clip", "text_buckets": [length]}
+    config = load_settings(place, overrides, assumed)
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
-    if not (Path(place).is_dir() or "://" in place):
-        return with_inputs_of_model(load_config(place, overrides)).data
-    given = with_overrides({"data": {"shards": place}}, overrides)
-    data = {"global_batch_size": 1, "tokenizer": "clip" if Index.open(place).has_captions else None} | given["data"]
-    if data["tokenizer"] is not None:
-        data = {"text_buckets": [data.get("max_length", DataConfig.model_fields["max_length"].default)]} | data
-    content = {**given, "data": data}
-    return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data
+    return with_inputs_of_model(config).data

@@ -58,11 +58,11 @@ def sort_given(given: Sequence[str | os.PathLike[str]]) -> Given:
     """Tell folders with an index, and tars of such folders, from the rest: tars, folders, brace patterns.
 
     Raises:
-        DataError: the manifest beside a tar is damaged.
+        DataError: the manifest beside a tar is damaged, or a file is plainly something else than a tar.
         ConfigError: a URL; see also `expand_braces`.
     """
     from mmdata.storage.folder import INNER, local_folder
-    from mmdata.tars.foreign import TAR_ENDS, expand_braces
+    from mmdata.tars.foreign import TAR_ENDS, check_may_be_tar, expand_braces
 
     names = [name for one in given for name in expand_braces(os.fspath(one))]
     sorted_out = Given()
@@ -81,6 +81,7 @@ def sort_given(given: Sequence[str | os.PathLike[str]]) -> Given:
         if folder not in listed:
             listed[folder] = _listed(folder)
         if path.name not in listed[folder]:
+            check_may_be_tar(path)
             sorted_out.tars.append(name)
         elif (shards := sorted_out.folders.setdefault(str(folder), set())) is not None:
             shards.add(path.name)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmdata.config.settings import Integer, Location, Positive, Settings
+from mmdata.config.settings import NOT_BOOLEAN, Integer, Location, Positive, Settings
 
 
 class GroupsConfig(Settings):
@@ -24,7 +24,7 @@ class GroupsConfig(Settings):
     candidates: Positive | None = None
     """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
     itself. Give this or `size`."""
-    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    share: Annotated[float, Field(gt=0.0, le=1.0), NOT_BOOLEAN] = 1.0
     """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
     groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
 

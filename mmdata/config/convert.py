@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mmdata.config.settings import Location, Positive, Settings, Share
+from mmdata.config.settings import NOT_BOOLEAN, Location, Positive, Settings, Share
 from mmdata.config.strict_yaml import parse, read_yaml, with_overrides
 from mmdata.errors import ConfigError, did_you_mean
 from mmdata.files import shipped
@@ -114,7 +114,7 @@ class ConvertConfig(Settings):
     for a folder of images with captions, unless `keep_duplicates` is set; else image."""
     keep_duplicates: bool = False
     """Whether an image with the bytes of an earlier one is written again."""
-    val_share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    val_share: Annotated[float, Field(gt=0.0, lt=1.0), NOT_BOOLEAN] | None = None
     """Share of the images that goes into OUT/val; the others go into OUT/train. A hash of the image's bytes decides, so
     equal images are in one folder. null: one folder, OUT."""
     resize: Positive | None = None

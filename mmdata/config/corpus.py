@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from mmdata.config.settings import Location, MayChange, Positive, Settings
+from mmdata.config.settings import NOT_BOOLEAN, Location, MayChange, Positive, Settings
 from mmdata.safe_read import path_of_url
 
 FILES = (".npy", ".txt", ".parquet", ".csv", ".tsv")
@@ -67,7 +67,7 @@ class SourceConfig(Settings):
     weight: Positive | None = None
     """Share of every batch, exact to the row: 3 and 1 put three rows of the first dataset beside each row of the
     second. An epoch is one pass over the first dataset; the other datasets are cycled."""
-    repeat: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
+    repeat: Annotated[float, Field(gt=0.0, le=1000.0), NOT_BOOLEAN] | None = None
     """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
     half in the next epoch."""
     select: MayChange[Select] = None
@@ -86,7 +86,7 @@ class ValConfig(Settings):
 
     shards: MayChange[Location | None] = None
     """Folder or URL with shards to evaluate on, with the same tokenizer and image size."""
-    share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    share: Annotated[float, Field(gt=0.0, lt=1.0), NOT_BOOLEAN] | None = None
     """Share of the rows of `data.shards`, 0.01 for 1 %, that is kept from training and evaluated on. The hash of the
     row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
     indexed anew."""

@@ -20,6 +20,9 @@ setting can be given on the command line too, as in `mmdata train CONFIG data.se
 prints a part of this page: `mmdata settings data.loading`, `mmdata settings num_workers`. The settings of
 `mmdata convert`, at the end, are the keys of a recipe, and `key=value` on its command line.
 
+A config is YAML without aliases: an anchor (`&name`) that is used as `*name` or `<<: *name` is refused. Write out
+what it stands for.
+
 ↻ marks the settings that may change when a run is resumed. `N` stands for the number of an entry in a list,
 `NAME` for a name that you choose. An editor completes and checks settings with the JSON schema:
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
-from mmdata.config.settings import Positive, Settings, Share, Side, by_name, name_of
+from mmdata.config.settings import NOT_BOOLEAN, Positive, Settings, Share, Side, by_name, name_of
 
 
 class AugmentConfig(Settings):
@@ -17,7 +17,7 @@ class AugmentConfig(Settings):
     horizontal_flip_prob: Share = 0.0
     """Probability that a crop is mirrored left to right. Captions that say left or right, and writing in images, are
     wrong after a flip."""
-    color_jitter: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+    color_jitter: Annotated[float, Field(ge=0.0, le=2.0), NOT_BOOLEAN] = 0.0
     """Strength of changes of colour, which four in five crops get, in random order. Brightness, contrast and saturation
     change by a factor between 1 - color_jitter (at least 0) and 1 + color_jitter, and the hue turns by a quarter of it
     at most, as a share of the colour circle."""

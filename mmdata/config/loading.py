@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mmdata.config.settings import Count, Location, Positive, Settings, Share
+from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share
 
 
 class LoadingConfig(Settings):
@@ -27,7 +27,7 @@ class LoadingConfig(Settings):
     cache_dir: Location | None = None
     """Folder where files of shards behind URLs are kept, shared by all processes of the machine. null: mmdata/shards in
     the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
-    cache_gb: Annotated[float, Field(gt=0.0)] = 100.0
+    cache_gb: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 100.0
     """Largest size of `cache_dir`, in gigabytes (10⁹ bytes); the least recently used files are removed to make room."""
     max_bad_share: Share = 0.05
     """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a

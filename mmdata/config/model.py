@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mmdata.config.settings import BelowOne, Location, MayChange, Positive, Settings
+from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Location, MayChange, Positive, Settings
 
 
 class ModelConfig(Settings):
@@ -39,9 +39,9 @@ class ModelConfig(Settings):
     dropout: BelowOne = 0.0
     """Share of activations that are dropped in training, in micro, tiny, small and base; the towers of transformers
     have theirs in their config."""
-    logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0), NOT_BOOLEAN] | None = None
     """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. It wins over that
     of `init_from`'s weights. null: that of those weights or of the pretrained model, otherwise 1 / 0.07 as in CLIP."""
-    logit_bias_init: float | None = None
+    logit_bias_init: Annotated[float, NOT_BOOLEAN] | None = None
     """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
     null: that of the pretrained model, otherwise no bias."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticKnownError
 from typing_extensions import Self
 
 Integer = Annotated[int, Field(strict=True)]
@@ -16,8 +17,19 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Side = Annotated[int, Field(strict=True, ge=1, le=16384)]
 """Of an image, in pixels."""
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _refuse_boolean(value: object) -> object:
+    """Pydantic alone takes true as 1.0. A text is taken: 1e-3 without a point is one in YAML."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    return value
+
+
+NOT_BOOLEAN = BeforeValidator(_refuse_boolean)
+"""Of each number with a fraction; it stands last, since the JSON schema has the bounds of what is before it."""
+Share = Annotated[float, Field(ge=0.0, le=1.0), NOT_BOOLEAN]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0), NOT_BOOLEAN]
 
 
 def _text_of_path(value: object) -> object:

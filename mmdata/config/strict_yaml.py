@@ -66,11 +66,11 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: lis
         return kind.model_validate(content)
     except ValidationError as error:
         typed = [override.partition("=")[0] for override in overrides or []]
-        by_origin: dict[str, list[str]] = {}
-        for told in explain_errors(kind, content, error):
-            from_override = any(f"{told.key}.".startswith(f"{name}.") for name in typed)
-            by_origin.setdefault("on the command line" if from_override else origin, []).append(told.text)
-        raise ConfigError("; ".join(f"{where}: {'; '.join(texts)}" for where, texts in by_origin.items())) from error
+        by_origin: dict[str, list[str]] = {origin: [], "on the command line": []}
+        for told in explain_errors(kind, content, error, typed):
+            by_origin["on the command line" if told.from_override else origin].append(told.text)
+        said = "; ".join(f"{where}: {'; '.join(texts)}" for where, texts in by_origin.items() if texts)
+        raise ConfigError(said) from error
 
 
 def _read_sections(file: Path) -> dict[Any, Any]:
@@ -106,11 +106,14 @@ def _parse_yaml(text: str) -> Any:
 
 def _mistake(error: Exception) -> str:
     """What is wrong with YAML, and where: ", line 2, column 1: key 'seed' stands twice"."""
+    if isinstance(error, UnicodeDecodeError):
+        return f": byte {error.start:,} is not UTF-8; save it as UTF-8"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
         return f": {' '.join(str(error).split())}"  # PyYAML's messages have several lines
     mark = error.problem_mark or error.context_mark
     where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-    return f"{where}: {error.problem}"
+    is_tab = r"'\t'" in error.problem
+    return f"{where}: {'a tab; indent with spaces' if is_tab else error.problem}"
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mmdata.config.settings import BelowOne, Count, Integer, Location, MayChange, Positive, Settings
+from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Count, Integer, Location, MayChange, Positive, Settings
 
-Cosine = Annotated[float, Field(ge=-2.0, le=2.0)]
+Cosine = Annotated[float, Field(ge=-2.0, le=2.0), NOT_BOOLEAN]
 """A difference of cosine similarities."""
 
 
@@ -28,7 +28,7 @@ class MinerConfig(Settings):
     false_negative_margin: Cosine | None = None
     """Leaves out negatives that are more similar than the positive minus this margin, in cosine: they may be false
     negatives. null: leaves none out."""
-    drop_hardest: Annotated[float, Field(strict=True, gt=0.0)] | None = None
+    drop_hardest: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] | None = None
     """Leaves out the most similar negatives of each row, after the margin: this number of them, or this share if it is
     below 1. null: leaves none out."""
 
@@ -51,7 +51,7 @@ class RatioConfig(MinerConfig):
     """ratio: the hardest share of each row's negatives."""
 
     name: Literal["ratio"]
-    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    share: Annotated[float, Field(gt=0.0, le=1.0), NOT_BOOLEAN] = 0.1
     """Share of its negatives that each row keeps."""
 
 
@@ -59,7 +59,7 @@ class SemiHardConfig(MinerConfig):
     """semi_hard: negatives that are less similar than the positive, by at most a margin (FaceNet)."""
 
     name: Literal["semi_hard"]
-    margin: Annotated[float, Field(gt=0.0, le=2.0)] = 0.2
+    margin: Annotated[float, Field(gt=0.0, le=2.0), NOT_BOOLEAN] = 0.2
     """Keeps negatives that are less similar than the positive, by at most this much, in cosine."""
 
 
@@ -77,7 +77,7 @@ class GumbelTopKConfig(MinerConfig):
     name: Literal["gumbel_top_k"]
     k: Positive = 64
     """Number of negatives drawn for each row."""
-    temperature: Annotated[float, Field(gt=0.0)] = 0.05
+    temperature: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 0.05
     """Temperature of the draw, in cosine: near 0 the hardest k are drawn, at a large temperature any k with equal
     probability."""
     gradient: Literal["none", "straight_through", "relaxed"] = "none"
@@ -139,7 +139,7 @@ class TrainConfig(Settings):
     """Number of passes over the data. Training needs either this or `steps`."""
     steps: Positive | None = None
     """Number of optimizer updates of the whole run, in place of `epochs`."""
-    lr: Annotated[float, Field(gt=0.0)] = 5e-4
+    lr: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 5e-4
     """Largest learning rate of AdamW, reached at the end of the warm-up; `schedule` says how it goes on."""
     schedule: Schedule = "cosine"
     """The learning rate after the warm-up. cosine: falls to 0 along a half cosine. constant: stays, so that a
@@ -147,13 +147,13 @@ class TrainConfig(Settings):
     `cooldown_steps`."""
     cooldown_steps: Positive | None = None
     """Updates at the end of a run with the schedule cooldown; 10 to 20 % of all are usual."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.2
+    weight_decay: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] = 0.2
     """Weight decay of AdamW. It acts on matrices only, not on biases, norms, logit_scale and logit_bias."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
     """Decay of AdamW's averages of the gradient and of its square. The defaults are CLIP's for vision transformers."""
     warmup_steps: Count = 100
     """Number of updates over which the learning rate rises linearly from 0."""
-    grad_clip_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
+    grad_clip_norm: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] | None = 1.0
     """Largest norm of the gradient of all weights together; a larger gradient is scaled down to it. null: not
     clipped."""
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
@@ -178,7 +178,7 @@ class TrainConfig(Settings):
     sogclr: InfoNCE of the whole corpus, estimated (SogCLR, FastCLIP); keeps 8 bytes for each row, takes no miner."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other."""
-    hard_negative_beta: Annotated[float, Field(ge=0.0)] = 1.0
+    hard_negative_beta: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] = 1.0
     """For the loss hard_negative: how much more harder negatives weigh, by exp(beta · logit); 0 weighs all the same."""
     miner: NamedMinerConfig | None = None
     """Chooses which negatives of the batch enter the loss, such as the hardest; null: all of them do."""

@@ -20,6 +20,7 @@ OTHER_NAMES = {
     "global_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size"),
     "shuffle_window_rows": ("shuffle_buffer", "shuffle_buffer_size"),
     "image_size": ("resolution",),
+    "color_jitter": ("brightness", "contrast", "saturation", "hue"),
     "max_length": ("context_length", "maxlen"),
     "num_workers": ("workers",),
     "prefetch_batches": ("prefetch_factor",),
@@ -40,7 +41,7 @@ OTHER_NAMES = {
     "evaluate_every_epochs": ("eval_steps", "val_frequency", "val_every_epochs"),
     "tensorboard": ("report_to", "wandb"),
 }
-"""What open_clip, transformers and Lightning call a setting."""
+"""What open_clip, transformers, Lightning and torchvision call a setting."""
 
 NEAR = 0.72
 """Least similarity of two names that are alike: twice the letters in common, by the letters of both."""
@@ -120,8 +121,7 @@ def values_in_words(schema: Any, definitions: dict[str, Any]) -> str:
     Example:
         `Annotated[int, Field(ge=1)] | None` is "integer ≥ 1 or null".
     """
-    words = list(dict.fromkeys(_alternatives(schema, definitions)))
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return _one_of(list(dict.fromkeys(_alternatives(schema, definitions))))
 
 
 def names_alike(wrong: str, known: Iterable[str]) -> list[str]:
@@ -206,11 +206,17 @@ def _alternatives(schema: Any, definitions: dict[str, Any]) -> list[str]:
     if "items" in schema:
         return [f"[{values_in_words(schema['items'], definitions)}, …]"]
     if isinstance(schema.get("additionalProperties"), dict):
-        return [f"{{{NAMED}: {values_in_words(schema['additionalProperties'], definitions)}, …}}"]
+        names = schema.get("propertyNames", {}).get("enum", [NAMED])
+        return [f"{{{_one_of(names)}: {values_in_words(schema['additionalProperties'], definitions)}, …}}"]
     if schema.get("type") == "boolean":
         return ["true", "false"]
     name: str = schema.get("format") or schema.get("type", "any value")
     return [{"object": "mapping", "string": "text"}.get(name, name) + _bounds(schema)]
+
+
+def _one_of(words: list[str]) -> str:
+    """ "a", "a or b", "a, b or c"."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _bounds(schema: Any) -> str:

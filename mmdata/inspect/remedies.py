@@ -35,6 +35,8 @@ TRIAL_S = 1.5
 """Time of a trial of other settings, and upper bound of the time to decode the images once."""
 WORTH_IT = 1.1
 """Least gain of a remedy that is reported, in times as fast."""
+MOST_PROCESSES = 4
+"""Largest number of worker processes that is advised."""
 READERS = 4
 """Factor of the number of workers that is tried if they wait for a disk, which needs no core."""
 
@@ -94,7 +96,7 @@ def storage_in_words(found: Profile) -> str:
     )
 
 
-def cores_in_words(found: Profile) -> str:
+def cores_in_words(found: Profile, num_workers: int) -> str:
     """Why workers wait for a core or the interpreter's lock; "" if they do not wait noticeably."""
     if found.stage_shares.get(CORE, 0.0) < NOTICEABLE:
         return ""
@@ -102,9 +104,12 @@ def cores_in_words(found: Profile) -> str:
     if load > cores + 0.5:
         remedy = "end what else runs, or lower data.loading.num_workers"
         return f"the load of this machine is {load:.1f} on {cores} cores: {remedy}"
+    if not num_workers:
+        return ""
+    given = "several" if num_workers > 1 else "one of its own"
     return (
-        "a tokenizer or transform that is Python code holds the interpreter's lock: data.loading.num_processes=4 "
-        "gives it several"
+        "a tokenizer or transform that is Python code holds the interpreter's lock: "
+        f"data.loading.num_processes={min(MOST_PROCESSES, num_workers)} gives it {given}"
     )
 
 

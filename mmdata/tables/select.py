@@ -53,20 +53,23 @@ class Filter:
     column: str = "key"
 
 
-def select_rows(data: DataConfig, index: Index, joined: Joined | None = None) -> Selection | None:
+def select_rows(
+    data: DataConfig, index: Index, joined: Joined | None = None, *, of: str = "data.select"
+) -> Selection | None:
     """The rows that a section `data` plans; None: all of them.
 
     Args:
         data: settings.
         index: of the shards.
         joined: what `data.join` names; None: it is opened here.
+        of: opens messages about `data.select`: where it was given.
 
     Raises:
         ConfigError: a file or a condition is wrong; or they leave no row, or none to evaluate on.
         DataError: a file is damaged.
     """
     joined, share = joined or Joined.from_config(data, index), data.val.share
-    filters = list(filters_of(data, joined))
+    filters = list(filters_of(data, joined, of=of))
     if not filters and share is None:
         return None
     found = [0] * len(filters)  # rows that each lets pass
@@ -106,7 +109,7 @@ def select_rows(data: DataConfig, index: Index, joined: Joined | None = None) ->
     return selection
 
 
-def filters_of(data: CorpusConfig, joined: Joined) -> Iterator[Filter]:
+def filters_of(data: CorpusConfig, joined: Joined, *, of: str = "data.select") -> Iterator[Filter]:
     """The filters of `data.select`, of the datasets of a mixture, and of tables that leave rows out.
 
     Raises:
@@ -116,7 +119,7 @@ def filters_of(data: CorpusConfig, joined: Joined) -> Iterator[Filter]:
     for part in (one for one in joined.parts if one.missing == "mask"):
         yield Filter(f"{part.of} missing: mask", every, lambda _, shard, part=part: part.has_rows(shard), False)
     if data.select is not None:
-        yield _filter(data.select, joined, every, of="data.select")
+        yield _filter(data.select, joined, every, of=of)
     for number, (source, indexed) in enumerate(zip(sources(data), joined.index.sources, strict=True)):
         if source.select is not None:
             span = (indexed.first_shard, indexed.last_shard)

@@ -90,7 +90,7 @@ def find_shards(source: Path) -> list[Path]:
         raise DataError(f"'{source}': no such file or folder{some}")
     if not source.is_dir():
         check_regular(source, "shard")
-        _check_may_be_tar(source)
+        check_may_be_tar(source)
         return [source]
     refuse_unfinished(source)
     shards = _tars_in(source)
@@ -143,7 +143,7 @@ def _tars_in(folder: Path) -> list[Path]:
     return found
 
 
-def _check_may_be_tar(path: Path) -> None:
+def check_may_be_tar(path: Path) -> None:
     """Raise a DataError for a file that is plainly something else; a damaged tar is told where it is damaged."""
     kind = recognize(path)
     if path.suffix == ".tar" or kind in (Kind.TAR, Kind.BINARY, Kind.EMPTY, Kind.ABSENT):

@@ -72,7 +72,7 @@ class ContrastiveLoss:
             )
         if self.queue is not None and not self.mask_same:
             raise ValueError(
-                "queue: needs mask_same (train.mask_false_negatives): without it a row's own image and caption, seen "
+                "queue: needs train.mask_false_negatives=true: without it a row's own image and caption, seen "
                 "an epoch ago, would be its hardest negatives"
             )
         if self.kind == "sogclr" and self.normalizers is None:

@@ -76,6 +76,14 @@ def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) ->
         convert(raw_corpus / "captions.jsonl", tmp_path / "out", rows=chosen)
 
 
+@pytest.mark.parametrize("select", ["score > 0.6", "height > 1000", "height >", "none.npy"])
+def test_a_wrong_condition_is_told_of_the_flag(shards: Path, select: str) -> None:
+    with pytest.raises((ConfigError, DataError)) as caught:
+        chosen_rows(str(shards), select)
+    assert str(caught.value).startswith("--select")
+    assert "data.select" not in str(caught.value)
+
+
 def test_selected_image_that_is_not_where_the_index_says_is_an_error(
     shards: Path, tmp_path: Path, photo: Callable[..., bytes]
 ) -> None:

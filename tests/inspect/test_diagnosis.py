@@ -179,23 +179,39 @@ def test_storage_in_words_says_what_came_and_what_the_loop_would_take():
 
 
 @pytest.mark.parametrize(
-    ("load", "words"),
+    ("load", "workers", "words"),
     [
-        (9.0, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.loading.num_workers"),
+        (9.0, 2, "the load of this machine is 9.0 on 2 cores: end what else runs, or lower data.loading.num_workers"),
         (
             1.5,
+            8,
             "a tokenizer or transform that is Python code holds the interpreter's lock: "
             "data.loading.num_processes=4 gives it several",
         ),
+        (
+            1.5,
+            2,
+            "a tokenizer or transform that is Python code holds the interpreter's lock: "
+            "data.loading.num_processes=2 gives it several",
+        ),
+        (
+            1.5,
+            1,
+            "a tokenizer or transform that is Python code holds the interpreter's lock: "
+            "data.loading.num_processes=1 gives it one of its own",
+        ),
+        (1.5, 0, ""),
     ],
 )
-def test_cores_in_words_tells_a_busy_machine_from_the_lock(load: float, words: str, monkeypatch: pytest.MonkeyPatch):
+def test_cores_in_words_tells_a_busy_machine_from_the_lock(
+    load: float, workers: int, words: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(found_remedies, "num_cores", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     waiting = Stats()
     waiting.wall_s |= {"decode": 10.0, "transform": 10.0}
     waiting.cpu_s |= {"decode": 5.0, "transform": 5.0}
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, waiting)) == words
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, waiting), workers) == words
     working = Stats()
     working.wall_s["decode"] = working.cpu_s["decode"] = 1.0
-    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, working)) == ""
+    assert cores_in_words(Profile(1, 1, 1.0, 0.1, 1.0, 0.0, working), workers) == ""

@@ -30,7 +30,7 @@ def model(bias: float | None = None) -> DualEncoder:
         (
             {"queue": 8},
             False,
-            r"train.queue: needs mask_same \(train.mask_false_negatives\): without it",
+            "train.queue: needs train.mask_false_negatives=true: without it",
         ),
         (
             {"queue": 8, "loss": "sogclr", "mask_false_negatives": True},
