@@ -238,8 +238,10 @@ def coco_parts(folder: Path) -> dict[str, list[Path]]:
         for kind, part in sorted((name[1], name[2]) for name in named if name):
             parts.setdefault(part, []).append(place / f"{kind}_{part}.json")
         # The name alone may be that of the text of an image: instances_1.json beside instances_1.jpg.
-        if found := {part: paths for part, paths in sorted(parts.items()) if "boxes" in map(_form_of, paths[::-1])}:
-            return found
+        forms = {part: {*map(_form_of, paths)} for part, paths in sorted(parts.items())}
+        for form in ("boxes", "captions"):  # captions of a part without boxes are no part beside those with boxes
+            if found := {part: parts[part] for part in forms if form in forms[part]}:
+                return found
     beside = [folder / BESIDE_IMAGES, *(folder / name / BESIDE_IMAGES for name in folders_in(folder))]
     return {path.parent.name: [path] for path in beside if is_file(path)}
 

@@ -268,3 +268,12 @@ def test_folder_whose_only_table_is_of_captions_is_read_by_it(tmp_path: Path, co
     source = open_source(tmp_path / "corpus", ConvertConfig())
     assert source.describe()["form"] == "COCO"
     assert source.rows_at_most == 3
+
+
+def test_part_with_captions_alone_is_chosen_by_its_name(tmp_path: Path, coco: Path) -> None:
+    (tmp_path / "annotations").mkdir()
+    shutil.copytree(coco / "val2017", tmp_path / "val2017")
+    for part in ("train2017", "val2017"):
+        shutil.copy(coco / "annotations/captions_val2017.json", tmp_path / f"annotations/captions_{part}.json")
+    source = open_source(tmp_path, ConvertConfig(split="val2017"))
+    assert (source.describe()["form"], source.rows_at_most) == ("COCO", 3)
