@@ -298,6 +298,18 @@ def test_units_that_were_refused_are_published_when_more_is_allowed(table: Path,
     assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
+def test_conversion_that_is_there_is_not_good_enough_for_a_call_that_allows_less(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out", SETTINGS, engine=threads(1))
+    before = content(tmp_path / "out")
+    strict = SETTINGS.model_copy(update={"max_bad_share": 0.01})
+    with pytest.raises(
+        DataError, match=r"published by a call that allowed more: 8 of 168 rows are unusable, over max_b"
+    ):
+        convert(table, tmp_path / "out", strict, engine=threads(1))
+    assert content(tmp_path / "out") == before
+    assert convert(table, tmp_path / "out", SETTINGS, engine=threads(1)).was_complete
+
+
 def test_part_of_rows_that_cannot_be_used_is_left_to_the_finish(table: Path, tmp_path: Path) -> None:
     table.write_text("".join(f'{{"image": "gone{number}.jpg", "captions": ["x"]}}\n' for number in range(2400)))
     strict = ConvertConfig(shard_rows=600)
