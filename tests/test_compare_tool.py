@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import yaml
 from mmdata import Index, cli
 from mmdata.cli import experiment as compare
 from mmdata.convert import ConvertConfig, convert
+from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 
@@ -314,3 +316,29 @@ def test_signal_in_a_training_ends_the_program(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(compare, "mmdata", lambda words: 143)
     assert run_tool(folder / "config.yaml", f"compare.output={tmp_path}") == 143
     assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_runs_see_no_gpu_unless_it_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    seen: list[str | None] = []
+
+    def train(words: object) -> int:
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return 143
+
+    monkeypatch.setattr(compare, "mmdata", train)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    words = (folder / "config.yaml", f"compare.output={tmp_path}")
+    assert run_tool(*words) == 143
+    assert run_tool(*words, "--device", "cuda") == 2
+    assert "error: device 'cuda': torch sees no GPU" in capsys.readouterr().err
+    monkeypatch.setattr(collectives, "init", lambda device: torch.device(device))
+    assert run_tool(*words, "--device", "cuda") == 143
+    assert seen == ["", "3"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert run_tool(*words) == 143
+    assert seen[-1] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ

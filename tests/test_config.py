@@ -399,9 +399,9 @@ def test_config_image_shapes_and_native_resolution_exclude_each_other():
             "are chosen consist of whole patches",
         ),
         (
-            {"token_budget": 8192, "num_lanes": 16, "global_batch_size": 16},
-            "with token_budget, num_lanes (16) must divide 8, of which the rows of each batch are a multiple where "
-            "global_batch_size is 16",
+            {"token_budget": 8192, "num_lanes": 16, "global_batch_size": 8},
+            "with token_budget, the rows of each batch are a multiple of 16 for num_lanes 16: set global_batch_size to "
+            "16 or more, got 8",
         ),
     ],
 )
@@ -416,6 +416,7 @@ def test_config_shapes_that_contradict_each_other_are_refused(changes: dict[str,
     [
         {"image_buckets": 3},
         {"token_budget": 8192, "num_lanes": 4},
+        {"token_budget": 8192, "num_lanes": 3, "global_batch_size": 96},
         {"image_patches": [64, 256], "token_budget": 8192},
     ],
 )
@@ -455,6 +456,38 @@ def test_config_cannot_be_changed_later():
 B = {"shards": "b"}
 BUDGET = {"token_budget": 99}
 WHOLE = "weights are whole numbers, as 7 and 3 for 70 % and 30 % of a batch"
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "multiple"),
+    [
+        *((2**power, {}, max(min(2**power, 8), 2 ** (power - 5))) for power in (0, 2, 5, 8, 12)),
+        (768, {}, 48),
+        (96, {}, 24),
+        (1000, {}, 80),
+        (1021, {}, 16),
+        (24, {}, 8),
+        (768, {"num_lanes": 3}, 48),
+        (16, {"num_lanes": 3}, 12),
+        (768, {"groups": {"size": 3}}, 48),
+        (576, {"groups": {"candidates": 2}}, 144),
+        (512, {"groups": {"size": 4}, "num_lanes": 2}, 16),
+    ],
+)
+def test_rows_of_a_token_budget_are_a_multiple_for_lanes_groups_and_ranks(
+    rows: int, changes: dict[str, Any], multiple: int
+):
+    assert data_of("a", global_batch_size=rows, token_budget=4096, **changes).row_multiple == multiple
+
+
+@pytest.mark.parametrize("groups", [None, {"size": 3}, {"size": 4}])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 6, 8, 12, 24, 40, 64])
+def test_rows_that_the_message_about_ranks_names_are_shared_by_them(world_size: int, groups: dict[str, int] | None):
+    shared = world_size * (groups["size"] if groups else 1)
+    for times in (32, 64, 512):
+        data = data_of("a", global_batch_size=times * shared, token_budget=4096, groups=groups)
+        assert data.row_multiple % shared == 0
+        assert data.row_multiple <= times * shared // 4
 
 
 def data_of(shards: object, **changes: object) -> DataConfig:

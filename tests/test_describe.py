@@ -68,7 +68,7 @@ def test_describe_names_every_setting_that_a_config_has():
         ("data.crop_scale", "[number from 0 to 1, number from 0 to 1]", "default [0.9, 1.0]", False),
         ("data.shards", "path or [{shards: …}, …]", "required", True),
         ("data.shards.N.shards", "path", "required", True),
-        ("data.loading", "{num_workers: …, worker_type: …, num_processes: …}", "", False),
+        ("data.loading", "{num_workers: …, num_processes: …, prefetch_batches: …}", "", False),
         ("data.loading.num_workers", "integer ≥ 0 or auto", "default auto", True),
         ("model.logit_scale_init", "number > 0 and ≤ 100 or null", "default null", False),
         ("model.clip", "text, mapping or null", "default null", False),

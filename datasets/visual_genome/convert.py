@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mmdata.convert import convert, load_recipe
 from mmdata.convert.sources.coco import Boxes
 from mmdata.convert.sources.json_tables import stream_entries
@@ -30,9 +28,8 @@ def main() -> None:
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings of mmdata convert")
     options = parser.parse_args()
-    settings = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in options.settings)}
-    config = load_recipe(None, {"images": str(options.corpus.resolve()), **settings})
     try:
+        config = load_recipe(None, {"images": str(options.corpus.resolve())}, overrides=options.settings)
         report = convert(rows(options.corpus), options.out, config)
     except (ConfigError, DataError) as error:
         raise SystemExit(f"error: {error}") from error

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
-import yaml
-
 from mmdata.convert import convert, load_recipe
 from mmdata.convert.sources.coco import Boxes
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
@@ -33,9 +31,8 @@ def main() -> None:
     parser.add_argument("--caption-template", default="a photo of {}.", help="{} stands for the names of the objects")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings of mmdata convert")
     options = parser.parse_intermixed_args()
-    settings = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in options.settings)}
-    config = load_recipe(None, {"images": str(options.voc.resolve() / "JPEGImages"), **settings})
     try:
+        config = load_recipe(None, {"images": str(options.voc.resolve() / "JPEGImages")}, overrides=options.settings)
         report = convert(rows(options.voc, options.split, options.caption_template), options.out, config)
     except (ConfigError, DataError) as error:
         raise SystemExit(f"error: {error}") from error

@@ -121,8 +121,8 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
 def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) -> None:
     """Log settings that gain nothing with batches of this size, or on this device.
 
-    A miner that keeps all, parts as large as a batch or that do not divide it, what is
-    for GPUs on a CPU.
+    A miner that keeps all, parts as large as a batch or that do not divide it, what is for GPUs on a CPU, an update
+    from which on nothing is mined, and a queue of the features of new weights.
     """
     miner, rows = config.train.miner, config.data.global_batch_size
     negatives = rows - 1
@@ -136,6 +136,20 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             miner.k,
             negatives,
             f"a group of {miner.size}" if isinstance(miner, SameGroupConfig) else f"a batch of {rows}",
+        )
+    mines = config.train.miner is not None or config.train.teacher is not None or config.train.queue is not None
+    if config.train.mining_after_steps and not mines:
+        logger.warning(
+            "train.mining_after_steps is %d, and there is no train.miner, train.teacher or train.queue for it to hold "
+            "back: set one of them, or leave it out",
+            config.train.mining_after_steps,
+        )
+    is_new = config.model.init_from is None and config.model.name != "pretrained"
+    if config.train.queue is not None and is_new and not config.train.mining_after_steps:
+        logger.warning(
+            "train.queue is %d, and the weights are new: their features are soon out of date, and the queue takes them "
+            "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
+            config.train.queue,
         )
     part = config.train.micro_batch_size
     if part is not None and part > rows // world_size:

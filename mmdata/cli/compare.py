@@ -5,17 +5,25 @@
     mmdata compare configs/mining.yaml --table --metric relation
 
 The section `compare` of the config names the arms. Each run is an `mmdata train` of its own, on one thread, and ends
-as a line of results.jsonl in `compare.output`. A run that is there already is not made again, so the same command goes
-on after a stop; several may run at once, each with seeds of its own.
+as a line of results.jsonl in `compare.output`. GPUs are not used unless --device cuda is given. A run
+that is there already is not made again, so the same command goes on after a stop; several may run at once, each with
+seeds of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmdata.cli.paths import check_shards
 from mmdata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmdata.config import CompareConfig, Config
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +32,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="these, for the table too; default: compare.seeds")
     parser.add_argument("--arms", nargs="+", metavar="ARM", help="only these, of the table too; default: all")
     parser.add_argument("--table", action="store_true", help="run nothing, print what there is")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="of all runs; cpu (the default): GPUs are not used"
+    )
     swaps = "a type of swap in compare.pairs, or mean, of all types"
     parser.add_argument(
         "--metric", default="r1", help=f"score that is compared: r1, retrieval (the default), or {swaps}"
@@ -45,14 +56,22 @@ def run(options: argparse.Namespace) -> int:
     compare = config.compare.model_copy(update={"seeds": options.seeds or config.compare.seeds})
     if len(set(compare.seeds)) < len(compare.seeds):
         raise ConfigError(f"--seeds must differ: got {compare.seeds}")
+    with _on(options.device):
+        return _compare(options, config, compare)
+
+
+def _compare(options: argparse.Namespace, config: Config, compare: CompareConfig) -> int:
     import torch
 
     from mmdata.cli.experiment import ArmRun, Experiment, Stopped, metrics_of
+    from mmdata.train.ranks import collectives
 
     torch.set_num_threads(1)
-    if options.metric not in (known := metrics_of(config.compare)):
+    if not options.table:
+        collectives.init(options.device)  # refuses cuda where there is none
+    if options.metric not in (known := metrics_of(compare)):
         raise ConfigError(f"--metric {options.metric}: expected one of {', '.join(known)}")
-    experiment = Experiment(options.config, options.overrides, config, compare)
+    experiment = Experiment(options.config, options.overrides, config, compare, options.device)
     try:
         if not options.table:
             for seed in compare.seeds:
@@ -63,3 +82,18 @@ def run(options: argparse.Namespace) -> int:
         return int(stopped.args[0])
     print("\n".join(experiment.table(options.metric, arms=options.arms or ())))
     return 0
+
+
+@contextlib.contextmanager
+def _on(device: str) -> Generator[None]:
+    """Hide the GPUs from the runs of this process where the device is the CPU: `mmdata train` takes one if it can."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        elif device == "cpu":
+            del os.environ["CUDA_VISIBLE_DEVICES"]

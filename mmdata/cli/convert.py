@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, stop)
     show_fetching()
     rows: Choice | None = options.rows
-    if options.select:
+    if options.select is not None:
         # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
         from mmdata.cli.chosen import chosen_rows
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if isinstance(made, PartReport):
         show_part(made, options.part)
     else:
-        show(made, options.source, options.out, config)
+        show(made, options, config)
         if not made.was_complete:
             converted = 0 if options.finish else made.accounts["rows"] - track.skipped
             print(pace(made, converted, time.monotonic() - began))
@@ -109,7 +109,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         action="append",
         default=[],
-        help="folder of another conversion: leave out the images that it has; may be given more than once",
+        help="folder of another conversion: leave out each image whose original it has written; may be repeated",
     )
     parser.add_argument(
         "--plan",
@@ -137,8 +137,11 @@ def check_flags(options: argparse.Namespace) -> None:
         )
     if str(options.out).partition("=")[0] in ConvertConfig.model_fields:
         raise ConfigError(f"OUT is missing: '{options.out}' is a setting; the folder for the shards comes before it")
-    if options.rows and options.select:
+    if options.rows is not None and options.select is not None:
         raise ConfigError("--rows and --select both say which rows are taken: give one of them")
+    for flag, value in (("--rows", options.rows), ("--select", options.select)):
+        if value is not None and not value.strip():
+            raise ConfigError(f"{flag} '{value}': names no rows; leave the flag out to convert all")
 
 
 def place(text: str) -> Path | str:
@@ -206,8 +209,9 @@ def show_part(made: PartReport, part: tuple[int, int]) -> None:
     )
 
 
-def show(report: Report, source: str, out: Path | str, config: ConvertConfig) -> None:
+def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> None:
     """Print the accounts, the places of the files, and the next commands."""
+    source, out = options.source, options.out
     from rich.console import Console
     from rich.table import Table
 
@@ -271,6 +275,8 @@ def show(report: Report, source: str, out: Path | str, config: ConvertConfig) ->
             f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
             "same image that was written: group_by=content gives that row their captions"
         )
+    elif accounts["duplicate"] and options.not_in:
+        print("duplicates: their image is in a folder of --not-in, or an earlier row of the same image was written")
     elif accounts["duplicate"]:
         print("duplicates: the first row of each image was written; keep_duplicates=true writes all")
 
@@ -300,7 +306,9 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice |
 
     from mmdata.cli.preview_lines import preview_lines, preview_table
     from mmdata.convert import preview
+    from mmdata.convert.opening import check_not_in
 
+    check_not_in(options.not_in, options.out, config)
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
         chosen: dict[str, Any] = {"rows": rows, "not_in": options.not_in}

@@ -53,13 +53,16 @@ class Experiment:
         overrides: given on the command line, for all arms.
         config: what both say.
         compare: its section `compare`, maybe with seeds of the command line.
+        device: on which neighbours are searched for.
 
     Attributes:
         arms: their names: each after the one that it begins with, the baseline before those that it does not need.
     """
 
-    def __init__(self, path: Path, overrides: list[str], config: Config, compare: CompareConfig) -> None:
-        self._path, self._overrides = path, overrides
+    def __init__(
+        self, path: Path, overrides: list[str], config: Config, compare: CompareConfig, device: str = "cpu"
+    ) -> None:
+        self._path, self._overrides, self._device = path, overrides, device
         self._data, self._compare = config.data, compare
         self._output = Path(compare.output)
         self._check_overrides()
@@ -183,7 +186,8 @@ class Experiment:
     def _group(self, run: ArmRun) -> None:
         """Write the neighbours in the eyes of the model that the arm begins with, or of the baseline's."""
         size = str(self._compare.arms[run.arm].neighbours)
-        where = ["--run", str(self._folder(self._teacher(run))), "--out", str(self._groups(run)), "--device", "cpu"]
+        where = ["--run", str(self._folder(self._teacher(run))), "--out", str(self._groups(run))]
+        where += ["--device", self._device]
         _command("neighbours", str(self._path), *self._overrides, "--size", size, *where)
 
     def _teacher(self, run: ArmRun) -> ArmRun:

@@ -6,6 +6,8 @@
 --run embeds the rows of data.shards, each with its caption of epoch 0, by the run's newest checkpoint and with the
 image sizes and the tokenizer of the run; the features stay in groups.features.npy. --features takes those of a file,
 made so or elsewhere: float, (rows, dimensions), in the order of the index; a row of zeros has no neighbours.
+
+A folder of shards in place of the config takes default settings, in batches of 64 rows.
 """
 
 from __future__ import annotations
@@ -125,6 +127,9 @@ def group(
 
 def data_of(place: str, overrides: list[str]) -> DataConfig:
     """The section `data` of a config, or that of a folder of shards with settings from the command line.
+
+    Of a folder of shards they are the defaults, in batches of `BATCH_ROWS` rows. The tokenizer and the image sizes are
+    those of --run.
 
     Raises:
         ConfigError: a setting is wrong.

@@ -82,7 +82,7 @@ def _time(found: Preview) -> str:
 def _verdict(found: Preview) -> list[str]:
     lines = [f"nothing would be published of this sample: {found.nothing}"] if found.nothing else []
     cannot = "cannot be used; repair the corpus, or allow more with --max-bad-share"
-    dead = "have a URL that gives no image; allow more with max_unfetched_share in the recipe"
+    dead = "have a URL that gives no image; allow more with max_unfetched_share=… after OUT"
     shares = found.config.largest_shares
     for count, share, what in zip((found.bad, found.unfetched), shares, (cannot, dead), strict=True):
         most = share * found.sample.rows

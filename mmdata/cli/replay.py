@@ -2,7 +2,7 @@
 
 mmdata replay configs/scenes.yaml 1234 --epoch 2 --save row.png
 mmdata replay configs/scenes.yaml --key 00001234
-mmdata replay shards/photos 1234               # a folder of shards: default settings, without a tokenizer
+mmdata replay shards/photos 1234               # a folder of shards: default settings, CLIP's tokenizer
 mmdata replay runs/scenes/config.yaml 1234 --epoch 2         # row and epoch of a line of a run's ledger-rank0.jsonl
 """
 
@@ -81,7 +81,8 @@ def check_image_name(path: Path) -> None:
 def data_of(place: str, overrides: list[str]) -> DataConfig:
     """The settings with which a row is made again.
 
-    Of a folder of shards they are the defaults, in batches of one row, with the caption as text: no tokenizer is known.
+    Of a folder of shards they are the defaults, in batches of one row. If there are captions, CLIP's tokenizer makes
+    their tokens, all in one length: the captions of other rows are not counted for it.
 
     Args:
         place: a YAML file, or a folder or a URL of shards.
@@ -91,7 +92,7 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
         ConfigError: a setting is wrong.
         DataError: the folder has no index.
     """
-    from mmdata.config import Config, load_config
+    from mmdata.config import Config, DataConfig, load_config
     from mmdata.config.strict_yaml import parse, with_overrides
     from mmdata.index import Index
     from mmdata.train.models.expected_inputs import with_inputs_of_model
@@ -99,6 +100,8 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     if not (Path(place).is_dir() or "://" in place):
         return with_inputs_of_model(load_config(place, overrides)).data
     given = with_overrides({"data": {"shards": place}}, overrides)
-    assumed = {"global_batch_size": 1, "tokenizer": "clip" if Index.open(place).has_captions else None}
-    content = {**given, "data": assumed | given["data"]}
+    data = {"global_batch_size": 1, "tokenizer": "clip" if Index.open(place).has_captions else None} | given["data"]
+    if data["tokenizer"] is not None:
+        data = {"text_buckets": [data.get("max_length", DataConfig.model_fields["max_length"].default)]} | data
+    content = {**given, "data": data}
     return parse(Config, content, origin=f"settings for shards '{place}'", overrides=overrides).data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -54,7 +56,8 @@ class BatchesConfig(Settings):
     token_budget: Positive | None = None
     """Text tokens and image patches of one step over all ranks, padding included: batches of short texts then have more
     rows than batches of long texts, a multiple of 8, or of a 32nd of `global_batch_size` where that is more. The number
-    of ranks must divide it. null: all batches have `global_batch_size` rows."""
+    of ranks must divide it: for 3, 6 or 12 ranks make `global_batch_size` a multiple of 96. null: all batches have
+    `global_batch_size` rows."""
     leftover: Literal["merge", "pad", "drop"] = "merge"
     """What becomes of rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
     and the last batches are filled up with masked rows. pad: the last batch of each shape is filled up. drop: they are
@@ -87,19 +90,49 @@ class BatchesConfig(Settings):
     def row_multiple(self) -> int:
         """With `token_budget`, the number of rows of each batch is a multiple of this.
 
-        A power of two, since ranks and lanes are to divide it, and one that grows with the batch, as ranks do. It is
-        at most a 32nd of large batches, so that little of the budget is left over.
+        Lanes and whole groups divide it, and ranks are to: it has a power of two that grows with the batch, as ranks
+        do, and the odd factors of the batch, as far as they leave sizes to choose from.
+
+        Example:
+            768 = 2⁸ · 3 rows: 16 · 3 = 48, which 2, 3, 6, 12, 16 and 24 ranks divide. 1,000 = 2³ · 5³ rows: 16 · 5.
         """
-        most = max(min(8, self.global_batch_size), self.global_batch_size // 32)
-        return 1 << (most.bit_length() - 1)
+        rows, groups = self.global_batch_size, self.groups
+        unit = 1 if groups is None else (groups.size or 1) + (groups.candidates or 0)
+        most = max(min(8, rows), rows // 32)
+        needed, power = self.num_lanes * unit, 1 << (most.bit_length() - 1)
+        while power > 1 and math.lcm(needed, power) > rows:
+            power //= 2
+        multiple, odd = math.lcm(needed, power), 1
+        for factor in _odd_factors(rows):
+            odd *= factor
+            longer = math.lcm(multiple, odd)
+            if longer > max(multiple, rows // 4):
+                break
+            multiple = longer
+        return multiple
 
     @model_validator(mode="after")
     def _check_token_budget(self) -> BatchesConfig:
         if self.token_budget is None:
             return self
-        if self.row_multiple % self.num_lanes:
+        if self.row_multiple > self.global_batch_size:
+            groups = "" if self.groups is None else " and groups"
             raise ValueError(
-                f"with token_budget, num_lanes ({self.num_lanes}) must divide {self.row_multiple}, of which the rows "
-                f"of each batch are a multiple where global_batch_size is {self.global_batch_size}"
+                f"with token_budget, the rows of each batch are a multiple of {self.row_multiple} for num_lanes "
+                f"{self.num_lanes}{groups}: set global_batch_size to {self.row_multiple} or more, got "
+                f"{self.global_batch_size}"
             )
         return self
+
+
+def _odd_factors(number: int) -> Iterator[int]:
+    """The odd prime factors of a number, rising, each as often as it divides it."""
+    number //= number & -number
+    factor = 3
+    while factor * factor <= number:
+        while number % factor == 0:
+            yield factor
+            number //= factor
+        factor += 2
+    if number > 1:
+        yield number

@@ -172,7 +172,9 @@ class Conversion:
                 least = min(least, lowest_hash(settled)) if len(parts) > 1 else least
                 for part in parts:
                     part.add(settled)
-            balance = Balance([part.accounts for part in parts], rows or 0, self._source)
+            accounts = [part.accounts for part in parts]
+            has_not_in = self._opened.written is not None
+            balance = Balance(accounts, rows or 0, self._source, has_not_in=has_not_in)
             for part in parts:
                 part.close_ledger()
             balance.check(self._config)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.conversion import Conversion, MissingUnits
-from mmdata.convert.opening import open_conversion
+from mmdata.convert.opening import Folders, open_conversion
 from mmdata.convert.settle.accounts import CannotPublish, add_up
 from mmdata.convert.settle.output import are_complete
 from mmdata.convert.sources.chosen import Choice
@@ -49,7 +48,7 @@ def convert(
     config: ConvertConfig | None = None,
     *,
     rows: Choice | None = None,
-    not_in: Sequence[str | os.PathLike[str]] = (),
+    not_in: Folders = (),
     engine: Engine | None = None,
     overwrite: bool = False,
     finish: bool = False,
@@ -68,7 +67,7 @@ def convert(
         config: settings; None takes the defaults.
         rows: the rows of the source to take, and no others: their numbers from 0, a text file with a number on each
             line, or what `mmdata.cli.chosen` selects of tars with an index. None takes all.
-        not_in: folders of other conversions, whose images are left out as duplicates.
+        not_in: a folder of another conversion, or several, whose images are left out as duplicates.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
         finish: only put together what `convert_part` has made.
@@ -149,7 +148,7 @@ def convert_part(
     *,
     part: tuple[int, int],
     rows: Choice | None = None,
-    not_in: Sequence[str | os.PathLike[str]] = (),
+    not_in: Folders = (),
     engine: Engine | None = None,
     track: Track = SILENT,
 ) -> PartReport:

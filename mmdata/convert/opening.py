@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +12,10 @@ from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
 from mmdata.convert.fetch.tables import fetched
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
-from mmdata.convert.settle.not_in import WrittenImages
+from mmdata.convert.settle.not_in import PARTS, WrittenImages
 from mmdata.convert.settle.output import Output, open_outputs
 from mmdata.convert.settle.s3_output import open_s3_outputs
-from mmdata.convert.sources.chosen import Choice, ChosenSource
+from mmdata.convert.sources.chosen import Choice, ChosenSource, read_choice
 from mmdata.convert.sources.files import exists
 from mmdata.convert.sources.given_rows import Rows, open_rows
 from mmdata.convert.sources.open import open_source
@@ -28,8 +28,10 @@ from mmdata.text.tokenizer import Tokenizer
 
 LIMITS = ("max_bad_share", "max_unfetched_share")
 HOW_TO_ASK = ("contact", "connections_per_host")
-PARTS = ("train", "val")
-"""Folders of a conversion that sets samples aside for validation."""
+
+
+Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""One folder, or several."""
 
 
 class Opened(NamedTuple):
@@ -55,7 +57,7 @@ def open_conversion(
     config: ConvertConfig,
     *,
     rows: Choice | None,
-    not_in: Sequence[str | os.PathLike[str]],
+    not_in: Folders,
     shared: bool = False,
     overwrite: bool = False,
 ) -> Opened:
@@ -67,6 +69,8 @@ def open_conversion(
         config = config.model_copy(update={"keep": config.keep or (ALL,)})
     elif not is_url(source):
         check_places(local_folder(source), out, config)
+    rows = rows if rows is None else read_choice(rows)
+    written = _open_written(not_in, out, config)
     parts = PARTS if config.val_share else ()
     if is_url(out):
         outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))
@@ -75,7 +79,6 @@ def open_conversion(
     corpus = _open_any(source, config, outputs[0], stack)
     corpus = corpus if rows is None else ChosenSource(corpus, rows)
     tokenizer = Tokenizer.load(config.tokenizer, max_length=TEXT_LENGTH) if config.tokenizer else None
-    written = _open_written(not_in, out, config)
     run = _describe(corpus, config, tokenizer, written)
     return Opened(corpus, config, tokenizer, outputs, run, written)
 
@@ -127,19 +130,41 @@ def _open_corpus(path: Path, config: ConvertConfig) -> Source:
         raise DamagedShard(error.what, f"{error.remedy}; {instead}", error.sample) from error
 
 
-def _open_written(
-    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], config: ConvertConfig
-) -> WrittenImages | None:
-    """The images of the folders of `not_in`; None without a folder."""
-    if not folders:
-        return None
-    if config.keep_duplicates:
+def check_not_in(not_in: Folders, out: str | os.PathLike[str], config: ConvertConfig) -> list[Path]:
+    """The folders of `not_in`, of which none may have to do with the output.
+
+    Raises:
+        ConfigError: such a folder is behind a URL, or one of it and the output lies in the other.
+    """
+    given = [not_in] if isinstance(not_in, (str, os.PathLike)) else list(not_in)
+    if given and config.keep_duplicates:
         raise ConfigError("not_in leaves out images that were written before, and keep_duplicates writes them again")
-    if there := next((folder for folder in folders if is_url(folder)), None):
-        raise ConfigError(f"not_in '{there}': must be a folder of this machine; copy its {INNER}, which has no images")
-    if not is_url(out) and local_folder(out).resolve() in [local_folder(folder).resolve() for folder in folders]:
-        raise ConfigError(f"not_in '{out}': is the output as well; convert into a folder beside it")
-    return WrittenImages([local_folder(folder) for folder in folders])
+    folders: list[Path] = []
+    for one in given:
+        if not os.fspath(one):
+            raise ConfigError("not_in '': the name of a folder is expected")
+        if is_url(one):
+            raise ConfigError(
+                f"not_in '{one}': must be a folder of this machine; copy its {INNER}, which has no images"
+            )
+        folders.append(local_folder(one))
+        if not is_url(out):
+            _refuse_overlap(folders[-1].resolve(), local_folder(out).resolve(), os.fspath(one))
+    return folders
+
+
+def _refuse_overlap(folder: Path, out: Path, name: str) -> None:
+    if folder == out:
+        raise ConfigError(f"not_in '{name}': is the output as well; convert into a folder beside it")
+    if folder.is_relative_to(out) or out.is_relative_to(folder):
+        where = "inside the output" if folder.is_relative_to(out) else "around the output"
+        raise ConfigError(f"not_in '{name}': lies {where} '{out}'; convert into a folder beside it")
+
+
+def _open_written(not_in: Folders, out: str | os.PathLike[str], config: ConvertConfig) -> WrittenImages | None:
+    """The images of the folders of `not_in`; None without a folder."""
+    folders = check_not_in(not_in, out, config)
+    return WrittenImages(folders) if folders else None
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None, written: WrittenImages | None) -> Run:

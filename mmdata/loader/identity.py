@@ -15,7 +15,8 @@ Identity = dict[str, Any]
 def identity_of(plan: Plan, spec: BatchSpec) -> Identity:
     """What batches depend on: their rows, and the pixels and tokens of these.
 
-    It leaves out what may change when a run is resumed: `data.loading`, the number of ranks, and hashes in the batch.
+    It leaves out what may change when a run is resumed: `data.loading` and the number of ranks.
+    A loader adds its `data.fields`.
     """
     transform = spec.transform
     own_seed = transform.identity()["transform"] != "eval" and transform.seed != plan.seed

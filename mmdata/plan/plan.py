@@ -240,8 +240,9 @@ class Plan:
         for size in sorted(set(self.batch_sizes)):
             if size % (unit_rows * world_size) and (own_sizes or unit_rows > 1):
                 in_groups = f" in groups of {unit_rows}" if unit_rows > 1 else ""
-                # With a token budget the batches are multiples of a 32nd of the largest one.
-                wanted = f"{32 * world_size} or more" if own_sizes else f"a multiple of {unit_rows * world_size}"
+                # With a token budget the batches are multiples of about a 32nd of the largest one.
+                least = unit_rows * world_size
+                wanted = f"{32 * least}, or that times a power of two" if own_sizes else f"a multiple of {least}"
                 raise ValueError(
                     f"a batch of {size} rows{in_groups} cannot be shared by world_size {world_size}; set "
                     f"global_batch_size to {wanted}"

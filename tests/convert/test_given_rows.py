@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import tarfile
 from collections.abc import Callable, Iterator
@@ -72,16 +73,23 @@ def test_generator_of_bytes_paths_and_pictures_is_converted(corpus: Path, tmp_pa
 
 def test_program_says_why_a_row_is_left_out(corpus: Path, tmp_path: Path, make: Make) -> None:
     good: dict[str, Any] = {"image": corpus / "a.jpg", "caption": "x", "page": 3, "left_out": None}
-    said = ["missing_caption: nobody wrote one", "file 7 is torn", "odd: not a reason", 3]
+    said = ["missing_caption: nobody wrote one", "file 7 is torn", "odd: not a reason", 3, "corrupt_image"]
     report = make([good, *({"image": f"{why}.jpg", "left_out": why} for why in said)])
     assert json.loads(members(tmp_path / "out")["000000000.json"]) == {"captions": ["x"], "page": 3}
-    assert report.accounts["reasons"] == {"broken_row": 3, "missing_caption": 1}
+    assert report.accounts["reasons"] == {"broken_row": 3, "corrupt_image": 1, "missing_caption": 1}
     assert [(line["reason"], line["detail"]) for line in left_out(tmp_path / "out")] == [
         ("missing_caption", "nobody wrote one"),
         ("broken_row", "file 7 is torn"),
         ("broken_row", "odd: not a reason"),
         ("broken_row", "left_out is int, not a text"),
+        ("corrupt_image", "the program left it out"),
     ]
+
+
+@pytest.mark.parametrize("said", [None, math.nan, "", " \t"])
+def test_what_says_nothing_leaves_no_row_out(corpus: Path, make: Make, said: Any) -> None:
+    report = make([{"image": corpus / f"{name}.jpg", "caption": "x", "left_out": said} for name in "ab"])
+    assert report.accounts["written"] == 2
 
 
 def test_row_that_is_left_out_on_purpose_is_not_one_that_cannot_be_used(corpus: Path, tmp_path: Path) -> None:

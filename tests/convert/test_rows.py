@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
+from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.units.engines import local, threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import shipped
-from mmdata.index import Index, build_index
+from mmdata.index import Index, Manifest, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content, jsonl, left_out, tolerant
 from tests.convert.fetch.sites import Answer, Site
@@ -185,7 +190,21 @@ def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: 
         ("9" * 30, r"line 1: '9+' is no number of a row"),
         ("\n", "rows: none is chosen"),
         (Path("none.txt"), r"rows 'none.txt': cannot be read \(No such file or directory\)"),
+        ("", "rows: none is chosen"),
+        ([], "rows: none is chosen"),
         ([3, -1], "rows: -1 is no row of the source, which has rows numbered from 0"),
+        ([2**63], "rows: 9223372036854775808 is no row of the source, whose rows are numbered from 0"),
+        ([2**64], r"rows: the numbers of rows are expected, a list of integers; got list, an array of object of sha"),
+        (np.array([True, False]), r"rows: a mask, and the numbers of rows are expected; give np.flatnonzero\(mask\)"),
+        ([True, False], r"give np.flatnonzero\(mask\)"),
+        ([1.0, 2.5], r"a list of integers; got list, an array of float64 of shape \(2,\)"),
+        ([1, float("nan")], r"a list of integers; got list, an array of float64 of shape \(2,\)"),
+        (["1", "2"], r"a list of integers; got list, an array of <U1 of shape \(2,\)"),
+        ([[1, 2]], r"a list of integers; got list, an array of int64 of shape \(1, 2\)"),
+        ([[1], [2, 3]], "a list of integers; "),
+        (3, r"a list of integers; got int, an array of int64 of shape \(\)"),
+        ({1, 2}, r"a list of integers; got set, an array of object of shape \(\)"),
+        ((n for n in (1, 2)), r"a list of integers; got generator, an array of object of shape \(\)"),
     ],
 )
 def test_what_names_no_rows_is_an_error(table: Path, tmp_path: Path, rows: Any, message: str) -> None:
@@ -194,6 +213,21 @@ def test_what_names_no_rows_is_an_error(table: Path, tmp_path: Path, rows: Any, 
         rows = tmp_path / "rows.txt"
     with pytest.raises(ConfigError, match=message):
         make(table, tmp_path / "out", rows)
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_of_rows_that_is_a_pipe_is_not_opened(table: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        DataError, match=r"rows '.*pipe': is a FIFO, and only regular files are read; it was not opened"
+    ):
+        make(table, tmp_path / "out", tmp_path / "pipe")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rows", [np.array([2, 1], np.uint8), range(1, 3), (1, 2), pa.array([1, 2])])
+def test_integers_of_any_array_are_rows(table: Path, tmp_path: Path, rows: Any) -> None:
+    assert counts(make(table, tmp_path / "out", rows)) == {"rows": 2, "written": 2}
 
 
 def test_row_that_the_source_has_not_is_an_error(table: Path, photos: list[bytes], tmp_path: Path) -> None:
@@ -208,8 +242,8 @@ def test_other_rows_are_another_conversion(table: Path, tmp_path: Path) -> None:
     make(table, tmp_path / "b", [2])
     make(table, tmp_path / "out", [3, 4], [tmp_path / "a"])
     for rows, not_in, what in (
-        ([3, 5], ["a"], "other rows are selected"),
-        ([3], ["a"], 'select: was "2 rows", is "1 row"; other rows are selected'),
+        ([3, 5], ["a"], "rows: other rows are selected"),
+        (None, ["a"], "rows: other rows are selected"),
         ([3, 4], ["a", "b"], "the folders of not_in are others"),
     ):
         with pytest.raises(DataError, match=rf"holds another conversion \({what}\)"):
@@ -231,7 +265,7 @@ def test_folder_that_does_not_say_what_it_holds_is_no_folder_of_not_in(
         (
             tmp_path / "copied",
             DataError,
-            r"__mmdata__/rows/ lists 0 of 2 rows; was it left out of a copy\? Copy it too",
+            r"__mmdata__/rows/ lists 0 of 2 rows; a copy that `mmdata push` has made is without this list: name t",
         ),
         (tmp_path / "damaged", DataError, "not a list of rows that is whole"),
         (tmp_path / "out", ConfigError, "is the output as well; convert into a folder beside it"),
@@ -239,8 +273,89 @@ def test_folder_that_does_not_say_what_it_holds_is_no_folder_of_not_in(
     ):
         with pytest.raises(error, match=message):
             make(table, tmp_path / "out", not_in=[folder])
+        assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="not_in leaves out images that were written before, and keep_duplicates wr"):
         make(table, tmp_path / "out", not_in=[tmp_path / "damaged"], keep_duplicates=True)
+
+
+def test_folders_of_not_in_are_one_or_any_iterable(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [3])
+    expected = make(table, tmp_path / "b", [2, 3], [tmp_path / "a"])
+    assert counts(expected) == {"rows": 2, "written": 1, "duplicate": 1}
+    for number, not_in in enumerate((tmp_path / "a", str(tmp_path / "a"), (tmp_path / name for name in "a"))):
+        make(table, tmp_path / f"c{number}", [2, 3], not_in)
+        assert content(tmp_path / f"c{number}") == content(tmp_path / "b")
+    with pytest.raises(ConfigError, match="not_in '': the name of a folder is expected"):
+        make(table, tmp_path / "out", [2, 3], "")
+
+
+@pytest.mark.parametrize("missing", ["train", "val"])
+def test_half_of_a_conversion_stands_for_itself_alone(table: Path, tmp_path: Path, missing: str) -> None:
+    make(table, tmp_path / "a", val_share=0.4)
+    shutil.rmtree(tmp_path / "a" / missing)
+    (there,) = (tmp_path / "a" / name for name in ("train", "val") if name != missing)
+    message = f"not_in '.*a': its '{missing}' is missing, and '{there.name}' was made with val_share; put it back, or "
+    with pytest.raises(DataError, match=f"{message}name '{there}' to leave out the images of this part alone"):
+        make(table, tmp_path / "out", not_in=[tmp_path / "a"])
+    assert counts(make(table, tmp_path / "out", not_in=[there]))["written"] == 8 - Manifest.read(there).rows
+
+
+def test_output_and_folders_of_not_in_lie_apart(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", val_share=0.4)
+    before = content(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"not_in '.*a/train': lies inside the output '.*a'; convert into a folder"):
+        convert(table, tmp_path / "a", tolerant(), not_in=[tmp_path / "a/train"], overwrite=True)
+    with pytest.raises(ConfigError, match=r"not_in '.*a': lies around the output '.*a/more'; convert into a folder"):
+        make(table, tmp_path / "a/more", not_in=[tmp_path / "a"])
+    assert content(tmp_path / "a") == before
+
+
+def test_folder_of_not_in_that_is_indexed_again_is_the_same(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [2, 3])
+    make(table, tmp_path / "b", [4])
+    make(table, tmp_path / "out", [3, 4, 5], [tmp_path / "a", tmp_path / "b"])
+    before = Manifest.read(tmp_path / "a").content()
+    build_index(tmp_path / "a", count_tokens=lambda texts: [*map(len, texts)], tokenizer="characters")
+    assert Manifest.read(tmp_path / "a").content() != before
+    not_in = [tmp_path / "b", tmp_path / "a", tmp_path / "b"]
+    assert make(table, tmp_path / "out", [3, 4, 5], not_in).was_complete
+
+
+def test_damage_of_a_list_of_digests_is_an_error(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [2, 3])
+    path = tmp_path / "a/__mmdata__/rows/00000.parquet"
+    whole = path.read_bytes()
+    expected = WrittenImages([tmp_path / "a"]).names
+    digest = pq.read_table(path)["digest"][1].as_py()
+    column = next(
+        group.column(place)
+        for group in (pq.ParquetFile(path).metadata.row_group(0),)
+        for place in range(group.num_columns)
+        if group.column(place).path_in_schema == "digest"
+    )
+    start = column.dictionary_page_offset or column.data_page_offset
+    pages = range(start, start + column.total_compressed_size)
+    assert len(digest) < len(pages)
+    for place in pages:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with suppress(DataError):
+            assert WrittenImages([tmp_path / "a"]).names == expected
+    middle = pages[len(pages) // 2]
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    with pytest.raises(DataError, match=r"'.*a/__mmdata__/rows/00000.parquet': not a list of rows that is whole \(.*C"):
+        make(table, tmp_path / "out", not_in=[tmp_path / "a"])
+
+
+def test_list_of_another_conversion_is_an_error(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [2, 3])
+    path = tmp_path / "a/__mmdata__/rows/00000.parquet"
+    rows = pq.read_table(path)
+    pq.write_table(rows.set_column(8, "digest", [pa.nulls(2, pa.binary(16))]), path)
+    with pytest.raises(DataError, match="has digests of 0 images, and 2 were written; it is damaged, or another conv"):
+        make(table, tmp_path / "out", not_in=[tmp_path / "a"])
+    pq.write_table(rows.drop_columns("digest"), path)
+    with pytest.raises(DataError, match="parquet': is no list of rows: it has no column of digests; convert anew"):
+        make(table, tmp_path / "out", not_in=[tmp_path / "a"])
 
 
 def test_flags_choose_rows(table: Path, tmp_path: Path) -> None:
@@ -253,3 +368,40 @@ def test_flags_choose_rows(table: Path, tmp_path: Path) -> None:
     assert {name[:9] for name in members(tmp_path / "out")} == {"000000002"}
     done = run_program([*tool, *flags, "--select", "height > 2"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "--rows and --select both say which rows are taken: give one of them" in done.stderr
+
+
+def test_all_images_that_other_folders_have_are_said_in_a_sentence(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", [1, 2, 3])
+    with pytest.raises(
+        DataError, match=r"^the images of all 2 rows are in the folders of --not-in; nothing is left to"
+    ):
+        make(table, tmp_path / "out", [2, 3], [tmp_path / "a"])
+
+
+def run_tool(*words: str | Path) -> Any:
+    command = [sys.executable, str(shipped("tools", "convert.py")), *map(str, words)]
+    return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_advice_on_duplicates_is_true_with_not_in(table: Path, tmp_path: Path) -> None:
+    numbers_in(tmp_path / "rows.txt", 2, 3)
+    make(table, tmp_path / "a", [3])
+    done = run_tool(table, tmp_path / "out", "--rows", tmp_path / "rows.txt", "--not-in", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "duplicates: their image is in a folder of --not-in, or an earlier row of the same image was" in done.stdout
+    assert "keep_duplicates" not in done.stdout
+
+
+def test_plan_refuses_what_the_conversion_refuses(table: Path, tmp_path: Path) -> None:
+    make(table, tmp_path / "a", val_share=0.4)
+    done = run_tool(table, tmp_path / "a", "--not-in", tmp_path / "a/train", "--plan")
+    assert done.returncode == 2
+    assert "lies inside the output" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--rows", "--select"])
+def test_empty_choice_does_not_convert_all(table: Path, tmp_path: Path, flag: str) -> None:
+    done = run_tool(table, tmp_path / "out", flag, "")
+    assert done.returncode == 2
+    assert f"{flag} '': names no rows; leave the flag out to convert all" in done.stderr
+    assert not (tmp_path / "out").exists()

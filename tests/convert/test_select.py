@@ -12,7 +12,8 @@ import pytest
 
 from mmdata.cli.chosen import chosen_rows
 from mmdata.convert import convert
-from mmdata.errors import ConfigError
+from mmdata.convert.sources.chosen import SelectedRows
+from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, build_index
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
@@ -61,8 +62,10 @@ def test_a_file_of_keys_selects_for_the_program(shards: Path, tmp_path: Path) ->
 
 def test_another_condition_is_another_conversion(shards: Path, tmp_path: Path) -> None:
     convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24"))
-    with pytest.raises(Exception, match=r"holds another conversion \(select: was \"height >= 24\", is \"height"):
+    with pytest.raises(Exception, match=r"holds another conversion \(rows: other rows are selected\)"):
         convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height < 24"))
+    in_other_words = chosen_rows(str(shards), "not height < 24")
+    assert convert(shards, tmp_path / "out", rows=in_other_words).was_complete
 
 
 def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) -> None:
@@ -71,3 +74,21 @@ def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) ->
         ConfigError, match="the source is no folder of tars; rows of shards with an index can be selected"
     ):
         convert(raw_corpus / "captions.jsonl", tmp_path / "out", rows=chosen)
+
+
+def test_selected_image_that_is_not_where_the_index_says_is_an_error(
+    shards: Path, tmp_path: Path, photo: Callable[..., bytes]
+) -> None:
+    chosen = chosen_rows(str(shards), "height >= 24 and height < 28")
+    write_tar(shards / "1.tar", {"1000": {"txt": b"a photo", "jpg": photo(26, 40, seed=10)}})
+    changed = r"selected images, \d are where it says; `mmdata verify .*shards` names what has changed"
+    with pytest.raises(DataError, match=f"select 'height >= 24 and height < 28': the index of '.*' lists 4 {changed}"):
+        convert(shards, tmp_path / "out", rows=chosen)
+    (shards / "1.tar").unlink()
+    with pytest.raises(DataError, match=f"lists 4 {changed}"):
+        convert(shards, tmp_path / "out", rows=chosen)
+
+
+def test_selection_without_a_row_names_itself(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="select 'height > 99': no row is selected"):
+        convert(shards, tmp_path / "out", rows=SelectedRows("height > 99", {}))

@@ -124,3 +124,9 @@ def test_file_that_is_cut_is_an_error_that_names_it(tmp_path: Path, vg: Path) ->
     assert "error: annotations '" in done.stderr
     assert "region_descriptions.json': not JSON at character" in done.stderr
     assert not (tmp_path / "out/__mmdata__/manifest.json").exists()
+    command = [sys.executable, str(PROGRAM), str(vg), str(tmp_path / "out"), "resise=256"]
+    done = run_program(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "resise" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -106,6 +106,11 @@ def test_program_converts_a_split(tmp_path: Path, voc: Path) -> None:
     wrong = run_program([*command[:-1], "trian"], capture_output=True, text=True)
     assert wrong.returncode == 1
     assert "error: split 'trian': no such list in" in wrong.stderr
+    wrong = run_program([*command, "resise=256"], capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("error: ")
+    assert "resise" in wrong.stderr
+    assert wrong.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmdata.cli.index import account_lines
 from mmdata.errors import DataError
 from mmdata.index import Index, Manifest, build_index, builder, verify
 from mmdata.index.staging import STAGING_NAME
 from mmdata.tars.members import Members
-from tools.index import account_lines
 
 NUM_SHARDS = 4
 

@@ -121,6 +121,27 @@ def test_token_budget_gives_short_texts_larger_batches(corpus, labelled: Path):
         assert sizes == {8: 24, 32: 8}
 
 
+@pytest.mark.parametrize("world_size", [3, 6, 12])
+@pytest.mark.parametrize(
+    "changes", [{}, {"groups": {"size": 3}, "global_batch_size": 288, "token_budget": 6000}, {"num_lanes": 3}]
+)
+def test_token_budget_gives_batches_that_ranks_in_threes_share(
+    corpus, labelled: Path, world_size: int, changes: dict[str, Any]
+):
+    settings: Any = {"shards": str(labelled), "image_buckets": None, "image_size": 32, "leftover": "pad"}
+    settings |= {"text_buckets": [8, 32], "global_batch_size": 96, "token_budget": 2000, "patch_size": 16}
+    settings |= {"shuffle": False, "transform": "eval"}
+    loader = corpus.loader(**{**settings, **changes})
+    loader.plan.check_ranks(0, world_size)
+    sizes = sorted(loader.plan.batch_sizes)
+    assert sizes[0] < sizes[-1]
+    steps = [[*loader.plan.steps(0, rank=rank, world_size=world_size)] for rank in range(world_size)]
+    assert sum(step.rows.size for rank in steps for step in rank) == sum(
+        step.rows.size for step in loader.plan.steps(0)
+    )
+    assert {len(rank) for rank in steps} == {len([*loader.plan.steps(0)])}
+
+
 MIXED: list[dict[str, Any]] = [
     {"weight": True},
     {"groups": {"size": 2}},

@@ -25,16 +25,20 @@ def native(corpus: Corpus) -> Loader:
 
 
 def test_native_batch_has_the_shapes_and_types_of_the_contract(native: Loader):
+    texts = ("keys", "captions", "caption_sources")
     for batch in native:
         length, patches = batch["input_ids"].shape[1], batch["pixel_values"].shape[1]
         assert Bucket(length, 0, 0, patches) in native.plan.policy.buckets
-        assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key != "keys"} == {
+        assert {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if key not in texts} == {
             "pixel_values": (torch.uint8, (8, patches, 8 * 8 * 3)),
             "pixel_attention_mask": (torch.int64, (8, patches)),
             "spatial_shapes": (torch.int64, (8, 2)),
             "input_ids": (torch.int64, (8, length)),
             "attention_mask": (torch.int64, (8, length)),
             "labels": (torch.int64, (8,)),
+            "image_hash": (torch.int64, (8,)),
+            "caption_hash": (torch.int64, (8,)),
+            "caption_numbers": (torch.int64, (8,)),
             "valid": (torch.bool, (8,)),
             "rows": (torch.int64, (8,)),
         }

@@ -159,7 +159,10 @@ def test_plan_of_shards_without_caption_lengths_asks_for_a_tokenizer(corpus, tmp
         writer.write(corpus.samples[0])
     with pytest.raises(ConfigError, match=r"no tokenizer has counted their captions.*data\.tokenizer=NAME_OR_FOLDER"):
         plan_of(str(tmp_path / "uncounted"), [])
-    with pytest.raises(ConfigError, match=r"override 'data\.global_batch_size': expected section\.key=value"):
+    with pytest.raises(
+        ConfigError,
+        match=r"override 'data\.global_batch_size': expected key=value",
+    ):
         plan_of(corpus.settings["shards"], ["data.global_batch_size"])
     with pytest.raises(ConfigError, match=r"on the command line: unknown key 'data\.batch'"):
         plan_of(corpus.settings["shards"], ["data.batch=3"])

@@ -190,6 +190,15 @@ def test_replay_program_takes_a_folder_of_shards(
     assert any(f"caption               {caption!r}\n" in shown for caption in corpus.samples[7].captions)
     assert Image.open(png).size == (48, 48)
 
+    # The captions of other rows are not counted, which would read every shard: they are padded to max_length.
+    monkeypatch.setattr("mmdata.plan.captions.CaptionSources.count", lambda *_: pytest.fail("captions were counted"))
+    assert run_tool(monkeypatch, shards, 7) == 0
+    assert ": 77 tokens, " in capsys.readouterr().out
+    assert run_tool(monkeypatch, shards, 7, "data.max_length=32") == 0
+    assert ": 32 tokens, " in capsys.readouterr().out
+    assert run_tool(monkeypatch, shards, 7, "data.tokenizer=null") == 0
+    assert "tokenize" not in capsys.readouterr().out
+
     assert run_tool(monkeypatch, shards, 7, "data.image_siz=48") == 2
     said = capsys.readouterr().err
     assert said == "error: on the command line: unknown key 'data.image_siz'; did you mean 'data.image_size'?\n"

@@ -246,6 +246,18 @@ def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sect
         ),
         ({"micro_batch_size": 2}, "train.micro_batch_size is 2, and a rank has 1 rows of a batch: it is one forward"),
         ({"micro_batch_size": 1, "miner": {"name": "ratio"}}, ""),
+        (
+            {"mining_after_steps": 300},
+            "train.mining_after_steps is 300, and there is no train.miner, train.teacher or train.queue for it to",
+        ),
+        ({"mining_after_steps": 300, "miner": {"name": "ratio"}}, ""),
+        ({"mining_after_steps": 300, "teacher": {}}, ""),
+        (
+            {"queue": 8, "mask_false_negatives": True},
+            "train.queue is 8, and the weights are new: their features are soon out of date, and the queue takes them "
+            "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
+        ),
+        ({"queue": 8, "mask_false_negatives": True, "mining_after_steps": 300}, ""),
     ],
 )
 def test_settings_without_an_effect_are_told(
@@ -254,6 +266,15 @@ def test_settings_without_an_effect_are_told(
     with caplog.at_level(logging.WARNING, "mmdata"):
         warn_of_no_effect(config_of(sections, train=train), torch.device("cpu"), world_size=2)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
+
+
+def test_queue_of_weights_that_are_trained_already_begins_at_once(
+    sections: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    train = {"queue": 8, "mask_false_negatives": True}
+    config = config_of(sections, train=train, model={"init_from": str(tmp_path)})
+    warn_of_no_effect(config, torch.device("cpu"), world_size=1)
+    assert not caplog.records
 
 
 def test_false_negatives_are_counted_by_the_column_of_the_hash(

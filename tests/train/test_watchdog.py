@@ -79,7 +79,7 @@ def test_rank_that_is_killed_ends_the_others(tmp_path: Path, launched: list[Any]
     assert end_of(launched[1])[0] == -signal.SIGKILL
 
 
-FOR_EVER = {"others_sleep_s": 3600, "grace_s": 1, "stall_timeout_s": None}
+FOR_EVER = {"others_sleep_s": 3600, "grace_s": 1, "stall_timeout_s": 1e9}
 """Ranks that wait in something that notices no other rank's end, as a collective of nccl, without a limit."""
 
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_in_progress_is_written_before_the_end_if_that_does_not_las
 
 @pytest.mark.sweep
 def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, at=5, sleep_s=0, signal="SIGSTOP", grace_s=1, stall_timeout_s=None)
+    launched += start(tmp_path, at=5, sleep_s=0, signal="SIGSTOP", grace_s=1, stall_timeout_s=1e9)
     stat = Path(f"/proc/{launched[1].pid}/stat")
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", program=launched[1])  # it is stopped
     time.sleep(5)  # longer than the grace, and than a heartbeat takes

@@ -147,12 +147,16 @@ class Balance:
         accounts: of each folder.
         rows: input rows.
         source: of the rows; None where an error need not say where images were looked for.
+        has_not_in: whether images of other folders are left out.
     """
 
-    def __init__(self, accounts: Sequence[Accounts], rows: int, source: Source | None = None) -> None:
+    def __init__(
+        self, accounts: Sequence[Accounts], rows: int, source: Source | None = None, *, has_not_in: bool = False
+    ) -> None:
         self._rows = rows
         self._accounts = accounts
         self._source = source
+        self._has_not_in = has_not_in
 
     def check(self, config: ConvertConfig, *, rows_at_most: int | None = None) -> None:
         """Raise CannotPublish if too many rows are quarantined.
@@ -175,7 +179,7 @@ class Balance:
                 f"{count} {of_total} have a URL that gave no image, over "
                 f"max_unfetched_share={config.max_unfetched_share}; nothing is published. {self._explain(unfetched)}. "
                 f"Each has a line in {self._ledgers()}. Start again when the servers answer, or allow more with "
-                "max_unfetched_share in the recipe"
+                "max_unfetched_share=… after OUT"
             )
 
     def settle(self) -> None:
@@ -185,6 +189,10 @@ class Balance:
             raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
         if not any(one.written for one in self._accounts):
             all_reasons = self._add(lambda one: one.reasons)
+            if self._has_not_in and all_reasons[Reason.DUPLICATE_IMAGE] == self._rows:
+                raise CannotPublish(
+                    f"the images of all {self._rows:,} rows are in the folders of --not-in; nothing is left to convert"
+                )
             message = f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
             raise NothingWritten(message, self._accounts)
 

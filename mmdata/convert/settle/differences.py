@@ -17,7 +17,7 @@ _LISTING = "listing_sha256"
 _HASHES = {
     _LISTING: "files of the source were added, removed, renamed or have another size",
     "sha256": "the rows are others",
-    "selected": "other rows are selected",
+    "rows": "rows: other rows are selected",
     "not_in": "the folders of not_in are others",
 }
 """What it means that a value differs which says nothing to people."""

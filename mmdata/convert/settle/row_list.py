@@ -74,7 +74,7 @@ class RowList:
         if self._file is None:
             self._path, self._rows = self._folder / f"{next(self._numbers):05d}.parquet", 0
             file = self._path.open("xb")
-            self._writer, self._file = pq.ParquetWriter(file, _ROWS, compression="zstd"), file
+            self._writer, self._file = pq.ParquetWriter(file, _ROWS, compression="zstd", write_page_checksum=True), file
         with naming(self._path):
             self._writer.write_table(_published(settled, shards).take(pa.array(places)))
         self._rows += len(places)

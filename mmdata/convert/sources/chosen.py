@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,13 @@ from numpy.typing import NDArray
 from mmdata.config.convert import Grouping
 from mmdata.convert.sources.rows import ImageSource, InputRow, Source, images_of, numbered_key
 from mmdata.convert.sources.tars import PackedSource
-from mmdata.errors import ConfigError, DataError, counted, excerpt
+from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.safe_read import open_regular
 
 NEAR = 1000
 """Rows that are rather read and passed over than skipped, where images are in a table."""
 
-Choice = str | os.PathLike[str] | Sequence[int] | Callable[[Source], NDArray[np.int64]]
+Choice = str | os.PathLike[str] | Sequence[int] | NDArray[np.integer[Any]] | Callable[[Source], NDArray[np.int64]]
 """Rows of a source: a text file with the number of a row on each line, the numbers, or what finds them in it."""
 
 
@@ -34,7 +34,7 @@ class SelectedRows:
     """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.cli.chosen`.
 
     Attributes:
-        words: the condition, for messages and accounts.
+        words: the condition, for messages.
         offsets: by the name of a tar, the offsets of its chosen images, ascending int64.
     """
 
@@ -45,11 +45,21 @@ class SelectedRows:
         """Numbers of these rows in a source of tars.
 
         Raises:
-            ConfigError: it is no source of tars.
+            ConfigError: it is no source of tars, or no row is selected.
+            DataError: an image is not where the index says.
         """
         if not isinstance(source, PackedSource):
             raise ConfigError("select: the source is no folder of tars; rows of shards with an index can be selected")
-        return np.array([row.number for row in source.rows() if self._holds(row)], np.int64)
+        selected = sum(map(len, self.offsets.values()))
+        if not selected:
+            raise ConfigError(f"select {excerpt(self.words)}: no row is selected")
+        found = np.array([row.number for row in source.rows() if self._holds(row)], np.int64)
+        if len(found) < selected:
+            raise DataError(
+                f"select {excerpt(self.words)}: the index of '{source.root}' lists {selected:,} selected images, "
+                f"{len(found):,} are where it says; `mmdata verify {source.root}` names what has changed"
+            )
+        return found
 
     def _holds(self, row: InputRow) -> bool:
         assert row.packed is not None
@@ -80,8 +90,9 @@ class ChosenSource:
 
     def __init__(self, corpus: Source, chosen: Choice) -> None:
         self.corpus = corpus
-        self.numbers = _numbers(corpus, chosen)
-        self._words = chosen.words if isinstance(chosen, SelectedRows) else counted(len(self.numbers), "row")
+        chosen = read_choice(chosen)
+        self.numbers = np.unique(chosen(corpus)) if callable(chosen) else chosen
+        _check_within(corpus, self.numbers)
         self.root = corpus.root
         self.rows_at_most = len(self.numbers)
         self.has_captions = corpus.has_captions
@@ -114,8 +125,7 @@ class ChosenSource:
 
     def describe(self) -> dict[str, Any]:
         """The corpus, and which of its rows. See `Source.describe`."""
-        selected = hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]
-        return {**self.corpus.describe(), "select": self._words, "selected": selected}
+        return {**self.corpus.describe(), "rows": hashlib.sha256(self.numbers.tobytes()).hexdigest()[:16]}
 
     def number_of(self, rows: Any) -> Any:
         """The number in the corpus of one of these rows, or the numbers of several."""
@@ -139,42 +149,76 @@ def numbering(source: Source) -> Callable[[Any], Any]:
     return source.number_of if isinstance(source, ChosenSource) else lambda rows: rows
 
 
-def _numbers(corpus: Source, chosen: Choice) -> NDArray[np.int64]:
-    if isinstance(chosen, (str, os.PathLike)):
-        found = _read_numbers(Path(chosen))
-    else:
-        found = chosen(corpus) if callable(chosen) else np.array(chosen, np.int64)
-    found = np.unique(found)
-    if not len(found):
+def read_choice(chosen: Choice) -> NDArray[np.int64] | Callable[[Source], NDArray[np.int64]]:
+    """The numbers of a choice, ascending, each once; what finds them in a source is given back.
+
+    Raises:
+        ConfigError: no number, a negative one, or something else than numbers of rows.
+        DataError: the file with the numbers is no regular one.
+    """
+    if callable(chosen):
+        return chosen
+    numbers = _read_numbers(chosen) if isinstance(chosen, (str, os.PathLike)) else _given_numbers(chosen)
+    if len(numbers) and numbers[0] < 0:
+        raise ConfigError(f"rows: {numbers[0]} is no row of the source, which has rows numbered from 0")
+    _refuse_none(numbers)
+    return numbers
+
+
+def _refuse_none(numbers: NDArray[np.int64]) -> None:
+    if not len(numbers):
         raise ConfigError("rows: none is chosen")
-    if found[0] < 0 or (corpus.rows_are_exact and found[-1] >= corpus.rows_at_most):
-        wrong = int(found[0] if found[0] < 0 else found[-1])
-        has = f"{corpus.rows_at_most:,} rows, " if corpus.rows_are_exact else "rows "
-        raise ConfigError(f"rows: {wrong} is no row of the source, which has {has}numbered from 0")
-    return found
 
 
-def _read_numbers(path: Path) -> NDArray[np.int64]:
+def _check_within(corpus: Source, numbers: NDArray[np.int64]) -> None:
+    """Raise ConfigError if there is no number, or one above those of the corpus, where these are known."""
+    _refuse_none(numbers)
+    if corpus.rows_are_exact and numbers[-1] >= corpus.rows_at_most:
+        raise ConfigError(
+            f"rows: {numbers[-1]} is no row of the source, which has {corpus.rows_at_most:,} rows, numbered from 0"
+        )
+
+
+def _given_numbers(chosen: object) -> NDArray[np.int64]:
+    """Numbers that a program gives: a list, or an array of integers."""
+    try:
+        given = np.asarray(chosen)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"rows: the numbers of rows are expected, a list of integers; {error}") from error
+    if given.dtype == np.bool_:
+        raise ConfigError("rows: a mask, and the numbers of rows are expected; give np.flatnonzero(mask)")
+    if given.shape == (0,):
+        return given.astype(np.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        got = f"{type(chosen).__name__}, an array of {given.dtype} of shape {given.shape}"
+        raise ConfigError(f"rows: the numbers of rows are expected, a list of integers; got {got}")
+    if (largest := int(given.max())) >= 2**63:
+        raise ConfigError(f"rows: {largest} is no row of the source, whose rows are numbered from 0")
+    return np.unique(given.astype(np.int64))
+
+
+def _read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """The numbers in a file.
 
     Raises:
         ConfigError: no such file, or a line with something else.
+        DataError: no regular file, such as a pipe.
     """
     try:
-        with path.open("rb") as file:
-            return np.fromiter(_parsed(path, file), np.int64)
+        with open(open_regular(path, "rows"), "rb") as file:
+            return np.unique(np.fromiter(_parsed(path, file), np.int64))
     except OSError as error:
-        raise ConfigError(f"rows '{path}': cannot be read ({error.strerror})") from error
+        raise ConfigError(f"rows '{os.fspath(path)}': cannot be read ({error.strerror})") from error
 
 
-def _parsed(path: Path, lines: Iterator[bytes]) -> Iterator[int]:
+def _parsed(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[int]:
     for place, line in enumerate(lines, 1):
         text = line.strip()
         if text and not (text.isdigit() and len(text) < len(str(2**63))):
             got = excerpt(text.decode("utf-8", "replace"))
             raise ConfigError(
-                f"rows '{path}', line {place}: {got} is no number of a row; give one a line, from 0, as 'row' in "
-                "quarantine.jsonl"
+                f"rows '{os.fspath(path)}', line {place}: {got} is no number of a row; give one a line, from 0, "
+                "as 'row' in quarantine.jsonl"
             )
         if text:
             yield int(text)

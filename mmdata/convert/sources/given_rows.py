@@ -50,7 +50,7 @@ _MOST_READ = 2**30  # Linux reads at most 2 GiB at once
 KEY = "key"
 """Name of the cell with the key of a row's sample."""
 LEFT_OUT = "left_out"
-"""Name of the cell that says why a row is left out: "REASON: text" with a reason of the list, or any other text."""
+"""Name of the cell that says why a row is left out: "REASON: text", or "REASON", of the list, or any other text."""
 CAPTIONS = ["caption", "captions"]
 """Cells that are both taken, as some rows may have the one and some the other."""
 
@@ -307,8 +307,8 @@ class GivenSource(TableSource):
         for row, cells in self._read():
             if self._below and isinstance(row.image, str) and row.image and not has_url(row):
                 row = replace(row, image=os.path.join(self._below, row.image))
-            if (said := cells.get(LEFT_OUT)) and row.fault is None:
-                row = replace(row, fault=_left_out(said))
+            if row.fault is None and (fault := _left_out(cells.get(LEFT_OUT))):
+                row = replace(row, fault=fault)
             try:
                 yield replace(row, key=keys.take(row, cells.get(KEY)))
             except BadSample as bad:
@@ -327,12 +327,19 @@ class GivenSource(TableSource):
         return (os.sep, "") if images == "." else super()._find_root(folder, images)
 
 
-def _left_out(said: Any) -> tuple[Reason, str]:
-    """The fault that a program gives to a row: `_left_out("missing_caption: no object")` has that reason."""
+def _left_out(said: Any) -> tuple[Reason, str] | None:
+    """The fault that a program gives to a row: `_left_out("missing_caption: no object")` has that reason.
+
+    None, NaN, which tables have in its place, and blanks say nothing.
+    """
+    if not said or said != said or (isinstance(said, str) and not said.strip()):
+        return None
     if not isinstance(said, str):
         return Reason.BROKEN_ROW, f"{LEFT_OUT} is {type(said).__name__}, not a text"
-    reason, _, detail = said.partition(": ")
-    return (Reason(reason), detail) if detail and reason in [str(one) for one in Reason] else (Reason.BROKEN_ROW, said)
+    reason, _, detail = said.strip().partition(": ")
+    if reason in [str(one) for one in Reason]:
+        return Reason(reason), detail or "the program left it out"
+    return Reason.BROKEN_ROW, said
 
 
 class _Keys:

@@ -269,7 +269,7 @@ def _form_of(path: Path) -> Form | None:
             value = cast("dict[str, Any]", entry.value if isinstance(entry.value, dict) else {})
             if entry.key == "annotations":
                 if "caption" in value and "image_id" in value:
-                    return "captions"
+                    return None if "url" in value else "captions"  # RedCaps names the image in each entry: a table
                 return "boxes" if "bbox" in value else None
             if entry.number == 1 and ("id" not in value or "sentences" in value):  # a table, or Karpathy's
                 return None

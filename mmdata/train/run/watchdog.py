@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import math
 import os
 import sys
 import threading
@@ -46,7 +45,7 @@ class Watchdog:
     collective that they wait in, the rest `GRACE_S` after they know.
 
     Args:
-        timeout_s: longest time at one position of a rank that lives; None: no limit.
+        timeout_s: longest time at one position of a rank that lives.
         step: gives the number of updates made; called by each `at`.
         group: the ranks, gloo; None: this process alone.
 
@@ -60,9 +59,9 @@ class Watchdog:
                 step += 1
     """
 
-    def __init__(self, timeout_s: float | None, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, timeout_s: float, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
-        self._interval_s = min(1.0, (timeout_s or math.inf) / 10)
+        self._interval_s = min(1.0, timeout_s / 10)
         self._patience_s = 5 * self._interval_s  # without a heartbeat of a rank, after which it counts as silent
         self._moved = time.monotonic()
         self._still_since: int | None = None  # first of the latest steps, whose loss and gradient are 0
@@ -99,7 +98,7 @@ class Watchdog:
             self._still_since = None
         elif self._still_since is None:
             self._still_since = update.step
-        if moves or self._timeout_s is None:
+        if moves:
             self._moved = time.monotonic()
         elif (still_s := time.monotonic() - self._moved) > self._timeout_s:
             raise TrainingError(
@@ -117,10 +116,9 @@ class Watchdog:
         if self._still_since is None or self._said_still or self._still_updates < STILL_UPDATES:
             return ""
         self._said_still = True
-        end = f"; the run ends after {self._timeout_s:g} s of it" if self._timeout_s else ""
         return (
             f"loss and gradient are exactly 0 since step {self._still_since}: no row is valid, or no negative passes "
-            f"train.miner, train.teacher and the masks{end}"
+            f"train.miner, train.teacher and the masks; the run ends after {self._timeout_s:g} s of it"
         )
 
     @contextlib.contextmanager
@@ -138,12 +136,11 @@ class Watchdog:
             hook.remove()
 
     def __enter__(self) -> Self:
-        if self._timeout_s is not None or self._group is not None:
-            self.at("starting")
-            self._moved = time.monotonic()
-            if self._group is not None:
-                self._heartbeats = Heartbeats(self._own, self._group, interval_s=self._interval_s)
-            threading.Thread(target=self._watch, daemon=True, name="mmdata-watchdog").start()
+        self.at("starting")
+        self._moved = time.monotonic()
+        if self._group is not None:
+            self._heartbeats = Heartbeats(self._own, self._group, interval_s=self._interval_s)
+        threading.Thread(target=self._watch, daemon=True, name="mmdata-watchdog").start()
         return self
 
     def __exit__(
@@ -160,7 +157,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval_s):
-            message = self._lost() or self._judge(self._timeout_s or math.inf)
+            message = self._lost() or self._judge(self._timeout_s)
             if message and not self._stop.is_set():
                 if self._heartbeats is not None:
                     self._heartbeats.verdict = message

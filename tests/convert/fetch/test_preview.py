@@ -31,7 +31,7 @@ def test_preview_fetches_the_sample_only_and_says_what_became_of_it(
     assert any(line.startswith("time: the servers decide how long it takes, not this machine; ") for line in lines)
     assert lines[-1] == (
         "nothing would be published: more than 10 % of the rows have a URL that gives no image; allow more with "
-        "max_unfetched_share in the recipe"
+        "max_unfetched_share=… after OUT"
     )
 
 
