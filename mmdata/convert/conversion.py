@@ -27,9 +27,10 @@ from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
 from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
+from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import read_records, texts_of
-from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
+from mmdata.convert.units.staging import CLASSES_NAME, NUM_ROWS_NAME, RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.files import sync_tree
@@ -61,6 +62,7 @@ class Conversion:
     def __init__(self, opened: Opened, staging: Staging, engine: Engine, track: Track) -> None:
         self._opened = opened
         self._source, self._config, self._outputs = opened.corpus, opened.config, opened.outputs
+        self._corpus = self._source.corpus if isinstance(self._source, ChosenSource) else self._source
         self._tokenizer = opened.tokenizer
         self._staging = staging
         self._engine = engine
@@ -93,6 +95,9 @@ class Conversion:
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
         job = self._job()
+        if self._has_label_column:
+            self._check_unchanged()
+            self._staging.keep(CLASSES_NAME, [self._labels.are_names, self._labels.names])
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
@@ -112,7 +117,7 @@ class Conversion:
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self._check_unchanged()
-        self._staging.set_rows(units.rows)
+        self._staging.keep(NUM_ROWS_NAME, units.rows)
         return [receipts[unit] for unit in sorted(receipts)]
 
     def check_units(self) -> None:
@@ -121,7 +126,7 @@ class Conversion:
         Raises:
             DataError: units are missing, or a file, or what decides which rows are merged, has changed since.
         """
-        rows = self._staging.rows() or 0
+        rows: int = self._staging.kept(NUM_ROWS_NAME) or 0
         receipts = self._all_receipts(rows)
         again = "run all parts again, which make only what has changed, and then --finish"
         for receipt in self._track(receipts, "look for changed files", len(receipts), noun="units"):
@@ -155,7 +160,7 @@ class Conversion:
             OSError: the disk is full or broken. The units stay, for the next run.
         """
         self._check_unchanged()
-        rows = self._staging.rows()
+        rows: int | None = self._staging.kept(NUM_ROWS_NAME)
         receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
             parts = self._open_parts(stack)
@@ -182,11 +187,20 @@ class Conversion:
                 part.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
         publish_all(self._outputs)
 
+    @property
+    def _has_label_column(self) -> bool:
+        """Whether labels are in tables alone, which the run names by hash: then all parts have the same classes.
+
+        Labels in other files may change in a run, so each part reads them.
+        """
+        return isinstance(self._corpus, TableSource) and self._corpus.columns.label is not None
+
     @cached_property
     def _labels(self) -> Labels:
         """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
-        source = self._source.corpus if isinstance(self._source, ChosenSource) else self._source
-        labels = Labels(source.classes)
+        source, labels = self._corpus, Labels(self._corpus.classes)
+        if self._has_label_column and (known := self._staging.kept(CLASSES_NAME)) is not None:
+            return Labels.closed(*known)
         rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
             passing = self._passing(chain([first], rows), "number classes", source.rows_at_most)

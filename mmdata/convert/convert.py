@@ -15,7 +15,7 @@ from mmdata.convert.settle.output import are_complete
 from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.units.engines import Engine, local
-from mmdata.errors import ConfigError
+from mmdata.errors import ConfigError, DataError
 from mmdata.index import Manifest
 from mmdata.progress import SILENT, Track
 
@@ -107,7 +107,23 @@ def convert(
                     output.remove_private()  # of a run that was killed after it had published
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
-        return Report(manifests[0], was_complete, opened.corpus.describe(), val)
+        report = Report(manifests[0], was_complete, opened.corpus.describe(), val)
+        if was_complete:
+            _check_published(report.accounts, outputs[0].place, config)
+        return report
+
+
+def _check_published(accounts: dict[str, Any], place: str, config: ConvertConfig) -> None:
+    """Raise DataError if a conversion that was there has more unusable rows than this call allows."""
+    unfetched = accounts.get("unfetched", 0)
+    counts = (accounts["quarantined"] - unfetched, unfetched)
+    names = ("max_bad_share", "max_unfetched_share")
+    for count, name, share in zip(counts, names, config.largest_shares, strict=True):
+        if count > share * accounts["rows"]:
+            raise DataError(
+                f"output '{place}': holds this conversion, published by a call that allowed more: {count} of "
+                f"{accounts['rows']} rows are unusable, over {name}={share}; allow more, or remove the folder"
+            )
 
 
 @dataclass(frozen=True)

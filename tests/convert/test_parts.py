@@ -18,6 +18,8 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.sources.arrow import ParquetTable
+from mmdata.convert.sources.rows import InputRow
+from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.sources.tables import TableRow
 from mmdata.convert.units.engines import Engine, Progress, processes, threads
 from mmdata.convert.units.staging import Receipt
@@ -58,6 +60,61 @@ def test_parts_give_the_bytes_of_one_job(table: Path, tmp_path: Path, parts: int
     assert not report.was_complete
     assert content(tmp_path / "out") == content(tmp_path / "one")
     assert convert_part(table, tmp_path / "out", SETTINGS, part=(1, parts)).units == 0
+
+
+@pytest.fixture
+def label_passes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The first table of each corpus whose labels are read, as they are."""
+    found: list[Path] = []
+    rows_with_labels = TableSource.rows_with_labels
+
+    def noted(source: TableSource) -> Iterator[InputRow]:
+        found.append(source._tables[0].path)
+        yield from rows_with_labels(source)
+
+    monkeypatch.setattr(TableSource, "rows_with_labels", noted)
+    return found
+
+
+@pytest.fixture
+def labelled(table: Path) -> Path:
+    """The table with a name of a class in each row."""
+    lines = table.read_text().replace('{"image"', '{"label": "LABEL", "image"').splitlines(keepends=True)
+    table.write_text("".join(line.replace("LABEL", ["cat", "dog", "emu"][n % 3]) for n, line in enumerate(lines)))
+    return table
+
+
+def test_parts_and_finish_read_the_labels_of_a_table_once(
+    labelled: Path, tmp_path: Path, label_passes: list[Path]
+) -> None:
+    convert(labelled, tmp_path / "one", SETTINGS, engine=threads(1))
+    label_passes.clear()
+    for part in (2, 1):
+        convert_part(labelled, tmp_path / "out", SETTINGS, part=(part, 2), engine=threads(1))
+    report = convert(labelled, tmp_path / "out", SETTINGS, finish=True)
+    assert report.accounts["classes"] == ["cat", "dog", "emu"]
+    assert content(tmp_path / "out") == content(tmp_path / "one")
+    assert len(label_passes) == 1
+
+
+def test_labels_of_a_table_that_changes_while_they_are_read_are_not_kept(
+    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(labelled, tmp_path / "one", SETTINGS, engine=threads(1))
+    lines, rows_with_labels = labelled.read_text(), TableSource.rows_with_labels
+
+    def changed(source: TableSource) -> Iterator[InputRow]:
+        labelled.write_text(lines.replace('"cat"', '"cow"'))
+        yield from rows_with_labels(source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableSource, "rows_with_labels", changed)
+        with pytest.raises(DataError, match="has changed since it was opened; run the conversion again"):
+            convert_part(labelled, tmp_path / "out", SETTINGS, part=(1, 1), engine=threads(1))
+    labelled.write_text(lines)
+    convert_part(labelled, tmp_path / "out", SETTINGS, part=(1, 1), engine=threads(1))
+    convert(labelled, tmp_path / "out", SETTINGS, finish=True)
+    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 def test_part_of_a_parquet_table_makes_its_own_rows_alone(
@@ -239,6 +296,18 @@ def test_units_that_were_refused_are_published_when_more_is_allowed(table: Path,
     convert(table, tmp_path / "out", SETTINGS, finish=True)
     convert(table, tmp_path / "one", SETTINGS, engine=threads(1))
     assert content(tmp_path / "out") == content(tmp_path / "one")
+
+
+def test_conversion_that_is_there_is_not_good_enough_for_a_call_that_allows_less(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out", SETTINGS, engine=threads(1))
+    before = content(tmp_path / "out")
+    strict = SETTINGS.model_copy(update={"max_bad_share": 0.01})
+    with pytest.raises(
+        DataError, match=r"published by a call that allowed more: 8 of 168 rows are unusable, over max_b"
+    ):
+        convert(table, tmp_path / "out", strict, engine=threads(1))
+    assert content(tmp_path / "out") == before
+    assert convert(table, tmp_path / "out", SETTINGS, engine=threads(1)).was_complete
 
 
 def test_part_of_rows_that_cannot_be_used_is_left_to_the_finish(table: Path, tmp_path: Path) -> None:

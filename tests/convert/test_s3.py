@@ -25,6 +25,7 @@ import tests.convert.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.conversion import Conversion
 from mmdata.convert.settle.s3_output import S3Output
+from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.units.engines import processes, threads
 from mmdata.convert.units.unit import Job
 from mmdata.errors import ConfigError, DataError
@@ -153,6 +154,18 @@ def test_s3_output_with_validation_and_class_names_has_the_bytes_of_folders(s3, 
     assert there() == expected
     assert {name.partition("/")[0] for name in expected} == {"train", "val"}
     assert any("/made/val/" in command for command in s3.commands)
+
+
+def test_s3_parts_read_the_labels_of_a_table_once(s3, tmp_path, photo, monkeypatch):
+    images = [photo(20, 30, seed=seed) for seed in range(9)]
+    rows = pa.table({"image": images, "caption": [f"photo {n}" for n in range(9)], "label": list("xyzyyxzxz")})
+    pq.write_table(rows, tmp_path / "table.parquet")
+    expected = on_disk(tmp_path / "table.parquet", tmp_path / "out")
+    convert_part(tmp_path / "table.parquet", URL, SETTINGS, part=(1, 2), engine=threads(1))
+    monkeypatch.setattr(TableSource, "rows_with_labels", None)
+    convert_part(tmp_path / "table.parquet", URL, SETTINGS, part=(2, 2), engine=threads(1))
+    to_s3(tmp_path / "table.parquet", finish=True)
+    assert there() == expected
 
 
 def test_s3_trained_tokenizer_goes_up_with_the_shards(s3, table, tmp_path):

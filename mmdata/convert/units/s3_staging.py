@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mmdata.convert.units.staging import NUM_ROWS_NAME, OVERWRITES_NAME, RECEIPT_NAME, RUN_NAME, Receipt, Staging
+from mmdata.convert.units.staging import OVERWRITES_NAME, RECEIPT_NAME, RUN_NAME, Receipt, Staging
 from mmdata.errors import DataError
 from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
@@ -172,14 +172,13 @@ class S3Staging(Staging):
         """See `Staging.was_refused`."""
         return False
 
-    def set_rows(self, rows: int) -> None:
-        """See `Staging.set_rows`."""
-        data = json.dumps(rows).encode()
-        self.bucket.put_new(f"{self.units}/{NUM_ROWS_NAME}", data)  # all of one run count the same
+    def keep(self, name: str, value: Any) -> None:
+        """See `Staging.keep`."""
+        self.bucket.put_new(f"{self.units}/{name}", json.dumps(value).encode())
 
-    def rows(self) -> int | None:
-        """See `Staging.rows`."""
-        found = self.bucket.get(f"{self.units}/{NUM_ROWS_NAME}")
+    def kept(self, name: str) -> Any:
+        """See `Staging.kept`."""
+        found = self.bucket.get(f"{self.units}/{name}")
         return None if found is None else json.loads(found.data)
 
     def note_parts(self, parts: int) -> None:

@@ -28,6 +28,7 @@ FRAGMENTS_NAME = "fragments.json"
 RECEIPT_NAME = "receipt.json"
 RUN_NAME = "run.json"
 NUM_ROWS_NAME = "num_rows.json"
+CLASSES_NAME = "classes.json"
 REFUSED_NAME = "refused.json"
 OVERWRITES_NAME = "overwrites"
 _ATTEMPT = ".attempt-"
@@ -167,15 +168,16 @@ class Staging:
         with lock(self.folder.parent, wait=True):
             yield
 
-    def set_rows(self, rows: int) -> None:
-        """Keep the number of rows of the corpus, once all were read."""
+    def keep(self, name: str, value: Any) -> None:
+        """Keep what was found in reading the whole corpus, as JSON: NUM_ROWS_NAME, the number of its rows, or
+        CLASSES_NAME, whether its labels are names, and the names of all classes. All of one run find the same."""
         with self._alone():
-            write_whole(self.folder / NUM_ROWS_NAME, json.dumps(rows).encode())
+            write_whole(self.folder / name, json.dumps(value).encode())
 
-    def rows(self) -> int | None:
-        """The number of rows of the corpus; None if they were not all read."""
+    def kept(self, name: str) -> Any:
+        """What `keep` was given; None if nobody has read the whole corpus yet."""
         try:
-            return json.loads((self.folder / NUM_ROWS_NAME).read_bytes())
+            return json.loads((self.folder / name).read_bytes())
         except FileNotFoundError:
             return None
 
