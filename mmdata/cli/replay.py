@@ -86,12 +86,15 @@ def data_of(place: str, overrides: list[str]) -> DataConfig:
     assumed: dict[str, Any] = {}
     if find_config(place) is None:
         from mmdata.config import DataConfig
+        from mmdata.config.strict_yaml import with_overrides
         from mmdata.index import Index
 
-        assumed = {"global_batch_size": 1, "tokenizer": None}
-        if Index.open(find_part(place) or place).has_captions:
-            length = DataConfig.model_fields["max_length"].default
-            assumed |= {"tokenizer": "clip", "text_buckets": [length]}
+        has_captions = Index.open(find_part(place) or place).has_captions
+        assumed = {"global_batch_size": 1, "tokenizer": "clip" if has_captions else None}
+        given = with_overrides({"data": assumed}, overrides)["data"]
+        if given["tokenizer"] is not None:
+            length = given.get("max_length", DataConfig.model_fields["max_length"].default)
+            assumed["text_buckets"] = [length]
     config = load_settings(place, overrides, assumed)
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
