@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_program_says_which_fields_it_took(corpus: Path, tmp_path: Path, capsys:
     (corpus / "t.tsv").write_text("a dog\tn/a\thttp://127.0.0.1:9/1.jpg\na cat\tn/a\ta.jpg\n")
     config = ConvertConfig(max_bad_share=0.9)
     report = convert(corpus / "t.tsv", tmp_path / "out", config, engine=threads(1))
-    show(report, str(corpus / "t.tsv"), tmp_path / "out", config)
+    options = argparse.Namespace(source=str(corpus / "t.tsv"), out=tmp_path / "out", not_in=None)
+    show(report, options, config)
     said = "took field 1 as caption, field 2 as column2, field 3 as url; columns=[…] names others"
     assert f"header: none in the table, whose first line holds a URL; {said}\n" in capsys.readouterr().out

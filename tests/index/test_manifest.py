@@ -190,6 +190,7 @@ def test_opening_200_000_shards_reads_kilobytes(large):
     assert mapped == "False"
 
 
+@pytest.mark.sweep
 def test_what_a_manifest_says_as_a_whole_needs_no_index_file(large, tmp_path):
     (tmp_path / "__mmdata__").mkdir()
     (tmp_path / "__mmdata__/manifest.json").write_bytes((large / "__mmdata__/manifest.json").read_bytes())
@@ -202,6 +203,7 @@ def test_what_a_manifest_says_as_a_whole_needs_no_index_file(large, tmp_path):
         _ = index.starts
 
 
+@pytest.mark.sweep
 def test_numbers_of_200_000_shards_are_right(large):
     manifest, rows = Manifest.read(large), synthetic_rows(200_000, 1000, seed=1)
     assert Index.open(large).starts[[0, 1, 199_999, 200_000]].tolist() == [0, 1000, 199_999_000, 200_000_000]
@@ -243,6 +245,7 @@ def test_a_list_is_read_once_by_all_threads(small, monkeypatch):
     assert opened == dict.fromkeys(manifest.files, 1)
 
 
+@pytest.mark.sweep
 def test_the_lists_of_a_large_corpus_leave_little_memory_in_use(large):
     on_disk = sum(file.bytes - file.list_offset for file in Manifest.read(large).index_files)
     arrow = pa.total_allocated_bytes()
