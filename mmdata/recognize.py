@@ -107,7 +107,7 @@ def unfinished(folder: str) -> DataError:
     """The error of whoever opens a folder, by its path or URL, with a conversion that has not ended."""
     return DataError(
         f"folder '{folder}': a conversion into it was stopped, or still runs; run the same `mmdata convert` command "
-        "again: it goes on where that ended"
+        "again: it continues where that ended"
     )
 
 

@@ -1,4 +1,4 @@
-"""mmdata convert: a raw corpus, or shards, to shards with an index and a ledger of every row that was left out.
+"""mmdata convert: a raw corpus, or shards, to shards with an index and a list of every row that was left out.
 
 SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
 caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
@@ -41,6 +41,7 @@ FLAGS = (
 )
 """Settings that have a flag; the others are given as key=value, or in a recipe."""
 CLASSES_SHOWN = 10
+UNPUBLISHED = "nothing was published, run the same command again: it continues where this ended"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -187,14 +188,14 @@ def show_fetching() -> None:
 def stop(number: int, frame: object) -> None:
     """Handle SIGTERM like an exception: whole units stay, and the same command goes on with them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("terminated; nothing was published, run the same command again: it goes on where this ended", file=sys.stderr)
+    print(f"terminated; {UNPUBLISHED}", file=sys.stderr)
     raise SystemExit(128 + number)
 
 
 def interrupt(number: int, frame: object) -> None:
     """Handle Ctrl-C: say what the next run does, and let the exception take its way."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("nothing was published, run the same command again: it goes on where this ended", file=sys.stderr)
+    print(UNPUBLISHED, file=sys.stderr)
     raise KeyboardInterrupt
 
 
@@ -306,9 +307,7 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice |
 
     from mmdata.cli.preview_lines import preview_lines, preview_table
     from mmdata.convert import preview
-    from mmdata.convert.opening import check_not_in
 
-    check_not_in(options.not_in, options.out, config)
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
         chosen: dict[str, Any] = {"rows": rows, "not_in": options.not_in}

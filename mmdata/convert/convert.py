@@ -76,7 +76,7 @@ def convert(
     Raises:
         DataError: an empty or unreadable corpus, too many unusable rows, an output folder with foreign files.
         ConfigError: no such column, or a tokenizer that does not load.
-        OSError: the disk is full or broken. The same call goes on where this one ended.
+        OSError: the disk is full or broken. The same call continues where this one ended.
     """
     config = config or ConvertConfig()
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.convert import convert
-from mmdata.convert.opening import check_places
+from mmdata.convert.opening import Folders, check_not_in, check_places
 from mmdata.convert.row.examine import Examiner, Outcome
 from mmdata.convert.sampling import Estimate, SampledRows
 from mmdata.convert.settle.accounts import NothingWritten
@@ -76,7 +76,7 @@ def preview(
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     rows: Choice | None = None,
-    not_in: Iterable[str | os.PathLike[str]] = (),
+    not_in: Folders = (),
     track: Track = SILENT,
 ) -> Preview:
     """Predict what `convert` would give, from about 1 % of the rows: at least 500, at most 2,000.
@@ -103,8 +103,9 @@ def preview(
     whole = config.model_copy(update={**lenient, "val_share": None, "train_tokenizer": None})
     sample, engine = SampledRows(config, rows, track), _Timed(min(workers or cores, cores))
     with tempfile.TemporaryDirectory(prefix="mmdata-preview-") as folder:
+        known = check_not_in(not_in, folder if out is None else out, config)
         try:
-            report = convert(source, folder, whole, rows=sample, not_in=list(not_in), engine=engine, track=track)
+            report = convert(source, folder, whole, rows=sample, not_in=known, engine=engine, track=track)
         except NothingWritten as error:
             found = _scaled(error.accounts, 0, sample, engine, config, _examples(Path(error.ledgers[0])))
             return replace(found, nothing=str(error))

@@ -22,7 +22,7 @@ def epoch_in_words(
         plan: whose epoch it is.
         index: of the plan's rows.
         data: settings that the plan was made from.
-        masked: duplicates are no negatives of each other (train.mask_false_negatives).
+        masked: duplicates are not used as negatives for each other (train.mask_false_negatives).
     """
     shown = sum(count.steps > 0 for count in summary.buckets.values())
     if unused := len(summary.buckets) - shown:

@@ -241,7 +241,7 @@ class Loader(Interoperable):
         return shown(self.builder.added(self.builder.make(step).batch))
 
     def rows_alike(self) -> NDArray[np.int64]:
-        """What makes rows equal, so that they are no negatives of each other: int64 (rows of the index, 2)."""
+        """What makes rows equal, which are not used as negatives for each other: int64 (rows of the index, 2)."""
         assert isinstance(self.plan.rows, IndexRows)
         return self.plan.rows.all_hashes()
 

@@ -109,7 +109,10 @@ def test_preview_of_a_small_corpus_is_what_the_conversion_gives(raw_corpus: Path
     assert (found.bytes, found.shards) == (report.manifest.bytes, report.manifest.num_shards)
     assert preview(table, config, rows=[0, 2, 40]).statuses["written"] == Estimate(2, 2, 2, 2)
     convert(table, tmp_path / "before", rows=[0, 1])
-    assert preview(table, config, not_in=[tmp_path / "before"]).statuses["duplicate"] == Estimate(2, 2, 2, 2)
+    for before in (tmp_path / "before", [tmp_path / "before"]):
+        assert preview(table, config, not_in=before).statuses["duplicate"] == Estimate(2, 2, 2, 2)
+    with pytest.raises(ConfigError, match=r"not_in .*before': is the output as well"):
+        preview(table, config, not_in=tmp_path / "before", out=tmp_path / "before")
 
 
 def test_preview_reads_images_in_a_table_at_some_places(tmp_path: Path, photo: Callable[..., bytes]) -> None:

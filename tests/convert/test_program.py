@@ -19,8 +19,8 @@ from tests.convert.conftest import content
 from tests.programs import PATIENCE_S, Program
 from tests.waiting import wait_until
 
-TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
-INTERRUPTED = "nothing was published, run the same command again: it goes on where this ended\ninterrupted\n"
+TERMINATED = "terminated; nothing was published, run the same command again: it continues where this ended\n"
+INTERRUPTED = "nothing was published, run the same command again: it continues where this ended\ninterrupted\n"
 PACE = re.compile(r"^41 rows in \d+ s, [\d,]+ a second; ", re.MULTILINE)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 

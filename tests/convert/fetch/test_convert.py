@@ -31,7 +31,7 @@ from tests.programs import PATIENCE_S, Program
 from tests.waiting import wait_until
 
 PHOTOS = 12
-TERMINATED = "terminated; nothing was published, run the same command again: it goes on where this ended\n"
+TERMINATED = "terminated; nothing was published, run the same command again: it continues where this ended\n"
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_program_ends_its_output_with_the_reasons(album: Site, tmp_path: Path) -
         (
             signal.SIGTERM,
             143,
-            "terminated; nothing was published, run the same command again: it goes on where this ended\n",
+            "terminated; nothing was published, run the same command again: it continues where this ended\n",
         ),
         (signal.SIGINT, 130, "interrupted\n"),
     ],
