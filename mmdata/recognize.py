@@ -10,6 +10,8 @@ from mmdata.errors import DataError
 
 PRIVATE_NAME = ".mmdata-convert"
 """The hidden folder in which `mmdata convert` makes a conversion. Published, it is gone."""
+PARTS = TRAIN, VAL = "train", "val"
+"""Folders of a conversion that sets samples aside for validation."""
 HEAD_BYTES = 512
 CHECKPOINTS, LATEST = "checkpoints", "latest"
 """In the folder of a run: the folder of its checkpoints, and the file there that names the newest."""
@@ -98,7 +100,7 @@ def find_run(path: Path) -> Path | None:
 
 def refuse_unfinished(folder: Path) -> None:
     """Raise DataError if a conversion into a folder, or into its `train` and `val`, has not ended."""
-    for place in (folder, folder / "train", folder / "val"):
+    for place in (folder, *(folder / part for part in PARTS)):
         if (place / PRIVATE_NAME).is_dir() and not (place / "__mmdata__/manifest.json").is_file():
             raise unfinished(str(folder))
 

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import Kind, recognize
+from mmdata.recognize import PARTS, TRAIN, VAL, Kind, recognize
 
 if TYPE_CHECKING:
     from mmdata.config import Config
     from mmdata.config.corpus import CorpusConfig
     from mmdata.index import Manifest
-
-PARTS = TRAIN, VAL = "train", "val"
-"""Folders of shards in the output of `mmdata convert --val-share`."""
 
 
 def find_config(place: str) -> Path | None:

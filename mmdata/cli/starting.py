@@ -15,7 +15,7 @@ import yaml
 
 from mmdata.cli.facts import facts_of_index
 from mmdata.cli.index import trainer
-from mmdata.cli.paths import PARTS, find_part, find_val
+from mmdata.cli.paths import find_part, find_val
 from mmdata.cli.starter import Machine, Starter, choose_share, config_text
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
@@ -31,6 +31,7 @@ from mmdata.index import Index, build_index
 from mmdata.plan.from_config import build_plan
 from mmdata.processes import usable_cores
 from mmdata.progress import progress_in_bytes, progress_in_rows
+from mmdata.recognize import PARTS
 from mmdata.storage.folder import find_ledger, has_manifest, local_folder
 from mmdata.storage.urls import display_name, is_url
 from mmdata.tables.select import below_share

@@ -12,7 +12,7 @@ from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
 from mmdata.convert.fetch.tables import fetched
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
-from mmdata.convert.settle.not_in import PARTS, WrittenImages
+from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.output import Output, open_outputs
 from mmdata.convert.settle.s3_output import open_s3_outputs
 from mmdata.convert.sources.chosen import Choice, ChosenSource, read_choice
@@ -22,6 +22,7 @@ from mmdata.convert.sources.open import open_source
 from mmdata.convert.sources.rows import Source
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.errors import ConfigError, DamagedShard, DataError, excerpt
+from mmdata.recognize import PARTS
 from mmdata.storage.folder import INNER, local_folder
 from mmdata.storage.urls import display_name, is_url
 from mmdata.text.tokenizer import Tokenizer

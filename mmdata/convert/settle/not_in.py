@@ -15,10 +15,8 @@ import pyarrow.parquet as pq
 from mmdata.convert.row.examine import DIGEST_BYTES
 from mmdata.errors import DataError
 from mmdata.index.manifest import Manifest
+from mmdata.recognize import PARTS
 from mmdata.storage.folder import INNER, ROWS_NAME, has_manifest
-
-PARTS = ("train", "val")
-"""Folders of a conversion that sets samples aside for validation."""
 
 
 class WrittenImages:
