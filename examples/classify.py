@@ -1,8 +1,8 @@
 """python examples/classify.py shards/flowers/train shards/flowers/val --epochs 10
 
 Train a classifier on images with labels and without captions. A folder for each class becomes shards with
-`mmdata convert flowers shards/flowers --val-share 0.1`. Stopped or killed, the same command goes on from the last
-epoch.
+`mmdata convert flowers shards/flowers --val-share 0.1`. After a stop or a kill, the same command continues from the
+last epoch.
 """
 
 from __future__ import annotations

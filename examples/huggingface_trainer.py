@@ -1,8 +1,8 @@
 """python examples/huggingface_trainer.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
 torchrun --nproc-per-node=2 examples/huggingface_trainer.py SHARDS MODEL
 
-Fine-tune a CLIP with the Hugging Face Trainer: our batches, its loop. Stopped or killed, the same command goes on from
-the newest checkpoint.
+Fine-tune a CLIP with the Hugging Face Trainer, on batches of mmdata. After a stop or a kill, the same command continues
+from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmdata.integrations.huggingface import LoaderTrainer
 
 
 def main() -> None:
-    """Train for some epochs; a checkpoint that is there is resumed."""
+    """Train for some epochs; an existing checkpoint is resumed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards")
     parser.add_argument("model")

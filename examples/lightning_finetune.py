@@ -1,7 +1,7 @@
 """python examples/lightning_finetune.py SHARDS MODEL --epochs 3     # MODEL: a folder or a Hugging Face name
 
-Fine-tune a CLIP with Lightning, on any number of devices. Stopped or killed, the same command goes on from the last
-checkpoint, at any batch.
+Fine-tune a CLIP with Lightning, on any number of devices. After a stop or a kill, the same command continues from
+the last checkpoint, at any batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """python examples/plain_torch.py SHARDS MODEL --steps 1000     # MODEL: a folder or a Hugging Face name
 
 Fine-tune a CLIP in a loop of your own, with mixed precision, accumulation and clipping. Ctrl-C writes a checkpoint, and
-the same command goes on with the next batch; after `kill -9` it goes on from the last checkpoint. Its updates are those
-of a run that nothing stopped.
+the same command continues with the next batch; after `kill -9` it continues from the last checkpoint. Its updates are
+those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> None:
             save()
     save()
     if stopped:
-        sys.exit(f"stopped after step {step}; the same command goes on")
+        sys.exit(f"stopped after step {step}; the same command continues")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_plain_torch_that_a_signal_ended_goes_on_to_the_same_weights(
         saved = (at - 1) // 3 * 3
     else:
         assert done.returncode == 1
-        assert done.stderr.endswith(f"stopped after step {at}; the same command goes on\n")
+        assert done.stderr.endswith(f"stopped after step {at}; the same command continues\n")
         saved = at
     assert (torch.load(checkpoint, weights_only=True)["step"] if checkpoint.is_file() else 0) == saved
     example("plain_torch", data["shards"], model, *UPDATES)
