@@ -12,7 +12,8 @@ from mmdata.config.settings import NOT_BOOLEAN, Integer, Location, Positive, Set
 
 
 class GroupsConfig(Settings):
-    """Rows that stand together in a batch: `size` rows of one group, or a row and `candidates` others of its group."""
+    """Rows that are placed together in a batch: `size` rows of one group, or a row and `candidates` others of its
+    group."""
 
     source: Location = "label"
     """What makes rows a group. label: rows with the same label. Or a .npy file, of `mmdata neighbours` or your own:
@@ -20,13 +21,15 @@ class GroupsConfig(Settings):
     features that the run itself computes, from `every_epochs` on; only in `mmdata train`, and needs
     `train.feature_cache`, `train.steps` and `size`."""
     size: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Rows of one group that stand together in a batch; each row comes once an epoch. Give this or `candidates`."""
+    """Rows of one group that are placed together in a batch; each row comes once an epoch. Give this or
+    `candidates`."""
     candidates: Positive | None = None
     """Rows of its group that follow each row in its batch, drawn anew in each epoch; each row comes once an epoch by
     itself. Give this or `size`."""
     share: Annotated[float, Field(gt=0.0, le=1.0), NOT_BOOLEAN] = 1.0
-    """Share of the rows of each batch that stand in groups of `size`; the others stand alone, as without groups. Which
-    groups stand together is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there are."""
+    """Share of the rows of each batch that are in groups of `size`; the others are single rows, as without groups.
+    Which groups share a batch is drawn anew in each epoch. 0.5: half groups, half single rows; 1: as many as there
+    are."""
 
     every_epochs: Positive = 1
     """For the source run: number of epochs between two searches for neighbours. Before the first one no row has a
@@ -75,14 +78,14 @@ class BatchesConfig(Settings):
     """Rows that are shuffled together, rounded up to whole shards. Smaller windows need less memory and a smaller cache
     for shards behind URLs, and mix less."""
     groups: GroupsConfig | None = None
-    """Puts rows of one label, or near neighbours, into the same batch, as hard negatives of each other; null: each row
-    stands alone."""
+    """Puts rows of one label, or near neighbours, into the same batch, as hard negatives for each other; null: no
+    groups."""
     num_lanes: Positive = 1
     """Parts of each batch that have shards of their own. With as many lanes as nodes, each node reads only its part of
     the shards; 1 mixes all shards."""
     row_weights: Location | None = None
     """How often a row comes in an epoch, on average: a column of numbers of the index or of a joined table, a file
-    (.npy) of a number for each row of the index, or label_balanced: each class as often as another, and the rows once
+    (.npy) of a number for each row of the index, or label_balanced: each class as often as any other, and the rows once
     on average. 2.3 is two or three times, 0.1 once in ten epochs; weights above 10 count as 10. null: every row
     once."""
 

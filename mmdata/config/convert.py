@@ -84,8 +84,8 @@ class ConvertConfig(Settings):
     """Column with class numbers or names, or in tars a member or a key in JSON; "" takes none. null: the first of the
     usual names, if any."""
     hash_column: str | None = None
-    """Column with the MD5 or SHA-256 of each image's bytes. An image with another one is left out. An empty cell is not
-    compared."""
+    """Column with the MD5 or SHA-256 of each image's bytes. An image with another hash is left out. An empty cell is
+    not compared."""
     blur_boxes: str | None = None
     """Column with boxes to blur in each image, such as DataComp's "face_bboxes". A cell is a list of [left, top, right,
     bottom], in shares of the width and height of the image as displayed, also as JSON text. A row with anything else is
@@ -93,8 +93,8 @@ class ConvertConfig(Settings):
     contact: Annotated[str, AfterValidator(_contact)] | None = None
     """URL or mail address of who runs the conversion, which servers of images see in the User-Agent."""
     connections_per_host: Positive = 2
-    """Images behind URLs that are fetched at once from one host. More is for a server of your own, or one whose owner
-    agrees."""
+    """Images behind URLs that are fetched at once from one host. Use more only for a server of your own, or one whose
+    owner agrees."""
     ignore_opt_outs: bool = False
     """Takes images behind URLs although their owners opted out, by robots.txt, X-Robots-Tag or TDMRep. The manifest
     says so."""
@@ -131,9 +131,9 @@ class ConvertConfig(Settings):
     """Largest image file, in bytes."""
     max_bad_share: Share = 0.05
     """Largest share of rows that cannot be used; above it nothing is published. Duplicates and filtered rows do not
-    count, nor do rows whose image could not be had from its URL."""
+    count, nor do rows whose image could not be fetched from its URL."""
     max_unfetched_share: Share = 1.0
-    """Largest share of rows whose image could not be had from its URL: no answer, an error, or no usable image."""
+    """Largest share of rows whose image could not be fetched from its URL: no answer, an error, or no usable image."""
     shard_rows: Positive = 10_000
     """Largest number of samples in a shard."""
     shard_bytes: Positive = 1_000_000_000

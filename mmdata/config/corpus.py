@@ -118,15 +118,15 @@ class CorpusConfig(Settings):
     val: ValConfig = ValConfig()
     """What the run is evaluated on: {shards: FOLDER} or {share: 0.01}."""
     split: Literal["train", "val"] = "train"
-    """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. It alone does not make an
-    evaluation, which is without dropout, weights and shuffling: `mmdata.config.evaluation_data` gives its settings."""
+    """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. This alone does not make an
+    evaluation, which has no dropout, weights or shuffling: `mmdata.config.evaluation_data` gives its settings."""
     select: MayChange[Select] = None  # only where its file lies: see `check_same_settings`
-    """Rows that are used, where nothing is rewritten: a condition on the index, such as `width >= 256 and height >=
-    256`, or a file of keys (.txt, .parquet, .csv, .tsv), or a mask or DataComp's uids (.npy); null: all rows. See
+    """Rows that are used; no shard is rewritten. A condition on the index, such as `width >= 256 and height >= 256`, or
+    a file of keys (.txt, .parquet, .csv, .tsv), or a mask or DataComp's uids (.npy); null: all rows. See
     docs/index.md."""
     join: list[JoinConfig] = Field(default_factory=list)
-    """Tables whose columns come to the rows by key, such as the scores of a filter: `select` and `fields` name them.
-    And tars in other folders, whose members `fields` names."""
+    """Tables whose columns are joined to the rows by key, such as the scores of a filter; `select` and `fields` name
+    the columns. Also tars in other folders, whose members `fields` names."""
     members: dict[Literal["image", "caption", "label"], str] = Field(default_factory=dict)
     """Which members of a sample a stream takes, such as {caption: "json:TEXT", label: cls}: an extension, or a JSON
     member and a key in it. Of several, separated by commas, the first that a sample can use is taken. Shards with an

@@ -45,7 +45,7 @@ class ImagesConfig(Settings):
         PlainValidator(partial(by_name, words="train, eval, "), json_schema_input_type=str),
         PlainSerializer(name_of, return_type=str, when_used="json"),
     ] = "train"
-    """What makes pixels of an image. train: random resized crop. eval: resize and centre crop. Or a transform of your
+    """How an image becomes pixels. train: random resized crop. eval: resize and centre crop. Or a transform of your
     own, as "module:callable"; in Python also the callable itself."""
     decode: Literal["fast", "exact"] = "fast"
     """fast: decode a JPEG at a half, a quarter or an eighth of its size where the crop allows it. exact: decode every

@@ -10,7 +10,7 @@ from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Location, MayChange, P
 
 
 class ModelConfig(Settings):
-    """Which towers, and how they meet."""
+    """The towers, and how their features are compared."""
 
     name: Literal["micro", "tiny", "small", "base", "vit_b_32", "vit_b_16", "vit_l_14", "pretrained"] = "tiny"
     """Which towers. micro, tiny, small and base: this library's own, for any image shape and text length. vit_b_32,

@@ -119,7 +119,7 @@ NamedMinerConfig = Annotated[
 
 
 class TeacherConfig(Settings):
-    """A moving average of the model, which says what may be a false negative, and feeds the queue. It costs one more
+    """A moving average of the model, which finds probable false negatives and feeds the queue. It costs one more
     forward pass in each step."""
 
     decay: BelowOne = 0.999
@@ -140,11 +140,10 @@ class TrainConfig(Settings):
     steps: Positive | None = None
     """Number of optimizer updates of the whole run, in place of `epochs`."""
     lr: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 5e-4
-    """Largest learning rate of AdamW, reached at the end of the warm-up; `schedule` says how it goes on."""
+    """Largest learning rate of AdamW, reached at the end of the warm-up; `schedule` says what follows."""
     schedule: Schedule = "cosine"
-    """The learning rate after the warm-up. cosine: falls to 0 along a half cosine. constant: stays, so that a
-    finished run can go on with more epochs. cooldown: stays, and falls to 0 along a line over the last
-    `cooldown_steps`."""
+    """The learning rate after the warm-up. cosine: falls to 0 along a half cosine. constant: stays, so that a finished
+    run can continue with more epochs. cooldown: stays, then falls to 0 linearly over the last `cooldown_steps`."""
     cooldown_steps: Positive | None = None
     """Updates at the end of a run with the schedule cooldown; 10 to 20 % of all are usual."""
     weight_decay: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] = 0.2
@@ -159,8 +158,8 @@ class TrainConfig(Settings):
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
     """Number format of the computations. bf16 and fp16: the towers in torch.autocast, fp16 with a gradient scaler. tf32
     and fp32: the towers in float32. Products of float32 that are left, such as the loss's, are TF32 on a GPU (10 bits
-    of mantissa), except with fp32. auto: bf16 on a GPU that has it, else fp32; `mmdata train` goes on with what a run
-    began with."""
+    of mantissa), except with fp32. auto: bf16 on a GPU that has it, else fp32; a resumed run keeps the precision that
+    it began with."""
     micro_batch_size: MayChange[Positive | None] = None
     """Rows that go through the towers at a time on each rank, to save memory; losses and gradients are those of the
     whole batch. null: all rows at once."""
@@ -170,8 +169,9 @@ class TrainConfig(Settings):
     compile: MayChange[bool] = False
     """Compiles the towers' blocks with torch.compile, once for each shape of the batches."""
     rehearse: MayChange[Literal["auto"] | bool] = "auto"
-    """Makes a step of each shape of the epoch's batches before the first one, without an update. So code is compiled at
-    the start, and a shape for which there is too little memory is named then. auto: on a GPU, or with `compile`."""
+    """Makes a trial step of each batch shape of the epoch before the first step, without an update. Code is then
+    compiled at the start, and a shape for which there is too little memory is named at once. auto: on a GPU, or with
+    `compile`."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
     triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner.
@@ -196,12 +196,12 @@ class TrainConfig(Settings):
     """Keeps the features that training computes in the run's folder, for `mmdata neighbours --features`: those of the
     images, of the texts, or of the pair, which is the normalised sum of both. null: does not keep them."""
     mask_false_negatives: bool = False
-    """Rows with the same image or the same caption are not negatives of each other."""
+    """Rows with the same image or the same caption are not used as negatives for each other."""
     log_every_steps: MayChange[Positive] = 10
     """Number of updates between two lines of the log and of metrics.jsonl."""
     checkpoint_every_steps: MayChange[Positive] = 1000
     """Number of updates between two checkpoints. One is also written at the end, and when a signal stops the run.
-    Training goes on while one is written, from a copy of weights and averages in the memory of rank 0's host; with
+    Training continues while one is written, from a copy of weights and averages in the memory of rank 0's host; with
     `parallel: fsdp` and several ranks each rank copies and writes its share (docs/train.md)."""
     keep_checkpoints: MayChange[Positive] = 2
     """Number of newest checkpoints that are kept; older ones are deleted."""
