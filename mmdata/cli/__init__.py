@@ -17,31 +17,31 @@ from mmdata.errors import ConfigError, did_you_mean, explain, printable
 
 GROUPS = {
     "From images and captions to a model": {
-        "init": "from images and captions to a config that trains",
-        "convert": "a raw corpus, or shards, to shards with an index",
-        "index": "an index for WebDataset tars; no tar is changed",
-        "train": "a dual encoder from shards; the same command resumes a run",
-        "report": "an HTML page about a corpus, about runs, and about what a model finds",
-        "export": "a trained model as a folder that transformers loads",
+        "init": "write a config that trains, from images and captions",
+        "convert": "make shards with an index from a raw corpus, or from shards",
+        "index": "index WebDataset tars; no tar is changed",
+        "train": "train a dual encoder on shards; the same command resumes a run",
+        "report": "write an HTML page about a corpus, about runs, and about what a model finds",
+        "export": "save a trained model as a folder that transformers loads",
     },
     "Data": {
-        "plan": "steps, shapes and padding of an epoch; no image is read",
+        "plan": "show steps, shapes and padding of an epoch; no image is read",
         "verify": "hash every shard, and compare it with its index and the manifest",
         "join": "match tables with an index by key, once",
-        "duplicates": "a table of near copies and of leaks into other shards",
+        "duplicates": "find near copies, and leaks into other shards",
         "push": "share a folder of shards, on the Hugging Face hub or on S3",
-        "replay": "one row as the loader makes it, stage by stage",
+        "replay": "make one row as the loader does, stage by stage",
     },
     "Models": {
-        "evaluate": "a trained model on pairs, classes and compositional tests",
+        "evaluate": "score a trained model on pairs, classes and compositional tests",
         "neighbours": "groups of near neighbours, which data.groups makes batches of",
         "compare": "several ways to train, each from the same seeds",
     },
     "This machine and mmdata": {
-        "doctor": "is this machine fit? What needs doing, with remedies",
-        "bench": "how fast a config's loader is, and what would make it faster",
-        "settings": "what each setting of a config means, and its default",
-        "demo": "the whole way once: render, convert, train, evaluate, report",
+        "doctor": "check this machine, and say what to fix",
+        "bench": "measure a config's loader, and what would make it faster",
+        "settings": "show what each setting of a config means, and its default",
+        "demo": "run the whole way once: render, convert, train, evaluate, report",
     },
 }
 """All commands by purpose, each with its summary. `mmdata NAME` runs the file NAME.py of this folder."""

@@ -1,11 +1,11 @@
-"""mmdata convert: a raw corpus, or shards, to shards with an index and a list of every row that was left out.
+"""mmdata convert: make shards with an index, and a list of every row that was left out, from a raw corpus or shards.
 
 SOURCE is a table (.csv .tsv .txt .jsonl .json .parquet .arrow) of images and captions, COCO's captions, a folder with
 caption files beside the images (.txt, .caption or .json), class folders, an imagefolder or Parquet files of the Hugging
 Face hub, a dataset of save_to_disk, a .zip of any folder of images, or shards: a folder of WebDataset tars, whose keys,
-captions, labels and metadata are kept. Tables may be behind a URL (https, s3, gs, hf), and so may their images; where
-owners opted out (robots.txt, X-Robots-Tag, TDMRep) they are left out. Tables may be packed with gzip or zstd.
-Shrinking makes web photos load twice as fast, larger ones more:
+captions, labels and metadata are kept. Tables may be behind a URL (https, s3, gs, hf), and so may their images. Images
+are left out if their owners opted out (robots.txt, X-Robots-Tag, TDMRep). Tables may be packed with gzip or zstd.
+Shrinking makes web photos load twice as fast, and larger images even faster:
 
     mmdata convert shards/photos shards/photos-256 --resize 256 --tokenizer shards/photos/tokenizer
 """
@@ -98,12 +98,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="NAME", help="a corpus of datasets/, or a YAML file of settings")
     add_flags(parser, ConvertConfig, FLAGS)
     parser.add_argument(
-        "--select", metavar="CONDITION", help="of shards with an index, the rows to take; as data.select"
+        "--select", metavar="CONDITION", help="rows to take from shards with an index, as for data.select"
     )
     parser.add_argument(
         "--rows",
         metavar="FILE",
-        help="text file with the number of a row on each line, from 0: convert these rows of SOURCE",
+        help="text file with a row number (from 0) on each line: convert only these rows of SOURCE",
     )
     parser.add_argument(
         "--not-in",
@@ -115,12 +115,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="write nothing: convert about 1 %% of the rows elsewhere, and print what would become of all",
+        help="write nothing to OUT: convert about 1 %% of the rows elsewhere, and predict the result for all",
     )
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="who makes the shards")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="what makes the shards")
     parser.add_argument("--workers", type=int, help="processes, or Ray tasks at once (default: one a core)")
     parser.add_argument(
-        "--part", metavar="K/N", type=part_of, help="do the K-th of N parts, for N jobs that reach OUT; then --finish"
+        "--part", metavar="K/N", type=part_of, help="make the K-th of N parts, for N jobs that share OUT; then --finish"
     )
     parser.add_argument("--finish", action="store_true", help="publish what the parts have made")
     parser.add_argument("--overwrite", action="store_true", help="replace another conversion in OUT")

@@ -1,4 +1,4 @@
-"""mmdata index: give foreign WebDataset tars random access, with an index in their folder; no tar is changed.
+"""mmdata index: give existing WebDataset tars random access, with an index in their folder; no tar is changed.
 
     mmdata index /data/cc12m --tokenizer clip
     mmdata index /data/cc12m --train-tokenizer 8192
@@ -9,14 +9,14 @@
     mmdata index "s3://bucket/cc12m/{0000..1023}.tar" --out index --fill-cache
     mmdata index /data/features                            # tars without images, for data.join
 
-Tars behind URLs are fetched into the loader's cache, four at a time, read there and removed: the index lies in --out,
-and the loader fetches a tar from its URL when it needs it. --fill-cache keeps those that were read in the cache.
+Tars behind URLs are fetched into the loader's cache, four at a time, read there and removed. The index is written to
+--out, and the loader fetches a tar from its URL when it needs it. --fill-cache keeps the tars in the cache.
 
-All tars are checked, and all damaged ones are listed at once. What was read of each tar is kept until the index is
-finished: run the same command again, and only new and changed tars are read.
+All tars are checked, and all damaged ones are listed at once. What was read is kept until the index is finished: if you
+run the same command again, it reads only new and changed tars.
 
-Tars without any image, such as embeddings or synthetic captions of the images of other tars, get an index too:
-data.join brings their members to the rows of others by key.
+Tars without images, such as embeddings or synthetic captions for the images of other tars, get an index too:
+data.join adds their members to the rows of other tars by key.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     tokenizer = parser.add_mutually_exclusive_group()
     tokenizer.add_argument(
         "--tokenizer",
-        help="clip, a folder, or a Hugging Face name; counts captions, so that batches can be planned. An index that "
-        "exists only gets the lengths",
+        help="clip, a folder, or a Hugging Face name; counts captions, so that batches can be planned. To an existing "
+        "index only the lengths are added",
     )
     tokenizer.add_argument(
         "--train-tokenizer", type=int, metavar="N", help="train a tokenizer of N entries on the captions"
@@ -111,17 +111,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caption", metavar="MEMBER", help=f"{member}; default: json:captions, txt, json:caption")
     parser.add_argument("--label", metavar="MEMBER", help=f'{member}; "": none; default: cls, json:label')
     parser.add_argument(
-        "--max-bad-share", type=float, default=0.05, help="share of unusable samples that is an error (0.05)"
+        "--max-bad-share", type=float, default=0.05, help="largest share of unusable samples; above it, an error (0.05)"
     )
     parser.add_argument(
-        "--skip-damaged", action="store_true", help="index what can be read of damaged tars, and count the rest"
+        "--skip-damaged", action="store_true", help="index the samples before the damage in damaged tars"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an index that differs")
     parser.add_argument("--workers", type=int, help="processes that read local tars; default: one for each core")
     parser.add_argument(
         "--fill-cache",
         action="store_true",
-        help="keep the tars of URLs that are read in the loader's cache, as many as it holds",
+        help="keep the fetched tars in the loader's cache, as many as it holds",
     )
     parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
     parser.add_argument(

@@ -1,10 +1,10 @@
-"""mmdata train: a dual encoder from shards. A run that was stopped goes on with the same command.
+"""mmdata train: train a dual encoder on shards. The same command continues a run that was stopped.
 
     mmdata train configs/scenes.yaml train.epochs=3 data.loading.num_workers=4
     torchrun --nproc-per-node 2 -m mmdata train configs/scenes.yaml
 
 The run's folder (train.output, or runs/NAME for NAME.yaml) gets checkpoints/, metrics.jsonl, config.yaml,
-evaluation.json and, where rows could not be loaded, ledger-rankN.jsonl.
+evaluation.json and, if rows could not be loaded, ledger-rankN.jsonl.
 """
 
 from __future__ import annotations
