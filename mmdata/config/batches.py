@@ -62,7 +62,7 @@ class BatchesConfig(Settings):
     of ranks must divide it: for 3, 6 or 12 ranks make `global_batch_size` a multiple of 96. null: all batches have
     `global_batch_size` rows."""
     leftover: Literal["merge", "pad", "drop"] = "merge"
-    """What becomes of rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
+    """What happens to rows that fill no batch of their shape at the end of an epoch. merge: they go to a larger shape,
     and the last batches are filled up with masked rows. pad: the last batch of each shape is filled up. drop: they are
     left out of the epoch."""
     shuffle: bool = True

@@ -25,7 +25,7 @@ Select = Annotated[str | None, BeforeValidator(_select)]
 
 
 class JoinConfig(Settings):
-    """A table, or tars in another folder, that come to the rows of the index by key."""
+    """A table, or tars in another folder, that are joined to the rows of the index by key."""
 
     table: MayChange[
         Location
@@ -45,7 +45,7 @@ class JoinConfig(Settings):
     """Column of the table that holds the keys of samples; null: key, or uid. With `shards`, the column of a joined
     table that holds the key of each row in those tars; null: the keys of the rows themselves."""
     missing: Literal["keep", "mask", "error"] = "keep"
-    """What becomes of a row of the index that the table or the tars do not have. keep: it has no values. mask: it is
+    """What happens to a row of the index that the table or the tars do not have. keep: it has no values. mask: it is
     not loaded. error: an error."""
 
     @model_validator(mode="after")
@@ -82,7 +82,8 @@ class SourceConfig(Settings):
 
 
 class ValConfig(Settings):
-    """What a run is evaluated on: other shards, or a share of the rows of `data.shards`. Neither: nothing."""
+    """What a run is evaluated on: other shards, or a share of the rows of `data.shards`. Without either, nothing is
+    evaluated."""
 
     shards: MayChange[Location | None] = None
     """Folder or URL with shards to evaluate on, with the same tokenizer and image size."""

@@ -39,7 +39,7 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
     """What is loaded, and in which batches."""
 
     loading: LoadingConfig = LoadingConfig()
-    """Who makes the batches, and where files lie. Nothing in it changes a batch."""
+    """How batches are made, and where files are kept. No setting in it changes a batch."""
 
     def with_loading(self, **changes: Any) -> DataConfig:
         """The same batches, loaded with other settings of `loading`."""

@@ -10,7 +10,7 @@ from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Setti
 
 
 class LoadingConfig(Settings):
-    """Who makes the batches, and where files lie. Batches do not depend on it."""
+    """How batches are made, and where files are kept. No setting here changes a batch."""
 
     MAY_CHANGE: ClassVar[bool] = True
 

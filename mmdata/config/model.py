@@ -40,8 +40,8 @@ class ModelConfig(Settings):
     """Share of activations that are dropped in training, in micro, tiny, small and base; the towers of transformers
     have theirs in their config."""
     logit_scale_init: Annotated[float, Field(gt=0.0, le=100.0), NOT_BOOLEAN] | None = None
-    """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. It wins over that
-    of `init_from`'s weights. null: that of those weights or of the pretrained model, otherwise 1 / 0.07 as in CLIP."""
+    """Factor of the cosine similarities at the start of training (1 / temperature); it is learned. It overrides that of
+    `init_from`'s weights. null: that of those weights or of the pretrained model, otherwise 1 / 0.07 as in CLIP."""
     logit_bias_init: Annotated[float, NOT_BOOLEAN] | None = None
     """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
     null: that of the pretrained model, otherwise no bias."""
