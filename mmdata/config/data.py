@@ -6,15 +6,15 @@ A room takes the class that it needs, as `PixelTransform.from_config(images: Ima
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from mmdata.config.batches import BatchesConfig
-from mmdata.config.corpus import CorpusConfig, is_same_folder, sources
+from mmdata.config.corpus import CorpusConfig, sources
 from mmdata.config.images import ImagesConfig
-from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import Settings
+from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share
 from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
 
@@ -32,6 +32,41 @@ class RowsConfig(Settings):
     `syn.json:KEY`; of joined tars `join:NAME:npy` and so on. Numbers and arrays are a tensor (B, …), texts and other
     JSON a list of B. A row whose own sample lacks a value, or has a damaged one, is masked, with a line in the ledger;
     for joined tars their `missing` says it."""
+
+
+class LoadingConfig(Settings):
+    """Who makes the batches, and where files lie. Batches do not depend on it."""
+
+    MAY_CHANGE: ClassVar[bool] = True
+
+    num_workers: Count | Literal["auto"] = "auto"
+    """Number of threads that make batches. auto: one for each CPU core that this rank may use. 0: batches are made in
+    the training loop's own thread, whatever `num_processes` is."""
+    num_processes: Count | Literal["auto"] = "auto"
+    """Number of worker processes that share the `num_workers` threads, so that the loop never waits for Python's lock
+    (the GIL); each takes the memory of one more interpreter. More than 1 helps if a transform of your own is slow
+    Python code. 0: the threads are those of the training process. auto: 1 if there is a GPU, otherwise 0."""
+    prefetch_batches: Positive = 2
+    """Number of batches that are made before the loop asks for them, by all workers together. More helps if steps take
+    unequally long, and takes the memory of so many batches."""
+    cache_dir: Location | None = None
+    """Folder where files of shards behind URLs are kept, shared by all processes of the machine. null: mmdata/shards in
+    the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
+    cache_gb: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 100.0
+    """Largest size of `cache_dir`, in gigabytes (10⁹ bytes); the least recently used files are removed to make room."""
+    max_bad_share: Share = 0.05
+    """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a
+    loop of your own on several ranks this is a warning, unless `check_rows` is called on every rank."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LoadingConfig:
+        workers, processes = self.num_workers, self.num_processes
+        if workers != "auto" and processes != "auto" and 1 < processes > workers:
+            raise ValueError(
+                f"num_processes ({self.num_processes}) share num_workers ({self.num_workers}): set num_workers to as "
+                "many or more, or leave num_processes out"
+            )
+        return self
 
 
 # pydantic lists the settings of the last base first.
@@ -144,9 +179,9 @@ def evaluation_data(data: DataConfig) -> DataConfig:
     if data.loading.num_processes == "auto":
         data = data.with_loading(num_processes=0)
     # Other shards have other rows: what selects those to train on, and what is joined to them, says nothing about them.
-    same = isinstance(data.shards, str) and data.val.shards is not None and is_same_folder(data.val.shards, data.shards)
+    is_same = isinstance(data.shards, str) and Path(data.val.shards or "") == Path(data.shards)
     # Only val.select asks for joined columns: captions, fields and weights of an evaluation are not of a table.
-    join = data.join if same and data.val.select is not None else []
+    join = data.join if is_same and data.val.select is not None else []
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     # No evaluation reads the values of tables.

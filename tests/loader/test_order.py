@@ -136,7 +136,7 @@ def test_an_order_in_memory_takes_the_place_of_what_its_plan_says(corpus: Corpus
 
 
 def test_an_order_in_the_settings_is_a_file(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"'order': Input should be a valid string; got array"):
+    with pytest.raises(ConfigError, match=r"'order': expected path or null; got array"):
         Loader.from_config({**corpus.settings, "order": ORDER, "shuffle": False})
 
 
