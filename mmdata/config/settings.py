@@ -121,7 +121,8 @@ def _sections_of(annotation: Any) -> Iterator[tuple[str, type[Settings]]]:
     parts = get_args(annotation)
     if not parts and isinstance(annotation, type) and issubclass(annotation, Settings):
         yield "", annotation
-    step = {list: f".{NUMBERED}", dict: f".{NAMED}"}.get(get_origin(annotation), "")
+    holder: Any = get_origin(annotation)
+    step = {list: f".{NUMBERED}", dict: f".{NAMED}"}.get(holder, "")
     for part in parts:
         yield from ((step + inner, section) for inner, section in _sections_of(part))
 
