@@ -42,9 +42,7 @@ def mistakes(kind: type[Settings], content: Mapping[str, Any], error: Validation
     values = {one.name: one.values for section in describe(kind) for one in section.settings}
     by_keys: dict[tuple[str, ...], Any] = {}
     for one in error.errors():
-        # Of a value that may be of several types there are several errors: that of a validator of ours says most.
-        keys = _keys_of(content, one)
-        by_keys[keys] = one if one["type"] == "value_error" else by_keys.get(keys, one)
+        by_keys.setdefault(_keys_of(content, one), one)  # a value that may be of several types has an error of each
     for keys, one in by_keys.items():
         if not any(keys == other[: len(keys)] for other in by_keys if other != keys):  # what is wrong inside says more
             yield _in_words(keys, one, values)
