@@ -18,6 +18,21 @@ from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Setti
 from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
 
+PAD_OR_DROP = "a leftover other than merge"
+LEAVE_OUT = "leave one of them out"
+FORM_OF_EPOCHS = ("groups", "num_lanes above 1", "a weight or repeat of shards")
+EXCLUDE_EACH_OTHER = (
+    ("order", ("row_weights", "captions every", *FORM_OF_EPOCHS, "token_budget", PAD_OR_DROP), LEAVE_OUT),
+    ("order", ("shuffle",), "set shuffle to false"),
+    ("row_weights", ("captions every", *FORM_OF_EPOCHS), LEAVE_OUT),
+    ("captions every", FORM_OF_EPOCHS, LEAVE_OUT),
+    ("weights of shards", ("token_budget", "groups"), "give each dataset a repeat in place of its weight"),
+    ("weights of shards", (PAD_OR_DROP,), "set leftover to merge, which fills every batch"),
+    ("negative_captions", ("several datasets",), "their keys are those of one dataset; convert them into one folder"),
+    ("negative_captions", ("caption_hash",), "whether one is true of another row is known by its text alone"),
+)
+"""A setting, others that it does not go with, and what to do, or why."""
+
 
 class RowsConfig(Settings):
     """What a batch has of each row, beside pixels and tokens."""
@@ -82,55 +97,33 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
 
     @model_validator(mode="after")
     def _check_ways(self) -> DataConfig:
-        ways = {"order": self.order, "row_weights": self.row_weights, "captions every": self.captions == "every"}
-        weighs = [name for name, on in ways.items() if on]
-        if len(weighs) > 1:
-            raise ValueError(f"{' and '.join(weighs)} exclude each other: give one")
-        several = isinstance(self.shards, list) and any(one.weight or one.repeat for one in self.shards)
-        others = {
+        mixed = self.shards if isinstance(self.shards, list) else []
+        weights = [source.weight for source in mixed if source.weight is not None]
+        given = {
+            "order": self.order,
+            "row_weights": self.row_weights,
+            "captions every": self.captions == "every",
             "groups": self.groups,
             "num_lanes above 1": self.num_lanes > 1,
-            "a weight or repeat of shards": several,
+            "token_budget": self.token_budget,
+            PAD_OR_DROP: self.leftover != "merge",
+            "shuffle": self.shuffle,
+            "a weight or repeat of shards": any(source.weight or source.repeat for source in mixed),
+            "weights of shards": weights,
+            "several datasets": len(mixed) > 1,
+            "caption_hash": self.caption_hash,
+            "negative_captions": self.negative_captions,
         }
-        if self.order:
-            others |= {"token_budget": self.token_budget, f"leftover {self.leftover}": self.leftover != "merge"}
-        if weighs and (found := [name for name, on in others.items() if on]):
-            raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
-        if self.order and self.shuffle:
-            raise ValueError("order does not go with shuffle: set shuffle to false")
-        if self.caption_hash is not None and self.negative_captions is not None:
+        for one, others, remedy in EXCLUDE_EACH_OTHER:
+            if given[one] and (found := [other for other in others if given[other]]):
+                raise ValueError(f"{one} does not go with {found[0]}: {remedy}")
+        rows = self.global_batch_size
+        unit = sum(weights) // math.gcd(*weights) if weights else 1  # the smallest batch that holds them to the row
+        if rows % unit:
             raise ValueError(
-                "caption_hash and negative_captions exclude each other: whether a negative caption is true of another "
-                "row is known by its text alone"
+                f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: it must "
+                f"be a multiple of {unit}; {rows // unit * unit or unit} is"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_batches_of_mixture(self) -> DataConfig:
-        mixed = self.shards if isinstance(self.shards, list) else []
-        if len(mixed) > 1 and self.negative_captions is not None:
-            raise ValueError(
-                f"negative_captions have the keys of one dataset, and shards lists {len(mixed)}: convert them into one "
-                "folder of shards, or leave negative_captions out"
-            )
-        weights = [source.weight for source in mixed if source.weight is not None]
-        if weights:
-            if self.token_budget is not None or self.groups is not None:
-                raise ValueError(
-                    "weights are shares of batches of one size without groups: with token_budget or groups, "
-                    "give each dataset a repeat"
-                )
-            if self.leftover != "merge":
-                raise ValueError(
-                    f"weights fill every batch by merging, and leftover is {self.leftover}: set it to merge"
-                )
-            unit = sum(weights) // math.gcd(*weights)  # the smallest batch that holds them to the row
-            rows = self.global_batch_size
-            if rows % unit:
-                raise ValueError(
-                    f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: "
-                    f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
-                )
         return self
 
 

@@ -19,7 +19,7 @@ DATA = {"shards": "shards", "tokenizer": "tokenizer", "global_batch_size": 8}
 A, B = {"shards": "a"}, {"shards": "b"}
 AUGMENT = {"color_jitter": 0.1, "horizontal_flip_prob": 0.5}
 BOTH = "shards: give each dataset a weight and none a repeat, or none of them a weight"
-ONE_SIZE = "weights are shares of batches of one size without groups: with token_budget or groups, give each dataset a"
+REPEAT = "give each dataset a repeat in place of its weight"
 NO_SHARE = "split val is a share of the rows, and val.share is not set"
 
 
@@ -109,8 +109,14 @@ def test_a_resumed_run_may_change_all_of_loading_and_what_is_marked():
             {"shards": [{**A, "weight": 3}, {**B, "weight": 1}], "global_batch_size": 10},
             "global_batch_size 10 cannot hold the weights 3 : 1 to the row: it must be a multiple of 4; 8 is",
         ),
-        ({"shards": [{**A, "weight": 1}, {**B, "weight": 1}], "token_budget": 99}, ONE_SIZE),
-        ({"shards": [{**A, "weight": 1}, {**B, "weight": 1}], "groups": {"size": 2}}, ONE_SIZE),
+        (
+            {"shards": [{**A, "weight": 1}, {**B, "weight": 1}], "token_budget": 99},
+            f"weights of shards does not go with token_budget: {REPEAT}",
+        ),
+        (
+            {"shards": [{**A, "weight": 1}, {**B, "weight": 1}], "groups": {"size": 2}},
+            f"weights of shards does not go with groups: {REPEAT}",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
