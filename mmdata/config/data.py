@@ -50,7 +50,7 @@ class RowsConfig(Settings):
 
 
 class LoadingConfig(Settings):
-    """Who makes the batches, and where files lie. Batches do not depend on it."""
+    """How batches are made, and where files are kept. No setting here changes a batch."""
 
     MAY_CHANGE: ClassVar[bool] = True
 
