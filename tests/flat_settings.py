@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmdata.config.loading import LoadingConfig
+from mmdata.config import LoadingConfig
 
 
 def grouped(**settings: Any) -> dict[str, Any]:

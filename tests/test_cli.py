@@ -136,7 +136,7 @@ def test_cli_command_without_settings_takes_no_setting_with_dashes(capsys: pytes
         (["--tabel", "t.csv"], "no option '--tabel'; did you mean '--table'?"),
         (["--bogus"], "no option '--bogus'; settings are given as key=value; "),
         (["qualty=90"], "on the command line: unknown key 'qualty'; did you mean 'quality'?"),
-        (["--resize", "large"], "on the command line: 'resize': Input should be a valid integer; got 'large'"),
+        (["--resize", "large"], "on the command line: 'resize': expected integer ≥ 1 or null; got 'large'"),
         (["90"], "override '90': expected key=value"),
     ],
 )

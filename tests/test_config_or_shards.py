@@ -47,8 +47,14 @@ def run(capsys: pytest.CaptureFixture[str], name: str, place: Path | str, folder
     return code, printed.out + printed.err
 
 
-@pytest.mark.parametrize("name", ["plan", "replay", "neighbours"])
-@pytest.mark.parametrize("place", ["run", "split", "shards", "run/config.yaml"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *(("plan", place) for place in ("run", "split", "shards", "run/config.yaml")),
+        ("replay", "run"),
+        ("neighbours", "split"),
+    ],
+)
 def test_a_command_takes_each_place(capsys: pytest.CaptureFixture[str], folder: Path, name: str, place: str):
     code, printed = run(capsys, name, folder / place, folder)
     assert code == 0, printed

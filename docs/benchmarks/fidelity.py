@@ -26,10 +26,9 @@ import numpy as np
 import torch
 
 from mmdata import Loader
-from mmdata.config import DataConfig, ModelConfig, TrainConfig
+from mmdata.config import DataConfig, LoadingConfig, ModelConfig, TrainConfig
 from mmdata.config.corpus import ValConfig
 from mmdata.config.data import evaluation_data
-from mmdata.config.loading import LoadingConfig
 from mmdata.files import shipped
 from mmdata.images import probe
 from mmdata.images.pixels import EncodedImage, PixelTransform

@@ -14,7 +14,7 @@ from torch import nn
 from mmdata.config import Config, DataConfig
 from mmdata.config.corpus import sources
 from mmdata.config.data import evaluation_data
-from mmdata.config.train import DistanceWeightedConfig, GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
+from mmdata.config.train import GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
 from mmdata.loader.regrouped import is_of_run
@@ -128,7 +128,7 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
     negatives = rows - 1
     if isinstance(miner, SameGroupConfig):
         negatives = miner.size - 1
-    chosen = isinstance(miner, (TopKConfig, GumbelTopKConfig, DistanceWeightedConfig, SameGroupConfig))
+    chosen = isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig))
     if chosen and config.train.queue is None and miner.k >= negatives:
         logger.warning(
             "train.miner.k is %d, and a row has %d negatives in %s: the miner keeps all of them; set train.miner.k to "

@@ -74,7 +74,7 @@ def check_run(run: Path) -> None:
     kind = recognize(run)
     is_file = run.is_file() and (run.suffix.lower() == ".pt" or kind is Kind.BINARY)
     if not is_file and kind not in (Kind.RUN, Kind.CHECKPOINT):
-        from mmdata.config.run_folder import not_a_run
+        from mmdata.config.wrong_place import not_a_run
 
         raise DataError(f"'{run}': {not_a_run(run)}")
 

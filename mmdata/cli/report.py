@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
     """Write the page and print its path."""
     from mmdata.config import load_config
     from mmdata.config.corpus import sources
-    from mmdata.config.run_folder import check_run_folder
+    from mmdata.config.wrong_place import not_a_run
 
     overrides = [word for word in given.words if "=" in word and not Path(word).exists()]
     places = [Path(word) for word in given.words if word not in overrides]
@@ -73,7 +73,8 @@ def run(given: argparse.Namespace) -> int:
             f"one config at a time: got {', '.join(map(str, [given.config or '', *configs])).strip(', ')}"
         )
     for folder in given.run:
-        check_run_folder(folder)
+        if recognize(folder) is not Kind.RUN:
+            raise DataError(f"'{folder}': {not_a_run(folder)}")
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
     of_run = given.run[0] / "config.yaml" if given.run else None

@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train; the exit code is 0, or 128 + the signal that stopped the run."""
     from mmdata.config import load_config
-    from mmdata.config.run_folder import run_folder
+    from mmdata.config.config import run_folder
     from mmdata.launcher import launch_command
 
     config = load_config(options.config, options.overrides)

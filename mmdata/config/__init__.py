@@ -9,8 +9,7 @@
 """
 
 from mmdata.config.config import CompareConfig, Config, load_config
-from mmdata.config.data import DataConfig, evaluation_data
-from mmdata.config.loading import LoadingConfig
+from mmdata.config.data import DataConfig, LoadingConfig, evaluation_data
 from mmdata.config.model import ModelConfig
 from mmdata.config.train import TrainConfig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
@@ -13,6 +14,7 @@ from mmdata.config.settings import Integer, Location, Settings
 from mmdata.config.strict_yaml import parse, read_yaml
 from mmdata.config.train import TrainConfig
 from mmdata.errors import did_you_mean
+from mmdata.recognize import Kind, recognize
 
 
 class ArmConfig(Settings):
@@ -95,3 +97,16 @@ def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None
         ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
     """
     return parse(Config, read_yaml(path, overrides), origin=str(path), overrides=overrides)
+
+
+def run_folder(path: Path, config: Config) -> Path:
+    """Folder of the run that `mmdata train PATH` makes or resumes.
+
+    That is `train.output` if it is set; for the config.yaml that a run has written, the folder of that run; else
+    runs/NAME for NAME.yaml.
+    """
+    if config.train.output is not None:
+        return Path(config.train.output)
+    if path.name == "config.yaml" and recognize(path.parent) is Kind.RUN:
+        return path.parent
+    return Path("runs") / path.stem

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mmdata.config.settings import NOT_BOOLEAN, Location, Positive, Settings, Share
+from mmdata.config.settings import NOT_BOOLEAN, Location, Positive, Settings, Share, Template
 from mmdata.config.strict_yaml import parse, read_yaml, with_overrides
 from mmdata.errors import ConfigError, did_you_mean
 from mmdata.files import shipped
@@ -40,12 +40,6 @@ def _encoding(name: str) -> str:
     except LookupError as error:
         raise ValueError(f"no encoding {name!r} is known; usual ones are utf-8, latin-1, cp1252, utf-16") from error
     return name
-
-
-def _template(text: str) -> str:
-    if text.count("{}") != 1:
-        raise ValueError(f"must hold {{}} once, which the name of a class replaces: got {text!r}")
-    return text
 
 
 def _contact(text: str) -> str:
@@ -100,7 +94,7 @@ class ConvertConfig(Settings):
     says so."""
     allow_private_addresses: bool = False
     """Fetches images behind URLs from this machine and from private networks too."""
-    caption_templates: list[Annotated[str, AfterValidator(_template)]] | None = None
+    caption_templates: list[Template] | None = None
     """Caption of samples that have a label and no caption, as "a photo of a {}."; {} becomes the name of the class. The
     name has spaces for underscores."""
     quotes: bool = True

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmdata.config.settings import NOT_BOOLEAN, Location, MayChange, Positive, Settings
-from mmdata.safe_read import path_of_url
 
 FILES = (".npy", ".txt", ".parquet", ".csv", ".tsv")
 """Ends of the names of files that select rows; anything else is a condition."""
-
-
-def _select(value: object) -> object:
-    if value is None or isinstance(value, str):
-        return value
-    condition = "a condition (width >= 64, key in lines('good.parquet', 'id'))"
-    raise ValueError(f"expected {condition}, or a file of keys or a mask (good.txt, mask.npy); got {value!r}")
-
-
-Select = Annotated[str | None, BeforeValidator(_select)]
 
 
 class JoinConfig(Settings):
@@ -70,15 +58,8 @@ class SourceConfig(Settings):
     repeat: Annotated[float, Field(gt=0.0, le=1000.0), NOT_BOOLEAN] | None = None
     """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
     half in the next epoch."""
-    select: MayChange[Select] = None
+    select: MayChange[str | None] = None
     """Rows of this dataset that are used, as for `data.select`, which holds too."""
-
-    @field_validator("weight", mode="before")
-    @classmethod
-    def _whole(cls, weight: object) -> object:
-        if isinstance(weight, float):
-            raise ValueError(f"weights are whole numbers, as 7 and 3 for 70 % and 30 % of a batch: got {weight}")
-        return weight
 
 
 class ValConfig(Settings):
@@ -92,7 +73,7 @@ class ValConfig(Settings):
     row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
     indexed anew."""
 
-    select: MayChange[Select] = None
+    select: MayChange[str | None] = None
     """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
 
     @model_validator(mode="after")
@@ -121,7 +102,7 @@ class CorpusConfig(Settings):
     split: Literal["train", "val"] = "train"
     """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. This alone does not make an
     evaluation, which has no dropout, weights or shuffling: `mmdata.config.evaluation_data` gives its settings."""
-    select: MayChange[Select] = None  # only where its file lies: see `check_same_settings`
+    select: MayChange[str | None] = None  # only where its file lies: see `check_same_settings`
     """Rows that are used; no shard is rewritten. A condition on the index, such as `width >= 256 and height >= 256`, or
     a file of keys (.txt, .parquet, .csv, .tsv), or a mask or DataComp's uids (.npy); null: all rows. See
     docs/index.md."""
@@ -139,25 +120,15 @@ class CorpusConfig(Settings):
         return {} if val is None else val  # data.val=null on the command line turns evaluations off
 
     @model_validator(mode="after")
-    def _check_split(self) -> CorpusConfig:
+    def _check_corpus(self) -> CorpusConfig:
         if self.split == "val" and self.val.share is None:
             where = f"; to load '{self.val.shards}', set shards to it" if self.val.shards else ""
             raise ValueError(f"split val is a share of the rows, and val.share is not set{where}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_mixture(self) -> CorpusConfig:
         mixed = self.shards if isinstance(self.shards, list) else []
         given = {source.weight is not None for source in mixed}
         if len(given) > 1 or (True in given and any(source.repeat is not None for source in mixed)):
-            listed = "; ".join(f"'{s.shards}' has {_shares(s)}" for s in mixed)
-            raise ValueError(f"give each dataset a weight and none a repeat, or none of them a weight: {listed}")
+            raise ValueError("shards: give each dataset a weight and none a repeat, or none of them a weight")
         return self
-
-
-def _shares(source: SourceConfig) -> str:
-    given = {"weight": source.weight, "repeat": source.repeat}
-    return " and ".join(f"{name} {value:g}" for name, value in given.items() if value is not None) or "neither"
 
 
 def sources(data: CorpusConfig) -> list[SourceConfig]:
@@ -176,11 +147,3 @@ def val_in_words(data: CorpusConfig) -> str:
     if data.val.share is None:
         return data.val.shards or "nothing"
     return f"{', '.join(source.shards for source in sources(data))} (data.val.share {data.val.share:g})"
-
-
-def is_same_folder(first: str, second: str) -> bool:
-    """Whether two names are those of one folder: "laion", "./laion/"; URLs are compared without a slash at the end."""
-    names = [path_of_url(name) or name for name in (first, second)]
-    if any("://" in name for name in names):
-        return names[0].rstrip("/") == names[1].rstrip("/")
-    return os.path.realpath(names[0]) == os.path.realpath(names[1])

@@ -6,17 +6,32 @@ A room takes the class that it needs, as `PixelTransform.from_config(images: Ima
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from mmdata.config.batches import BatchesConfig
-from mmdata.config.corpus import CorpusConfig, is_same_folder, sources
+from mmdata.config.corpus import CorpusConfig, sources
 from mmdata.config.images import ImagesConfig
-from mmdata.config.loading import LoadingConfig
-from mmdata.config.settings import Settings
+from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share
 from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
+
+PAD_OR_DROP = "a leftover other than merge"
+LEAVE_OUT = "leave one of them out"
+FORM_OF_EPOCHS = ("groups", "num_lanes above 1", "a weight or repeat of shards")
+EXCLUDE_EACH_OTHER = (
+    ("order", ("row_weights", "captions every", *FORM_OF_EPOCHS, "token_budget", PAD_OR_DROP), LEAVE_OUT),
+    ("order", ("shuffle",), "set shuffle to false"),
+    ("row_weights", ("captions every", *FORM_OF_EPOCHS), LEAVE_OUT),
+    ("captions every", FORM_OF_EPOCHS, LEAVE_OUT),
+    ("weights of shards", ("token_budget", "groups"), "give each dataset a repeat in place of its weight"),
+    ("weights of shards", (PAD_OR_DROP,), "set leftover to merge, which fills every batch"),
+    ("negative_captions", ("several datasets",), "their keys are those of one dataset; convert them into one folder"),
+    ("negative_captions", ("caption_hash",), "whether one is true of another row is known by its text alone"),
+)
+"""A setting, others that it does not go with, and what to do, or why."""
 
 
 class RowsConfig(Settings):
@@ -34,6 +49,41 @@ class RowsConfig(Settings):
     skipped rows; for joined tars `missing` decides."""
 
 
+class LoadingConfig(Settings):
+    """How batches are made, and where files are kept. No setting here changes a batch."""
+
+    MAY_CHANGE: ClassVar[bool] = True
+
+    num_workers: Count | Literal["auto"] = "auto"
+    """Number of threads that make batches. auto: one for each CPU core that this rank may use. 0: batches are made in
+    the training loop's own thread, whatever `num_processes` is."""
+    num_processes: Count | Literal["auto"] = "auto"
+    """Number of worker processes that share the `num_workers` threads, so that the loop never waits for Python's lock
+    (the GIL); each takes the memory of one more interpreter. More than 1 helps if a transform of your own is slow
+    Python code. 0: the threads are those of the training process. auto: 1 if there is a GPU, otherwise 0."""
+    prefetch_batches: Positive = 2
+    """Number of batches that are made before the loop asks for them, by all workers together. More helps if steps take
+    unequally long, and takes the memory of so many batches."""
+    cache_dir: Location | None = None
+    """Folder where files of shards behind URLs are kept, shared by all processes of the machine. null: mmdata/shards in
+    the user's cache folder (XDG_CACHE_HOME, or ~/.cache)."""
+    cache_gb: Annotated[float, Field(gt=0.0), NOT_BOOLEAN] = 100.0
+    """Largest size of `cache_dir`, in gigabytes (10⁹ bytes); the least recently used files are removed to make room."""
+    max_bad_share: Share = 0.05
+    """Largest share of rows that may fail to load, such as damaged images; above it the run ends with an error. In a
+    loop of your own on several ranks this is a warning, unless `check_rows` is called on every rank."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LoadingConfig:
+        workers, processes = self.num_workers, self.num_processes
+        if workers != "auto" and processes != "auto" and 1 < processes > workers:
+            raise ValueError(
+                f"num_processes ({self.num_processes}) share num_workers ({self.num_workers}): set num_workers to as "
+                "many or more, or leave num_processes out"
+            )
+        return self
+
+
 # pydantic lists the settings of the last base first.
 class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusConfig):
     """What is loaded, and in which batches."""
@@ -47,55 +97,33 @@ class DataConfig(RowsConfig, TextsConfig, ImagesConfig, BatchesConfig, CorpusCon
 
     @model_validator(mode="after")
     def _check_ways(self) -> DataConfig:
-        ways = {"order": self.order, "row_weights": self.row_weights, "captions every": self.captions == "every"}
-        weighs = [name for name, on in ways.items() if on]
-        if len(weighs) > 1:
-            raise ValueError(f"{' and '.join(weighs)} exclude each other: give one")
-        several = isinstance(self.shards, list) and any(one.weight or one.repeat for one in self.shards)
-        others = {
+        mixed = self.shards if isinstance(self.shards, list) else []
+        weights = [source.weight for source in mixed if source.weight is not None]
+        given = {
+            "order": self.order,
+            "row_weights": self.row_weights,
+            "captions every": self.captions == "every",
             "groups": self.groups,
             "num_lanes above 1": self.num_lanes > 1,
-            "a weight or repeat of shards": several,
+            "token_budget": self.token_budget,
+            PAD_OR_DROP: self.leftover != "merge",
+            "shuffle": self.shuffle,
+            "a weight or repeat of shards": any(source.weight or source.repeat for source in mixed),
+            "weights of shards": weights,
+            "several datasets": len(mixed) > 1,
+            "caption_hash": self.caption_hash,
+            "negative_captions": self.negative_captions,
         }
-        if self.order:
-            others |= {"token_budget": self.token_budget, f"leftover {self.leftover}": self.leftover != "merge"}
-        if weighs and (found := [name for name, on in others.items() if on]):
-            raise ValueError(f"{weighs[0]} does not go with {found[0]}: leave one of them out")
-        if self.order and self.shuffle:
-            raise ValueError("order does not go with shuffle: set shuffle to false")
-        if self.caption_hash is not None and self.negative_captions is not None:
+        for one, others, remedy in EXCLUDE_EACH_OTHER:
+            if given[one] and (found := [other for other in others if given[other]]):
+                raise ValueError(f"{one} does not go with {found[0]}: {remedy}")
+        rows = self.global_batch_size
+        unit = sum(weights) // math.gcd(*weights) if weights else 1  # the smallest batch that holds them to the row
+        if rows % unit:
             raise ValueError(
-                "caption_hash and negative_captions exclude each other: whether a negative caption is true of another "
-                "row is known by its text alone"
+                f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: it must "
+                f"be a multiple of {unit}; {rows // unit * unit or unit} is"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_batches_of_mixture(self) -> DataConfig:
-        mixed = self.shards if isinstance(self.shards, list) else []
-        if len(mixed) > 1 and self.negative_captions is not None:
-            raise ValueError(
-                f"negative_captions have the keys of one dataset, and shards lists {len(mixed)}: convert them into one "
-                "folder of shards, or leave negative_captions out"
-            )
-        weights = [source.weight for source in mixed if source.weight is not None]
-        if weights:
-            if self.token_budget is not None or self.groups is not None:
-                raise ValueError(
-                    "weights are shares of batches of one size without groups: with token_budget or groups, "
-                    "give each dataset a repeat"
-                )
-            if self.leftover != "merge":
-                raise ValueError(
-                    f"weights fill every batch by merging, and leftover is {self.leftover}: set it to merge"
-                )
-            unit = sum(weights) // math.gcd(*weights)  # the smallest batch that holds them to the row
-            rows = self.global_batch_size
-            if rows % unit:
-                raise ValueError(
-                    f"global_batch_size {rows} cannot hold the weights {' : '.join(map(str, weights))} to the row: "
-                    f"it must be a multiple of {unit}; {rows // unit * unit or unit} is"
-                )
         return self
 
 
@@ -144,9 +172,9 @@ def evaluation_data(data: DataConfig) -> DataConfig:
     if data.loading.num_processes == "auto":
         data = data.with_loading(num_processes=0)
     # Other shards have other rows: what selects those to train on, and what is joined to them, says nothing about them.
-    same = isinstance(data.shards, str) and data.val.shards is not None and is_same_folder(data.val.shards, data.shards)
+    is_same = isinstance(data.shards, str) and Path(data.val.shards or "") == Path(data.shards)
     # Only val.select asks for joined columns: captions, fields and weights of an evaluation are not of a table.
-    join = data.join if same and data.val.select is not None else []
+    join = data.join if is_same and data.val.select is not None else []
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     # No evaluation reads the values of tables.

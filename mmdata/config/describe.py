@@ -6,7 +6,7 @@ from typing import Any
 
 from mmdata.config.config import Config
 from mmdata.config.convert import ConvertConfig
-from mmdata.config.words import Section, describe, names_alike
+from mmdata.config.words import Section, describe, probably_meant
 from mmdata.errors import ConfigError
 
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -20,21 +20,11 @@ setting can be given on the command line too, as in `mmdata train CONFIG data.se
 prints a part of this page: `mmdata settings data.loading`, `mmdata settings num_workers`. The settings of
 `mmdata convert`, at the end, are the keys of a recipe, and `key=value` on its command line.
 
-A config is YAML without aliases: an anchor (`&name`) that is used as `*name` or `<<: *name` is refused. Write out
-what it stands for.
-
 ↻ marks the settings that may change when a run is resumed. `N` stands for the number of an entry in a list,
-`NAME` for a name that you choose. An editor completes and checks settings with the JSON schema:
+`NAME` for a name that you choose.
 
-```sh
-mmdata settings --schema > mmdata.schema.json
-```
-
-and this line at the top of a config, which VS Code (YAML extension), Neovim and others read:
-
-```yaml
-# yaml-language-server: $schema=mmdata.schema.json
-```
+An editor completes and checks settings with the JSON schema (`mmdata settings --schema > mmdata.schema.json`) and the
+line `# yaml-language-server: $schema=mmdata.schema.json` at the top of a config, which VS Code and Neovim read.
 
 This page is made by `mmdata settings --markdown > docs/settings.md`.
 """
@@ -66,7 +56,8 @@ def find_sections(name: str | None) -> list[Section]:
             found.append(Section(section.name, section.title, section.meaning, fits))
     if found:
         return found
-    raise ConfigError(f"no setting or section '{name}'; {_probably_meant(name, sections)}")
+    known = [*(section.name for section in sections), *(one.name for section in sections for one in section.settings)]
+    raise ConfigError(f"no setting or section '{name}'; {probably_meant(name, known)}")
 
 
 def markdown() -> str:
@@ -91,16 +82,6 @@ def json_schema() -> dict[str, Any]:
     for name in MAY_BE_EMPTY:
         schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
     return {"$schema": SCHEMA, **schema, "title": "mmdata config"}
-
-
-def _probably_meant(name: str, sections: list[Section]) -> str:
-    """The end of a message for a name that nothing has: names that are near, or where all are listed."""
-    place, _, last = name.rpartition(".")
-    known = [*(section.name for section in sections), *(one.name for section in sections for one in section.settings)]
-    inside = [one for one in known if place and one.startswith(f"{place}.")]
-    if found := list(dict.fromkeys(names_alike(last, inside) or names_alike(last, known))):
-        return f"did you mean {' or '.join(repr(one) for one in found)}?"
-    return f"`mmdata settings {place}` lists this section" if inside else "`mmdata settings` lists all"
 
 
 def _cell(text: str) -> str:

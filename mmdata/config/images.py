@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import Field, model_validator
 
-from mmdata.config.settings import NOT_BOOLEAN, Positive, Settings, Share, Side, by_name, name_of
+from mmdata.config.settings import NOT_BOOLEAN, OwnFunction, Positive, Settings, Share, Side, name_of
 
 
 class AugmentConfig(Settings):
@@ -40,11 +38,7 @@ class ImagesConfig(Settings):
     image_patches: Annotated[list[Positive], Field(min_length=1)] | None = None
     """Native resolution, in place of image shapes: each image keeps its aspect ratio and goes to the smallest of these
     numbers of patches that holds it. For models of SigLIP 2's NaFlex kind."""
-    transform: Annotated[
-        str | Callable[..., Any],
-        PlainValidator(partial(by_name, words="train, eval, "), json_schema_input_type=str),
-        PlainSerializer(name_of, return_type=str, when_used="json"),
-    ] = "train"
+    transform: OwnFunction = "train"
     """How an image becomes pixels. train: random resized crop. eval: resize and centre crop. Or a transform of your
     own, as "module:callable"; in Python also the callable itself."""
     decode: Literal["fast", "exact"] = "fast"

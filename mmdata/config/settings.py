@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 from pydantic_core import PydanticKnownError
 from typing_extensions import Self
 
@@ -39,6 +39,16 @@ def _text_of_path(value: object) -> object:
 Location = Annotated[str, BeforeValidator(_text_of_path), Field(json_schema_extra={"format": "path"})]
 """A path, a URL or a name; a pathlib.Path is taken as its text."""
 
+
+def _template(text: str) -> str:
+    if text.count("{}") != 1 or {"{", "}"} & set(text.replace("{}", "")):
+        raise ValueError(f"must hold {{}} once, and no other braces: got {text!r}")
+    return text
+
+
+Template = Annotated[str, AfterValidator(_template)]
+"""A text around another one, which replaces {}."""
+
 _MAY_CHANGE = "may change when a run is resumed"
 
 T = TypeVar("T")
@@ -48,6 +58,9 @@ MayChange = Annotated[T, _MAY_CHANGE]
 
 Such a setting changes where files lie, who does the work or what is logged, never which numbers come out.
 """
+
+NUMBERED, NAMED = "N", "NAME"
+"""In the name of a setting: the number of an entry in a list, and a name that the user chooses."""
 
 MAIN = "__main__:"
 """Begins the names of what is defined in the program itself: another process cannot import it."""
@@ -61,6 +74,11 @@ class Settings(BaseModel):
 
     MAY_CHANGE: ClassVar[bool] = False
     """Whether a resumed run may change all settings of this section."""
+
+    @classmethod
+    def may_change(cls, name: str) -> bool:
+        """Whether a resumed run may change a setting of this section."""
+        return cls.MAY_CHANGE or _MAY_CHANGE in cls.model_fields[name].metadata
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """What differs from the defaults, so that a section is one line."""
@@ -83,28 +101,34 @@ class Settings(BaseModel):
         return super().model_copy(update=changes, deep=deep)
 
 
-def changeable_settings(kind: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Dotted names of the settings that a resumed run may change, without positions in lists."""
+def sections_within(kind: type[Settings], place: str = "") -> Iterator[tuple[str, type[Settings]]]:
+    """A section and those inside it, each with its place: "data.loading", and "data.shards.N" in a list of sections."""
+    yield place, kind
     for name, field in kind.model_fields.items():
-        if kind.MAY_CHANGE or _MAY_CHANGE in field.metadata:
-            yield prefix + name
-        for section in sections_of(field.annotation):
-            yield from changeable_settings(section, f"{prefix}{name}.")
+        for step, section in _sections_of(field.annotation):
+            yield from sections_within(section, f"{place}.{name}{step}".removeprefix("."))
 
 
-def sections_of(annotation: Any) -> list[type[Settings]]:
-    """The sections in an annotation: `GroupsConfig | None` and `str | list[SourceConfig]` have one each."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return [annotation]
-    return [section for part in get_args(annotation) for section in sections_of(part)]
+def changeable_settings(kind: type[Settings]) -> Iterator[str]:
+    """Dotted names of the settings that a resumed run may change, without positions in lists."""
+    for place, section in sections_within(kind):
+        names = [part for part in place.split(".") if part not in ("", NUMBERED, NAMED)]
+        yield from (".".join([*names, name]) for name in section.model_fields if section.may_change(name))
 
 
-def by_name(value: object, *, words: str = "") -> str | Callable[..., Any]:
+def _sections_of(annotation: Any) -> Iterator[tuple[str, type[Settings]]]:
+    """The sections that a setting may be, or may hold: `str | list[SourceConfig]` has (".N", SourceConfig)."""
+    parts = get_args(annotation)
+    if not parts and isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield "", annotation
+    holder: Any = get_origin(annotation)
+    step = {list: f".{NUMBERED}", dict: f".{NAMED}"}.get(holder, "")
+    for part in parts:
+        yield from ((step + inner, section) for inner, section in _sections_of(part))
+
+
+def by_name(value: object) -> str | Callable[..., Any]:
     """A callable as "module:name" if that name gives the same object, else the callable; a text as it is.
-
-    Args:
-        value: of the setting.
-        words: that the setting may be instead, for the error: "train, eval, ".
 
     Raises:
         ValueError: neither a text nor callable.
@@ -116,7 +140,7 @@ def by_name(value: object, *, words: str = "") -> str | Callable[..., Any]:
     if isinstance(value, str):
         return value
     if not callable(value):
-        raise ValueError(f'expected {words}"module:callable" or a callable; got {value!r}')
+        raise ValueError(f'expected a text, as "module:callable", or a callable; got {value!r}')
     name = name_of(value)
     module, _, attribute = name.partition(":")
     return name if getattr(sys.modules.get(module), attribute, None) is value else value
@@ -134,3 +158,11 @@ def is_importable(value: str | Callable[..., Any]) -> bool:
     """Whether another process can import it."""
     name = by_name(value)
     return isinstance(name, str) and not name.startswith(MAIN)
+
+
+OwnFunction = Annotated[
+    str | Callable[..., Any],
+    PlainValidator(by_name, json_schema_input_type=str),
+    PlainSerializer(name_of, return_type=str, when_used="json"),
+]
+"""A function of the user's, as "module:callable"; in Python also the callable itself."""

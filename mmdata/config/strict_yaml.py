@@ -13,29 +13,46 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from mmdata.config.explain import explain_errors
+from mmdata.config.explain import mistakes
 from mmdata.config.settings import Settings
-from mmdata.config.wrong_file import WRITES_ONE, not_a_config, shipped_configs
+from mmdata.config.wrong_place import WRITES_ONE, not_a_config, shipped_configs
 from mmdata.errors import ConfigError, excerpt
 
 YAML_SUFFIXES = (".yaml", ".yml", ".json", "")
 PLAIN_TEXTS = ("`", "|", ">", "%", ",", ";")
 """What no YAML of one line begins with: a condition may (`clip score` > 0.28), and so may a delimiter."""
+COMMAND_LINE = "on the command line"
+MOST_MISTAKES = 5
+"""Mistakes in one place that a message names."""
 
 S = TypeVar("S", bound=Settings)
 
 
 def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) -> dict[str, Any]:
-    """Read a YAML file, or a shipped config by its name, into nested dictionaries, and apply "a.b=value" overrides."""
+    """Read a YAML file, or a shipped config by its name, into nested dictionaries, and apply "a.b=value" overrides.
+
+    Raises:
+        ConfigError: it is something else; says what.
+    """
     file = Path(path)
-    if not file.is_file():
-        ours = shipped_configs()
+    if not file.exists():
         # A folder of the same name as a shipped config is what was meant: `mmdata plan scenes` names no config then.
-        found = None if file.exists() else ours.get(file.name) or ours.get(f"{file.name}.yaml")
-        if found is None:
-            raise ConfigError(not_a_config(file))
-        file = found
-    content = _read_sections(file)
+        ours = shipped_configs()
+        file = ours.get(file.name) or ours.get(f"{file.name}.yaml") or file
+    if not file.is_file() or file.suffix.lower() not in YAML_SUFFIXES:
+        raise ConfigError(not_a_config(file))
+    try:
+        content = _parse_yaml(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config '{file}': byte {error.start:,} is not UTF-8; save it as UTF-8") from error
+    except ValueError as error:
+        raise ConfigError(f"config '{file}': not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        got = "an empty file" if content is None else excerpt(content)
+        raise ConfigError(
+            f"config '{file}': expected the sections data, model, train, as `data: {{shards: …}}`; got {got}; "
+            f"{WRITES_ONE}"
+        )
     # A section whose settings are all commented out is there, with nothing in it.
     sections: dict[str, Any] = {key: {} if value is None else value for key, value in content.items()}
     return with_overrides(sections, overrides or [])
@@ -66,54 +83,29 @@ def parse(kind: type[S], content: dict[str, Any], *, origin: str, overrides: lis
         return kind.model_validate(content)
     except ValidationError as error:
         typed = [override.partition("=")[0] for override in overrides or []]
-        by_origin: dict[str, list[str]] = {origin: [], "on the command line": []}
-        for told in explain_errors(kind, content, error, typed):
-            by_origin["on the command line" if told.from_override else origin].append(told.text)
-        said = "; ".join(f"{where}: {'; '.join(texts)}" for where, texts in by_origin.items() if texts)
-        raise ConfigError(said) from error
-
-
-def _read_sections(file: Path) -> dict[Any, Any]:
-    """Content of a YAML file.
-
-    Raises:
-        ConfigError: it is something else; says what.
-    """
-    looks_like_yaml = file.suffix.lower() in YAML_SUFFIXES
-    try:
-        content = _parse_yaml(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
-        if not looks_like_yaml:
-            raise ConfigError(not_a_config(file)) from None
-        raise ConfigError(f"config '{file}': not valid YAML{_mistake(error)}") from error
-    if isinstance(content, dict):
-        return content
-    if not looks_like_yaml:
-        raise ConfigError(not_a_config(file))
-    got = "an empty file" if content is None else excerpt(content)
-    raise ConfigError(
-        f"config '{file}': expected the sections data, model, train, as `data: {{shards: …}}`; got {got}; {WRITES_ONE}"
-    )
+        by_origin: dict[str, list[str]] = {origin: [], COMMAND_LINE: []}
+        for mistake in mistakes(kind, content, error):
+            by_origin[COMMAND_LINE if any(map(mistake.is_of, typed)) else origin].append(mistake.text)
+        said = [f"{where}: {_listed(texts)}" for where, texts in by_origin.items() if texts]
+        raise ConfigError("; ".join(said)) from error
 
 
 def _parse_yaml(text: str) -> Any:
-    """Content of strict YAML; raises YAMLError or ValueError, as UnicodeDecodeError is."""
+    """Content of strict YAML.
+
+    Raises:
+        ValueError: says what is wrong, and where: "line 2, column 1: key 'seed' stands twice".
+    """
     try:
         return yaml.load(text, _StrictLoader)
     except RecursionError:
         raise ValueError("lists or sections inside each other, hundreds deep") from None
-
-
-def _mistake(error: Exception) -> str:
-    """What is wrong with YAML, and where: ", line 2, column 1: key 'seed' stands twice"."""
-    if isinstance(error, UnicodeDecodeError):
-        return f": byte {error.start:,} is not UTF-8; save it as UTF-8"
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
-        return f": {' '.join(str(error).split())}"  # PyYAML's messages have several lines
-    mark = error.problem_mark or error.context_mark
-    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
-    is_tab = r"'\t'" in error.problem
-    return f"{where}: {'a tab; indent with spaces' if is_tab else error.problem}"
+    except yaml.MarkedYAMLError as error:
+        mark, problem = error.problem_mark or error.context_mark, error.problem or ""
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(where + ("a tab; indent with spaces" if r"'\t'" in problem else problem)) from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error  # PyYAML's messages have several lines
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -126,9 +118,8 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             alias = self.get_event()
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the alias *{alias.anchor}: write out what it stands for", alias.start_mark
-            )
+            problem = f"the alias *{alias.anchor}: write out what it stands for"
+            raise yaml.constructor.ConstructorError(None, None, problem, alias.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -136,11 +127,15 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key '{key.value}' stands twice", key.start_mark
-                    )
+                    problem = f"key '{key.value}' stands twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _listed(texts: list[str]) -> str:
+    more = f"; and {len(texts) - MOST_MISTAKES} more" if len(texts) > MOST_MISTAKES else ""
+    return "; ".join(texts[:MOST_MISTAKES]) + more
 
 
 def _override(content: dict[str, Any], override: str) -> None:
@@ -157,7 +152,5 @@ def _override(content: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override '{override}': '{key}' is {kind}")
     try:
         node[keys[-1]] = value if value.lstrip().startswith(PLAIN_TEXTS) else _parse_yaml(value)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(
-            f"override '{override}': value is not valid YAML: {_mistake(error).partition(': ')[2]}"
-        ) from error
+    except ValueError as error:
+        raise ConfigError(f"override '{override}': value is not valid YAML: {error}") from error

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from mmdata.config.settings import BelowOne, Location, Positive, Settings, Share, by_name, name_of
-
-
-def _template(text: str) -> str:
-    if text.count("{}") != 1:
-        raise ValueError(f"must hold {{}} once, where the caption stands: got {text!r}")
-    if set("{}") & set(text.replace("{}", "")):
-        raise ValueError(f"holds braces beside {{}}, which nothing fills in: got {text!r}; data.text_transform can")
-    return text
+from mmdata.config.settings import BelowOne, Location, OwnFunction, Positive, Settings, Share, Template
 
 
 class TextsConfig(Settings):
@@ -32,21 +23,14 @@ class TextsConfig(Settings):
     """Text lengths of batches, in tokens: a caption is padded to the smallest length that holds it. A number: choose up
     to so many lengths for the least padding; more lengths pad less and give more batch shapes. A list must rise and end
     with `max_length`."""
-    caption_template: Annotated[str, AfterValidator(_template)] | None = None
+    caption_template: Template | None = None
     """A prompt around each caption, such as "a photo of {}", with {} where the caption stands; evaluations have it too.
     The index must have counted the captions in it (`mmdata index --caption-template`), else they are counted at each
     start. null: the captions alone."""
     caption_dropout: BelowOne = 0.0
     """Probability that a row has an empty caption, for classifier-free guidance; each row draws anew in each epoch. An
     empty caption has no template, and goes through no `text_transform`. Evaluations do without it."""
-    text_transform: (
-        Annotated[
-            str | Callable[..., Any],
-            PlainValidator(by_name, json_schema_input_type=str),
-            PlainSerializer(name_of, return_type=str, when_used="json"),
-        ]
-        | None
-    ) = None
+    text_transform: OwnFunction | None = None
     """A function of your own that changes captions before they are tokenized, as "module:callable"; in Python also the
     callable itself. It is called with a caption (in its template) and the row's own random.Random, and returns the
     text. Evaluations do without it. null: the captions as they are."""

@@ -47,28 +47,12 @@ class TopKConfig(MinerConfig):
     """Number of negatives that each row keeps; all of them where they are fewer."""
 
 
-class RatioConfig(MinerConfig):
-    """ratio: the hardest share of each row's negatives."""
-
-    name: Literal["ratio"]
-    share: Annotated[float, Field(gt=0.0, le=1.0), NOT_BOOLEAN] = 0.1
-    """Share of its negatives that each row keeps."""
-
-
 class SemiHardConfig(MinerConfig):
     """semi_hard: negatives that are less similar than the positive, by at most a margin (FaceNet)."""
 
     name: Literal["semi_hard"]
     margin: Annotated[float, Field(gt=0.0, le=2.0), NOT_BOOLEAN] = 0.2
     """Keeps negatives that are less similar than the positive, by at most this much, in cosine."""
-
-
-class DistanceWeightedConfig(MinerConfig):
-    """distance_weighted: negatives drawn evenly over all distances (Wu et al. 2017)."""
-
-    name: Literal["distance_weighted"]
-    k: Positive = 64
-    """Number of negatives drawn for each row."""
 
 
 class GumbelTopKConfig(MinerConfig):
@@ -96,7 +80,7 @@ class SameGroupConfig(MinerConfig):
 
 
 class UserConfig(MinerConfig):
-    """user: a function of your own, or a class called with `arguments` (docs/mine.md)."""
+    """user: a function of your own, or a class called with `arguments`, such as those of `mmdata.train.miners`."""
 
     name: Literal["user"]
     target: str
@@ -106,14 +90,7 @@ class UserConfig(MinerConfig):
 
 
 NamedMinerConfig = Annotated[
-    AllConfig
-    | TopKConfig
-    | RatioConfig
-    | SemiHardConfig
-    | DistanceWeightedConfig
-    | GumbelTopKConfig
-    | SameGroupConfig
-    | UserConfig,
+    AllConfig | TopKConfig | SemiHardConfig | GumbelTopKConfig | SameGroupConfig | UserConfig,
     Field(discriminator="name"),
 ]
 
@@ -213,33 +190,19 @@ class TrainConfig(Settings):
     """Also writes the log's numbers for TensorBoard, into the run's folder."""
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainConfig:
+    def _check(self) -> TrainConfig:
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
-        return self
-
-    @model_validator(mode="after")
-    def _feeding_the_queue(self) -> TrainConfig:
         if self.teacher is not None and self.teacher.margin is None and self.queue is None:
             raise ValueError(
                 "teacher.margin null leaves no negative out: give a margin, or let the teacher feed a queue "
                 "(train.queue)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _cooling_down(self) -> TrainConfig:
-        if self.schedule == "cooldown" and self.cooldown_steps is None:
-            raise ValueError("schedule 'cooldown' needs cooldown_steps: the updates over which the rate falls")
-        if self.schedule != "cooldown" and self.cooldown_steps is not None:
+        if (self.schedule == "cooldown") != (self.cooldown_steps is not None):
             raise ValueError(
-                f"cooldown_steps belongs to schedule 'cooldown', and schedule is '{self.schedule}': set schedule to "
-                "cooldown, or leave cooldown_steps out"
+                f"schedule 'cooldown' and cooldown_steps, over which the rate falls, belong together: got schedule "
+                f"'{self.schedule}' and cooldown_steps {self.cooldown_steps}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _no_scaler(self) -> TrainConfig:
         if self.parallel == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "parallel 'fsdp' has no gradient scaler: set precision to bf16 or fp32, or parallel to ddp"

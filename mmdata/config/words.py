@@ -5,14 +5,13 @@ Names, values and defaults are those of the fields, and the meaning is the text 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-import yaml
-
-from mmdata.config.settings import Settings, changeable_settings
+from mmdata.config.settings import NAMED, Settings, sections_within
 
 OTHER_NAMES = {
     "shards": ("train_data",),
@@ -48,9 +47,6 @@ NEAR = 0.72
 MOST_NAMES = 4
 """Names that an error suggests at most."""
 TRUE_OR_FALSE = "true or false"
-END_OF_YAML = "\n...\n"
-NUMBERED, NAMED = "N", "NAME"
-"""In the name of a setting: the number of an entry in a list, and a name that the user chooses."""
 
 
 @dataclass(frozen=True)
@@ -89,30 +85,30 @@ class Section:
 
 
 def describe(kind: type[Settings], name: str = "") -> list[Section]:
-    """A section and the sections inside it, each before those inside it."""
-    schema = kind.model_json_schema()
-    definitions: dict[str, Any] = schema.get("$defs", {})
-    changeable = set(changeable_settings(kind))
-
-    def setting(name: str, field: Any, *, is_required: bool) -> Setting:
-        default = "required" if is_required else _default(field)
-        meaning = in_one_line(field.get("description", ""))
-        return Setting(name, values_in_words(field, definitions), default, meaning, _without_places(name) in changeable)
-
-    def sections(section: Any, place: str, title: str, prefix: str, told: Iterable[str] = ()) -> Iterator[Section]:
-        fields = {key: field for key, field in section["properties"].items() if key not in told}
-        required = section.get("required", ())
-        own = (setting(prefix + key, field, is_required=key in required) for key, field in fields.items())
-        yield Section(place, title, in_one_line(section.get("description", "")), tuple(own))
-        for key, field in fields.items():
-            kinds = [(where, definitions[inner]) for where, inner in _sections_in(field, prefix + key)]
-            common = kinds[0][1]["properties"] if len(kinds) > 1 else ()  # the first kind has what all have
-            for where, inner in kinds:
-                title = f"{where}, name: {inner['properties']['name']['const']}" if common else where
-                told = common if inner is not kinds[0][1] else {"name"} & {*common}
-                yield from sections(inner, where, title, f"{where}.", told)
-
-    return list(sections(schema, name, name, ""))
+    """A section and the sections inside it, each before those inside it; `name` is that of the first."""
+    found: list[Section] = []
+    told: set[Setting] = set()  # the kinds of a section have some settings in common
+    for place, section in sections_within(kind):
+        schema = section.model_json_schema()
+        definitions, required = schema.get("$defs", {}), schema.get("required", ())
+        fields = {key: field for key, field in schema["properties"].items() if "const" not in field}
+        own = [
+            Setting(
+                name=f"{place}.{key}".removeprefix("."),
+                values=values_in_words(field, definitions),
+                default="required" if key in required else _default(field),
+                meaning=_in_one_line(field.get("description", "")),
+                may_change=section.may_change(key),
+            )
+            for key, field in fields.items()
+        ]
+        of_kind = "".join(
+            f", {key}: {field['const']}" for key, field in schema["properties"].items() if "const" in field
+        )
+        new = tuple(one for one in own if one not in told)
+        found.append(Section(place or name, f"{place or name}{of_kind}", _in_one_line(schema["description"]), new))
+        told.update(own)
+    return found
 
 
 def values_in_words(schema: Any, definitions: dict[str, Any]) -> str:
@@ -125,37 +121,38 @@ def values_in_words(schema: Any, definitions: dict[str, Any]) -> str:
 
 
 def names_alike(wrong: str, known: Iterable[str]) -> list[str]:
-    """The known settings that a wrong name may mean, the likeliest first.
+    """The known settings that a wrong name may mean.
 
-    Those of the same last name, of the name that mmdata has for what other programs call so, or of a near name; the
-    first of these ways that finds any decides.
+    Those of the same last name, of the name that mmdata has for what other programs call so, or of the nearest name;
+    the first of these ways that finds any decides.
 
     Example:
         "learning_rate" is ["train.lr"], "grad_clip" is ["train.grad_clip_norm"], "mean" is [].
     """
     lasts = {one: one.rpartition(".")[2] for one in known}
     ours = next((name for name, others in OTHER_NAMES.items() if wrong in others), None)
-    for same in (wrong, ours):
-        if found := [one for one, last in lasts.items() if last == same]:
+    near = max(lasts.values(), key=lambda last: _likeness(wrong, last), default="")
+    for meant in (wrong, ours, near if _likeness(wrong, near) >= NEAR else None):
+        if found := [one for one, last in lasts.items() if last == meant]:
             return found[:MOST_NAMES]
-    near = {one: _likeness(wrong, last) for one, last in lasts.items()}
-    return sorted((one for one in near if near[one] >= NEAR), key=lambda one: -near[one])[:MOST_NAMES]
+    return []
 
 
-def rest_of(name: str, keys: Sequence[str]) -> str | None:
-    """What the name of a setting has after the keys of a value; None if it does not begin with them.
+def probably_meant(wrong: str, known: Iterable[str]) -> str:
+    """The end of a message for a name that no setting has: the settings that it may mean, or where all are listed.
 
-    Example:
-        "data.shards.N.weight" has "weight" after "data", "shards", "0".
+    Those of its own section come first, then those of the sections inside it, then all.
     """
-    parts = name.split(".")
-    fits = len(parts) >= len(keys) and all(
-        part in (key, NUMBERED, NAMED) for part, key in zip(parts, keys, strict=False)
-    )
-    return ".".join(parts[len(keys) :]) if fits else None
+    place, _, last = wrong.rpartition(".")
+    names = [one for one in dict.fromkeys(known) if one != wrong]  # of another kind of section: a k that this lacks
+    own = [one for one in names if one.rpartition(".")[0] == place]
+    inside = [one for one in names if place and one.startswith(f"{place}.")]
+    if found := next(filter(None, (names_alike(last, some) for some in (own, inside, names))), None):
+        return f"did you mean {' or '.join(repr(one) for one in found)}?"
+    return f"`mmdata settings {place}` lists this section" if inside else "`mmdata settings` lists all"
 
 
-def in_one_line(text: str) -> str:
+def _in_one_line(text: str) -> str:
     """A text of several lines as one."""
     return " ".join(text.split())
 
@@ -167,26 +164,11 @@ def _likeness(word: str, name: str) -> float:
     return SequenceMatcher(None, word, name).ratio()
 
 
-def _without_places(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in (NUMBERED, NAMED))
-
-
-def _sections_in(schema: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Place and definition of the sections that a setting may be, or may hold."""
-    if "$ref" in schema:
-        yield place, schema["$ref"].rpartition("/")[2]
-    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from _sections_in(part, place)
-    for key, step in (("items", NUMBERED), ("additionalProperties", NAMED)):
-        if isinstance(schema.get(key), dict):
-            yield from _sections_in(schema[key], f"{place}.{step}")
-
-
 def _default(schema: Any) -> str:
     if "default" not in schema or "$ref" in schema:
         return ""
-    text = yaml.safe_dump(schema["default"], default_flow_style=True, width=1000)
-    return f"default {text.removesuffix(END_OF_YAML).strip()}"
+    value = schema["default"]
+    return f"default {value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _alternatives(schema: Any, definitions: dict[str, Any]) -> list[str]:
@@ -220,7 +202,9 @@ def _one_of(words: list[str]) -> str:
 
 
 def _bounds(schema: Any) -> str:
-    """ " ≥ 1", " > 0", " from 0 to 1", " > 0 and < 2"; "" if a number has no bounds."""
+    """ " ≥ 1", " > 0", " from 0 to 1", " > 0 and < 2"; what a text matches; "" for a value without bounds."""
+    if "pattern" in schema:
+        return f" that matches {schema['pattern']}"
     if "minimum" in schema and "maximum" in schema:
         return f" from {schema['minimum']:g} to {schema['maximum']:g}"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -12,11 +12,10 @@ import yaml
 
 from mmdata.convert.sampling import wilson
 from mmdata.errors import DataError, excerpt
-from mmdata.files import read_json_lines
 from mmdata.inspect.page import ReportSection, ReportTable, flat
 from mmdata.progress import duration
 from mmdata.train.run.advice import advise, measured
-from mmdata.train.run.log import METRICS
+from mmdata.train.run.log import METRICS, read_lines
 from mmdata.train.run.sessions import SESSIONS, read_sessions
 from mmdata.train.run.trainer import EVALUATION
 
@@ -41,7 +40,6 @@ class RunRecord:
     Attributes:
         folder: the run's folder.
         name: the end of its path that tells it from the other runs of the report.
-        metrics: lines of metrics.jsonl, oldest first.
         evaluation: of evaluation.json, else the last evaluation in metrics.jsonl; empty without one.
         sessions: of run.json, oldest first: one for each start that made updates.
         settings: section → key → value, of config.yaml; empty without the file.
@@ -49,14 +47,13 @@ class RunRecord:
 
     folder: Path
     name: str
-    metrics: Sequence[Values]
     evaluation: Values
     sessions: Sequence[Values]
     settings: Values
 
-    def lines(self, kind: str) -> list[Values]:
+    def lines(self, kind: str) -> Sequence[Values]:
         """The lines of a kind in metrics.jsonl, oldest first."""
-        return [line for line in self.metrics if line.get("kind") == kind]
+        return read_lines(self.folder / METRICS, kind)
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
@@ -67,12 +64,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """
     runs: list[RunRecord] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
-        metrics = read_metrics(folder)
-        logged = [line for line in metrics if line.get("kind") == "evaluation"]
+        logged = read_lines(folder / METRICS, "evaluation")
         evaluation = read_evaluation(folder) or (logged[-1] if logged else {})
         starts = read_sessions(folder / SESSIONS)
         useful = [start for start in starts if start.get("step", 0) > start["first_step"]]  # others made no update
-        runs.append(RunRecord(folder, name, metrics, evaluation, useful or starts, _read_settings(folder)))
+        runs.append(RunRecord(folder, name, evaluation, useful or starts, _read_settings(folder)))
     return runs
 
 
@@ -94,15 +90,6 @@ def _read_settings(run: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(f"'{path}': not YAML: {error}; the run's checkpoints hold its settings too") from error
     return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, oldest first; empty without the file. A last line that a kill cut is skipped.
-
-    Raises:
-        DataError: another line is no JSON object with a step.
-    """
-    return list(read_json_lines(run / METRICS, {"step": int}))
 
 
 def read_evaluation(run: Path) -> dict[str, Any]:

@@ -220,8 +220,8 @@ def test_quality_is_no_setting_of_a_conversion_that_shrinks_nothing(corpus: Path
     ("settings", "message"),
     [
         ({"quality": 90}, "quality is that of images that are shrunk or blurred: give resize or blur_boxes as well"),
-        ({"resize": 0}, "'resize': Input should be greater than or equal to 1; got 0"),
-        ({"resize": 256, "quality": 101}, "'quality': Input should be less than or equal to 100; got 101"),
+        ({"resize": 0}, "'resize': expected integer ≥ 1 or null; got 0"),
+        ({"resize": 256, "quality": 101}, "'quality': expected integer from 1 to 100; got 101"),
     ],
 )
 def test_wrong_setting_is_an_error(settings: dict[str, Any], message: str) -> None:

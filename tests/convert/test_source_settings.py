@@ -230,7 +230,7 @@ def test_images_in_several_folders_are_an_error_that_names_them(tmp_path: Path, 
         ({"delimiter": ",,"}, r"delimiter.*must be one character"),
         ({"encoding": "utf-9"}, "encoding.*no encoding 'utf-9' is known; usual ones are utf-8, latin-1"),
         ({"columns": ["image", "image"]}, "columns must name two or more different columns"),
-        ({"caption_templates": ["a photo"]}, r"must hold {} once, which the name of a class replaces: got 'a photo'"),
+        ({"caption_templates": ["a photo"]}, r"must hold {} once, and no other braces: got 'a photo'"),
     ],
 )
 def test_setting_out_of_range_is_an_error(settings: dict[str, Any], message: str) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from mmdata.cli import COMMANDS
 from mmdata.config import Config
-from mmdata.config.settings import sections_of
+from mmdata.config.explain import mistakes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -92,25 +93,17 @@ def test_yaml_blocks_name_settings_that_exist(page: Path):
     for code in blocks(page, "yaml"):
         content = yaml.safe_load(code)
         if isinstance(content, dict) and content.keys() <= Config.model_fields.keys():
-            unknown = list(unknown_settings(Config, content))
+            unknown = unknown_settings(content)
             assert not unknown, f"{unknown} in\n{code}"
 
 
-def unknown_settings(kind: type, content: dict[str, Any]) -> list[str]:
-    """Keys that no setting has, in all sections; values of one setting that lists sections are looked into, too."""
-    unknown: list[str] = []
-    fields = kind.model_fields  # pyright: ignore
-    for name, value in content.items():
-        if name not in fields:
-            unknown.append(name)
-            continue
-        annotation = fields[name].annotation
-        sections = sections_of(annotation)
-        values = list(value.values()) if get_origin(annotation) is dict else value  # sections with names of a user's
-        for item in values if isinstance(values, list) else [values]:
-            if sections and isinstance(item, dict):
-                unknown += min((unknown_settings(section, item) for section in sections), key=len)
-    return unknown
+def unknown_settings(content: dict[str, Any]) -> list[str]:
+    """Keys that no setting has, in all sections."""
+    try:
+        Config.model_validate(content)
+    except ValidationError as error:
+        return [mistake.key for mistake in mistakes(Config, content, error) if mistake.is_unknown]
+    return []
 
 
 def test_each_page_is_linked_from_the_readme_or_a_page_that_is():

@@ -6,6 +6,7 @@ import html
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mmdata.images import probe
 from mmdata.index import Index
 from mmdata.inspect.gallery import samples
 from mmdata.inspect.report import write_report
-from mmdata.inspect.runs import read_evaluation, read_metrics
+from mmdata.inspect.runs import read_runs
 from mmdata.tars.write import Sample
 from tests.programs import PATIENCE_S, run_program
 from tests.shard_writer import ShardWriter
@@ -51,6 +52,18 @@ def page(data: dict[str, Any], run_folder: Path, tmp_path_factory: pytest.TempPa
     return out
 
 
+@pytest.fixture
+def report(data: dict[str, Any], tmp_path: Path) -> Callable[..., str]:
+    """`report(shards, **changes) -> str`: the page on the corpus, or on other shards, with other settings."""
+
+    def text(shards: Path | list[Path] | None = None, **changes: Any) -> str:
+        settings = DataConfig.model_validate({**data, **changes})
+        write_report(tmp_path / "r.html", shards=shards or Path(data["shards"]), data=settings)
+        return (tmp_path / "r.html").read_text()
+
+    return text
+
+
 def cells(text: str, first: str) -> list[str]:
     """The cells of the table row that begins with `first`."""
     row = re.search(rf"<tr><td>{re.escape(first)}</td>(.*?)</tr>", text)
@@ -60,15 +73,7 @@ def cells(text: str, first: str) -> list[str]:
 
 def test_report_has_every_section_filled(page: Path):
     text = page.read_text()
-    titles = [
-        "Samples",
-        "Labels",
-        "Shapes",
-        "Buckets",
-        "Run",
-        "Accounts",
-        "Left out",
-    ]
+    titles = ["Samples", "Labels", "Shapes", "Buckets", "Run", "Accounts", "Left out"]
     assert re.findall(r"<h2>(.*?)</h2>", text) == titles
     assert 'class="missing"' not in text
     assert text.count('<article class="card">') == 22
@@ -80,21 +85,17 @@ def test_report_has_every_section_filled(page: Path):
     assert cells(text, "corrupt_image") == ["1"]
 
 
-def test_report_loads_nothing(page: Path):
-    found = Elements(page.read_text())
-    assert found.tags["script"] == found.tags["link"] == found.tags["iframe"] == 0
-    assert found.loads
-    assert all(load.startswith(("data:image/webp;base64,", "#")) for load in found.loads)
-    assert "url(" not in page.read_text()
-    assert "@import" not in page.read_text()
-    assert "default-src 'none'" in page.read_text()
-
-
-def test_report_escapes_captions_and_paths(page: Path):
+def test_report_loads_nothing_and_escapes_captions_and_paths(page: Path):
     text = page.read_text()
     found = Elements(text)
-    assert found.handlers == []
+    assert found.tags["script"] == found.tags["link"] == found.tags["iframe"] == 0
     assert found.tags["img"] == 22  # the thumbnails, and none from data
+    assert found.loads
+    assert all(load.startswith(("data:image/webp;base64,", "#")) for load in found.loads)
+    assert found.handlers == []
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
     assert "&lt;script&gt;document.title=&#39;owned&#39;&lt;/script&gt;" in text
 
 
@@ -113,22 +114,17 @@ def test_report_without_config_or_run_says_how_to_get_them(data: dict[str, Any],
     ]
 
 
-def test_report_and_plan_name_the_patches_of_native_resolution(data: dict[str, Any], tmp_path: Path, command: Any):
-    native = {**data, "image_buckets": None, "image_patches": [9, 16], "text_buckets": [32]}
-    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**native))
-    assert "9 patches" in cells((tmp_path / "r.html").read_text(), "32")
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": native}))
-    code, out, _ = command("plan", str(tmp_path / "c.yaml"))
-    assert code == 0
-    assert "16 patches" in out
-
-
-def test_report_names_one_baseline_of_padding_as_plan_does(data: dict[str, Any], tmp_path: Path, command: Any):
-    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**data))
-    text = (tmp_path / "r.html").read_text()
-    (share,) = re.findall(r"(\d+\.\d%) padded to 32 tokens</span>", text)
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data}))
-    assert f"padded to 32 tokens: {share}\n" in command("plan", str(tmp_path / "c.yaml"))[1]
+def test_report_names_what_plan_names(data: dict[str, Any], report: Callable[..., str], tmp_path: Path, command: Any):
+    native = {"image_buckets": None, "image_patches": [9, 16], "text_buckets": [32]}
+    for changes, in_report, in_plan in (
+        ({}, r"(\d+\.\d%) padded to 32 tokens</span>", "padded to 32 tokens: {}\n"),
+        (native, r"<tr><td>32</td><td>(9 patches)</td>", "{}"),
+    ):
+        (named,) = re.findall(in_report, report(**changes))
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": data | changes}))
+        code, printed, _ = command("plan", str(tmp_path / "c.yaml"))
+        assert code == 0
+        assert in_plan.format(named) in printed
 
 
 def test_report_of_a_corpus_of_labels_only_names_the_classes(photo: Any, tmp_path: Path, command: Any):
@@ -154,31 +150,23 @@ def test_report_of_a_corpus_of_labels_only_names_the_classes(photo: Any, tmp_pat
         assert (">no texts</td>" in text) == ("--config" in arguments)
 
 
-def test_report_counts_the_rows_and_captions_that_settings_cut(data: dict[str, Any], tmp_path: Path):
+def test_report_counts_the_rows_and_captions_that_settings_cut(
+    data: dict[str, Any], report: Callable[..., str], tmp_path: Path
+):
     (tmp_path / "few.txt").write_text("\n".join(Index.open(data["shards"]).keys(np.arange(10))))
-    cut = data | {"select": str(tmp_path / "few.txt"), "max_length": 4, "text_buckets": [4]}
-    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**cut))
-    text = (tmp_path / "r.html").read_text()
+    text = report(select=str(tmp_path / "few.txt"), max_length=4, text_buckets=[4])
     assert re.search(r"data.select few.txt .* takes 10 of 22 rows: 12 are in no batch\.", text)
     assert ", 10 used</span>" in text
     assert re.search(r" \d+ captions are longer than max_length \(4 tokens\) and are cut to it\.", text)
     assert "Caption lengths of the captions of epoch 0, 22 rows" in text
 
 
-def test_report_says_which_rows_are_selected(data: dict[str, Any], tmp_path: Path):
-    np.save(tmp_path / "mask.npy", np.arange(22) // 17 == 0)
-    chosen = data | {"select": str(tmp_path / "mask.npy")}
-    write_report(tmp_path / "r.html", shards=Path(data["shards"]), data=DataConfig(**chosen))
-    text = (tmp_path / "r.html").read_text()
-    assert re.search(r"data.select mask.npy \(\w{16}\) takes 17 of 22 rows: 5 are in no batch\.", text)
-    assert ", 17 used</span>" in text
-
-
-def test_report_adds_the_rows_of_training_and_validation_up(data: dict[str, Any], two: list[Path], tmp_path: Path):
+def test_report_adds_the_rows_of_training_and_validation_up(
+    report: Callable[..., str], two: list[Path], tmp_path: Path
+):
     def fact(shards: list[Path], val: dict[str, Any]) -> list[str]:
-        write_report(tmp_path / "r.html", shards=shards, data=DataConfig.model_validate(data | {"val": val}))
         pattern = r'<b>([\d,]+)</b><span>validation rows</span><span class="soft">(.*?)</span>'
-        return [f"{count}: {note}" for count, note in re.findall(pattern, (tmp_path / "r.html").read_text())]
+        return [f"{count}: {note}" for count, note in re.findall(pattern, report(shards, val=val))]
 
     train, val = two
     assert fact([train], {"shards": str(val)}) == [f"3: {val}; 22 + 3 = 25 rows"]
@@ -187,11 +175,11 @@ def test_report_adds_the_rows_of_training_and_validation_up(data: dict[str, Any]
     (found,) = fact([train], {"share": 0.3})
     count, others = map(int, re.fullmatch(r"(\d+): of the 22 rows; (\d+) others", found).groups())  # type: ignore[union-attr]
     assert count + others == 22
-    assert f"Epoch 0: {others} rows in " in (tmp_path / "r.html").read_text()
+    assert f"Epoch 0: {others} rows in " in report(val={"share": 0.3})
     assert fact([train], {}) == []
-    whole = "Epoch 0: 22 rows in 3 batches, the last of them filled up with 2 masked rows."
-    assert whole in (tmp_path / "r.html").read_text()
-    assert cells((tmp_path / "r.html").read_text(), "all")[:3] == ["", "3", "22"]
+    text = report()
+    assert "Epoch 0: 22 rows in 3 batches, the last of them filled up with 2 masked rows." in text
+    assert cells(text, "all")[:3] == ["", "3", "22"]
 
 
 def test_report_is_named_after_the_corpus_of_a_split(data: dict[str, Any], tmp_path: Path):
@@ -220,11 +208,10 @@ def two(data: dict[str, Any], photo: Any, tmp_path: Path) -> list[Path]:
     return [Path(data["shards"]), tmp_path / "second"]
 
 
-def test_report_shows_several_folders_as_one_corpus(data: dict[str, Any], two: list[Path], tmp_path: Path):
-    write_report(tmp_path / "r.html", shards=two, data=DataConfig(**data))
-    text = (tmp_path / "r.html").read_text()
+def test_report_shows_several_folders_as_one_corpus(report: Callable[..., str], two: list[Path]):
+    text = report(two)
     assert "<title>shards + second</title>" in text
-    assert re.search(r"24 of 25, evenly over the index", text)
+    assert "24 of 25, evenly over the index" in text
     assert "second-2" in text
     assert all(f"<caption>{folder}</caption>" in text for folder in two)  # of the accounts
     assert text.count("<td>written</td>") == 2
@@ -259,19 +246,20 @@ def test_report_lists_rows_masked_in_training(data: dict[str, Any], run_folder: 
             write_report(tmp_path / "r.html", shards=Path(data["shards"]), runs=[run])
 
 
-def test_read_metrics_forgives_a_cut_last_line_only(run_folder: Path, tmp_path: Path):
-    assert [line["step"] for line in read_metrics(run_folder)] == [*range(10, 100, 10), 30, 60]
-    assert read_metrics(tmp_path) == []
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+def test_damaged_files_of_a_run_are_named(run_folder: Path, tmp_path: Path):
+    (run,) = read_runs([run_folder])
+    assert [line["step"] for line in run.lines("train")] == [*range(10, 100, 10)]  # a kill has cut the last line
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n{"st\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl', line 2: not JSON: .*; delete the line to go on"):
-        read_metrics(tmp_path)
+        read_runs([tmp_path])
+    (tmp_path / "metrics.jsonl").unlink()
     for damaged, wrong in (
         ("{", "not JSON: .*"),
         ("[0.5]", r"expected scores by name, got a value of type list \(1 items\)"),
     ):
         (tmp_path / "evaluation.json").write_text(damaged)
         with pytest.raises(DataError, match=rf"evaluation\.json': {wrong}; make it again with `mmdata evaluate`$"):
-            read_evaluation(tmp_path)
+            read_runs([tmp_path])
 
 
 def test_command_finds_config_and_shards_in_the_run(
@@ -298,7 +286,7 @@ def test_command_finds_config_and_shards_in_the_run(
         ),
         (
             ["--run", "configs/scenes.yaml"],
-            "error: 'configs/scenes.yaml': a config, and a run is expected; its run is 'runs/scenes': ",
+            "error: 'configs/scenes.yaml': a config, and a run is expected; its run is 'runs/scenes'",
         ),
         (["no/shards"], "error: folder 'no/shards': no such folder"),
     ],

@@ -98,7 +98,7 @@ def test_transform_without_a_name_is_refused_in_a_worker_process(corpus: Corpus)
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (5, r"'transform': expected train, eval, \"module:callable\" or a callable; got 5"),
+        (5, r"'transform': expected a text, as \"module:callable\", or a callable; got 5"),
         (
             two,
             r"transform 'tests\.loader\.test_as_typed:two': takes \(image.*\) .*; expected \(image, size, generator\)",

@@ -119,7 +119,7 @@ def test_evaluations_compare_texts(corpus: Corpus):
         ),
         (
             {"caption_hash": "width", "negative_captions": "wrong.parquet"},
-            "caption_hash and negative_captions exclude each other: whether",
+            "negative_captions does not go with caption_hash: whether",
         ),
     ],
 )

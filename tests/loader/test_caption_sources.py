@@ -228,7 +228,7 @@ def test_the_plan_of_a_config_knows_the_sources(corpus: Corpus, mixed: dict[str,
         ({"captions": {"shards": 0.5, "join:recap": 0.6}}, "the probabilities of the sources must sum to 1: got 1.1"),
         (
             {"captions": {"shards": -0.5, "join:recap": 1.5}},
-            "'captions.shards': Input should be greater than or equal to 0; got -0.5",
+            "'captions': expected one, every or {NAME: number from 0 to 1, …}; got -0.5, in entry shards",
         ),
         (
             {"captions": {"join:score": 1.0}},

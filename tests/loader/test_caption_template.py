@@ -139,17 +139,10 @@ def test_a_template_that_cannot_be_counted_is_refused(
     assert f"--caption-template '{words[-1]}': needs --tokenizer, which counts, and {{}} " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("template", ["a photo of", "{} and {}", ""])
+@pytest.mark.parametrize("template", ["a photo of", "{} and {}", "", "a {lang} {}"])
 def test_a_template_without_one_place_is_refused(corpus: Corpus, template: str):
-    with pytest.raises(ConfigError, match=r"caption_template.*: must hold \{\} once, where the caption stands: got '"):
+    with pytest.raises(ConfigError, match=r"caption_template.*: must hold \{\} once, and no other braces: got '"):
         corpus.loader(caption_template=template)
-
-
-def test_braces_that_nothing_fills_in_are_refused(corpus: Corpus):
-    with pytest.raises(
-        ConfigError, match=r"holds braces beside \{\}, which nothing fills in: got 'a \{lang\} \{\}'; data.t"
-    ):
-        corpus.loader(caption_template="a {lang} {}")
 
 
 def test_a_plan_of_shards_alone_asks_for_the_tokenizer(corpus: Corpus):
@@ -319,5 +312,5 @@ def test_a_state_of_other_texts_is_refused(corpus: Corpus, caplog: pytest.LogCap
         pytest.raises(ConfigError, match="caption_template was None"),
     ):
         loader.load_state_dict(plain)
-    with pytest.raises(ConfigError, match=r"caption_dropout.*less than 1"):
+    with pytest.raises(ConfigError, match=r"caption_dropout.*expected number ≥ 0 and < 1"):
         corpus.loader(caption_dropout=1.0)

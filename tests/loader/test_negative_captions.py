@@ -182,6 +182,6 @@ def test_extra_captions_that_cannot_be_read(corpus, tmp_path: Path, kind: str):
 
 def test_extra_captions_of_several_datasets(corpus, file: Path):
     shards = [{"shards": corpus.settings["shards"]}, {"shards": "others"}]
-    message = r"negative_captions have the keys of one dataset, and shards lists 2: convert them into one folder"
+    message = r"negative_captions does not go with several datasets: their keys are those of one dataset; convert them"
     with pytest.raises(ConfigError, match=message):
         corpus.loader(shards=shards, negative_captions=str(file))

@@ -205,7 +205,7 @@ def test_larger_weights_are_cut_and_told(
             {"row_weights": "label_balanced"},
             "label_balanced: 42 rows have no label; leave them out: data.select='label is",
         ),
-        ({"row_weights": "width", "captions": "every"}, "row_weights and captions every exclude each other"),
+        ({"row_weights": "width", "captions": "every"}, "row_weights does not go with captions every"),
         ({"captions": "every", "groups": {"size": 2}}, "captions every does not go with groups: leave one"),
         ({"row_weights": "width", "num_lanes": 2}, "row_weights does not go with num_lanes above 1"),
     ],

@@ -303,7 +303,7 @@ def test_worker_process_without_descriptors_says_what_to_do(corpus: Corpus, tmp_
     [
         (
             {"num_processes": -1},
-            r"'loading.num_processes': Input should be greater than or equal to 0; got -1",
+            r"'loading.num_processes': expected integer ≥ 0 or auto; got -1",
         ),
         (
             {"num_processes": 3},

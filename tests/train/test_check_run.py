@@ -245,12 +245,12 @@ def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sect
             "train.miner.k is 64, and a row has 1 negatives in a group of 2: the miner keeps all of them; set",
         ),
         ({"micro_batch_size": 2}, "train.micro_batch_size is 2, and a rank has 1 rows of a batch: it is one forward"),
-        ({"micro_batch_size": 1, "miner": {"name": "ratio"}}, ""),
+        ({"micro_batch_size": 1, "miner": {"name": "semi_hard"}}, ""),
         (
             {"mining_after_steps": 300},
             "train.mining_after_steps is 300, and there is no train.miner, train.teacher or train.queue for it to",
         ),
-        ({"mining_after_steps": 300, "miner": {"name": "ratio"}}, ""),
+        ({"mining_after_steps": 300, "miner": {"name": "semi_hard"}}, ""),
         ({"mining_after_steps": 300, "teacher": {}}, ""),
         (
             {"queue": 8, "mask_false_negatives": True},

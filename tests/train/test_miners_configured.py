@@ -22,9 +22,8 @@ from mmdata.train.objective import make_loss
     [
         ({"name": "all"}, miners.All()),
         ({"name": "top_k"}, miners.TopK(64)),
-        ({"name": "ratio", "share": 0.2}, miners.Ratio(0.2)),
+        ({"name": "user", "target": "mmdata.train.miners:Ratio", "arguments": {"share": 0.2}}, miners.Ratio(0.2)),
         ({"name": "semi_hard"}, miners.SemiHard(0.2)),
-        ({"name": "distance_weighted"}, miners.DistanceWeighted(k=64)),
         ({"name": "gumbel_top_k", "gradient": "relaxed"}, miners.GumbelTopK(64, gradient="relaxed")),
         ({"name": "same_group", "size": 4, "k": 2}, miners.SameGroup(4, 2)),
         (

@@ -106,8 +106,8 @@ def test_run_of_an_earlier_version_has_a_cosine(tmp_path: Path):
 
 def test_cooldown_that_does_not_fit_is_an_error(tmp_path: Path):
     for given, said in (
-        ({"schedule": "cooldown"}, "schedule 'cooldown' needs cooldown_steps: the updates over which the rate falls"),
-        ({"cooldown_steps": 3}, "cooldown_steps belongs to schedule 'cooldown', and schedule is 'cosine': set"),
+        ({"schedule": "cooldown"}, "belong together: got schedule 'cooldown' and cooldown_steps None"),
+        ({"cooldown_steps": 3}, "belong together: got schedule 'cosine' and cooldown_steps 3"),
     ):
         with pytest.raises(ValidationError, match=said):
             TrainConfig.model_validate(given)

@@ -351,11 +351,11 @@ def test_train_on_other_shards_than_the_run_names_them_before_the_settings_that_
         (["train.epochs=null"], "train.epochs or train.steps is required"),
         (["train.steps=5"], "epochs (3) and steps (5) exclude each other"),
         (["data.shards=/nowhere"], "/nowhere"),
-        (["train.miner={name: hardest}"], "'train.miner': Input tag 'hardest' found using 'name'"),
         (
-            ["train.precision=fp8"],
-            "'train.precision': Input should be 'auto', 'bf16', 'fp16', 'tf32' or 'fp32'; got 'fp8'",
+            ["train.miner={name: hardest}"],
+            "'train.miner': expected {name: all, gumbel_top_k, same_group, semi_hard, top_k, user} or null",
         ),
+        (["train.precision=fp8"], "'train.precision': expected auto, bf16, fp16, tf32 or fp32; got 'fp8'"),
     ],
 )
 def test_train_says_in_one_line_what_is_wrong(
@@ -407,13 +407,13 @@ def test_evaluate_says_in_one_line_what_is_wrong(
         ),
         ([tmp_path / "run", "--pairs", good], f"pairs '{good}', entry 'classes': entry: Input should be an object"),
         ([tmp_path / "run", "--classes", classes], "template 'a photo' has no {} where the class name goes"),
-        ([config], f"'{config}': a config, and a run is expected; its run is '{tmp_path / 'run'}': give"),
+        ([config], f"'{config}': a config, and a run is expected; its run is 'runs/{config.stem}'"),
         ([classes], f"'{classes}': a JSON file, and a run is expected; `mmdata train CONFIG` makes one"),
         (
             [tmp_path / "run" / "metrics.jsonl"],
             f"metrics.jsonl': a part of the run '{tmp_path / 'run'}': give '{tmp_path / 'run'}'",
         ),
-        ([tmp_path / "run" / "config.yaml"], f"its run is '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
+        ([tmp_path / "run" / "config.yaml"], f"a part of the run '{tmp_path / 'run'}': give '{tmp_path / 'run'}'"),
         ([bare], "nothing to evaluate on: the run has no data.val; give --shards or --pairs"),
         (
             [tmp_path / "run", "data.seed=1"],

@@ -9,17 +9,15 @@ from typing import Any
 
 from mmdata.config.train import MinerConfig, NamedMinerConfig, UserConfig
 from mmdata.errors import ConfigError, where_to_look
-from mmdata.train.miners.hardness import All, DropHardest, Ratio, SemiHard, TopK
+from mmdata.train.miners.hardness import All, DropHardest, SemiHard, TopK
 from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup
 from mmdata.train.miners.protocol import AnyMiner
-from mmdata.train.miners.sampling import DistanceWeighted, GumbelTopK
+from mmdata.train.miners.sampling import GumbelTopK
 
 BY_NAME = {
     "all": All,
     "top_k": TopK,
-    "ratio": Ratio,
     "semi_hard": SemiHard,
-    "distance_weighted": DistanceWeighted,
     "gumbel_top_k": GumbelTopK,
     "same_group": SameGroup,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdata.config.run_folder import not_a_run
+from mmdata.config.wrong_place import not_a_run
 from mmdata.errors import DataError
 from mmdata.recognize import CHECKPOINTS, Kind, recognize
 from mmdata.train.run.checkpoint import latest_checkpoint

@@ -1,4 +1,4 @@
-"""What is wrong with a path that is given as a config: what it is, and the command that makes a config of it."""
+"""What is wrong with a path that is given as a config, or as a run: what it is, and what to give instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmdata.errors import nearest, printable
 from mmdata.files import shipped
-from mmdata.recognize import Kind, find_run, recognize
+from mmdata.recognize import CHECKPOINTS, LATEST, NO_RUN, Kind, find_run, recognize
 
 EXPECTED = "and a config (a YAML file with the sections data, model, train) is expected"
 WRITES_ONE = "`mmdata init SOURCE` writes one for a table, a folder of images, or shards"
@@ -30,6 +30,22 @@ def not_a_config(path: Path) -> str:
         source = path.parent if kind is Kind.TAR and recognize(path.parent) is Kind.SHARDS else path
         return f"{named}: `mmdata init {shlex.quote(str(source))}` writes one"
     return f"{named}; {WRITES_ONE}"
+
+
+def not_a_run(path: Path) -> str:
+    """What a path is that is no run, and what to give instead."""
+    kind = recognize(path)
+    if kind is Kind.ABSENT:
+        return NO_RUN
+    if kind is Kind.RUN:
+        return "a run that has no checkpoint yet; `mmdata train` writes the first after train.checkpoint_every_steps"
+    if whole := path.parent if kind is Kind.CHECKPOINTS else find_run(path):
+        return f"a part of the run '{whole}': give '{whole}'"
+    if kind is Kind.CONFIG:
+        return f"a config, and a run is expected; its run is 'runs/{path.stem}', unless train.output names another"
+    if path.is_dir() and (runs := sorted(path.glob(f"*/{CHECKPOINTS}/{LATEST}"))):
+        return f"a folder of runs; give one of them: {', '.join(run.parent.parent.name for run in runs)}"
+    return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
 
 
 def shipped_configs() -> dict[str, Path]:
