@@ -11,6 +11,7 @@ import pytest
 
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.units.engines import threads
+from mmdata.index import Index
 
 GOOD = 3
 """Good rows that every corpus of `outcome` has beside the one in question."""
@@ -39,6 +40,12 @@ def content(folder: Path) -> dict[str, bytes]:
     """All files of a folder by name."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def captions(out: Path) -> list[list[str]]:
+    """The captions of each sample of a folder of shards."""
+    index = Index.open(out)
+    return [index[row].captions for row in range(len(index))]
 
 
 def left_out(out: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from mmdata.convert.units.engines import Engine, processes, threads
 from mmdata.errors import DataError
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl
-from tests.convert.test_interrupted import Killed, killing
+from tests.convert.units.test_interrupted import Killed, killing
 from tests.logs import messages
 from tests.programs import PATIENCE_S
 

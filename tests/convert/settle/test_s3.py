@@ -21,7 +21,7 @@ import pytest
 import s3fs
 
 import mmdata.storage.attempts as attempts_module
-import tests.convert.killed_s3
+import tests.convert.settle.killed_s3
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.conversion import Conversion
 from mmdata.convert.settle.s3_output import S3Output
@@ -234,7 +234,7 @@ def test_s3_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table,
             halves.append(f"at {path}: {sorted(missing)}")
 
     monkeypatch.setattr(s3, "next_fault", look)
-    command = [sys.executable, tests.convert.killed_s3.__file__, str(table), URL]
+    command = [sys.executable, tests.convert.settle.killed_s3.__file__, str(table), URL]
     done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -18,8 +18,7 @@ from mmdata.errors import DataError
 from mmdata.hashing import in_share
 from mmdata.index import Index, Manifest, verify
 from mmdata.recognize import PRIVATE_NAME
-from tests.convert.conftest import jsonl, tolerant
-from tests.convert.test_group import content
+from tests.convert.conftest import content, jsonl, tolerant
 
 ROWS = 60
 
