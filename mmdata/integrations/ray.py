@@ -70,8 +70,6 @@ def _make_all(ray: Any, job: Job, units: Iterable[Unit], num_workers: int | None
 
 def _make(job: Job, unit: Unit) -> Receipt:
     """Make a unit; the task of a worker."""
-    if (receipt := job.staging.receipt(unit.number)) is not None:
-        return receipt  # an attempt that was given up has ended after all
     with FetchStage.from_config(job.config) as fetch:
         (receipt,) = (event for event in make_units(job, [unit], fetch, 1) if isinstance(event, Receipt))
     return receipt

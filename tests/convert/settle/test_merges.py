@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mmdata.convert import convert, convert_part
+from mmdata.convert import convert
 from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle import repeats
 from mmdata.convert.sources.rows import InputRow
 from mmdata.convert.units.engines import local, threads
 from mmdata.index import Index
-from tests.convert.conftest import captions, content, jsonl, left_out, tolerant
+from tests.convert.conftest import captions, content, jsonl, left_out, make_parts, tolerant
 
 
 def counts(accounts: dict[str, Any]) -> dict[str, int]:
@@ -193,8 +193,7 @@ def test_folder_is_grouped_alike_by_any_workers_and_parts(corpus: Path, tmp_path
     config = tolerant(shard_rows=4)
     convert(corpus, tmp_path / "one", config, engine=threads(1))
     convert(corpus, tmp_path / "four", config, engine=local(4))
-    for number in (1, 2):
-        convert_part(corpus, tmp_path / "parts", config, part=(number, 2), engine=local(2))
+    make_parts(corpus, tmp_path / "parts", config, engine=local(2))
     convert(corpus, tmp_path / "parts", config, finish=True)
     assert content(tmp_path / "one") == content(tmp_path / "four") == content(tmp_path / "parts")
     assert captions(tmp_path / "one")[1] == [f"photo {number}" for number in range(1, 20, 3)]
