@@ -58,12 +58,6 @@ def test_group_by_none_writes_the_first_row_only(corpus: Path, tmp_path: Path, m
     assert report.accounts["differing"] == 1
 
 
-def test_keep_duplicates_writes_each_row(corpus: Path, tmp_path: Path, make: Any) -> None:
-    (corpus / "t.csv").write_text("image,caption\na.jpg,one\na.jpg,two\n")
-    make(corpus / "t.csv", keep_duplicates=True)
-    assert captions(tmp_path / "out") == [["one"], ["two"]]
-
-
 def test_first_row_that_can_be_used_takes_the_captions(corpus: Path, tmp_path: Path, make: Any) -> None:
     rows: list[dict[str, Any]] = [{"image": "a.jpg", "caption": said} for said in ("", "one", 5, "two")]
     report = make(jsonl(corpus / "t.jsonl", rows))

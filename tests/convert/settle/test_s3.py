@@ -365,23 +365,6 @@ def test_s3_too_many_bad_rows_publish_nothing_and_the_list_of_them_stays_on_the_
     assert there() == {}
 
 
-def test_s3_no_such_bucket_denied_and_no_server_are_one_line(s3, table, monkeypatch):
-    with pytest.raises(
-        ConfigError, match=r"'s3://none': no such bucket; make it with `aws s3 mb s3://none`, or correct the URL"
-    ):
-        convert(table, "s3://none/x", SETTINGS, engine=threads(1))
-    s3.answers["/bucket/a/photos/.mmdata-convert/run.json"] = lambda handler: handler.send_error(403)
-    with pytest.raises(ConfigError, match=r"'s3://bucket/a/photos/.mmdata-convert/run.json': access denied \(Client"):
-        to_s3(table)
-    monkeypatch.setattr(attempts_module, "ATTEMPTS", 1)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(
-        DataError, match=r"s3://bucket/a/photos.*': failed, 1 attempt, the last one: Endpoint.*; run this aga"
-    ):
-        to_s3(table)
-
-
 @pytest.mark.parametrize("status", [501, 400])
 def test_s3_store_that_refuses_conditions_is_an_error_with_the_remedy(s3, table, status):
     def refuse(handler: BaseHTTPRequestHandler) -> None:

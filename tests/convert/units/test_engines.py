@@ -196,22 +196,6 @@ def test_source_that_became_shorter_is_an_error(table: Path, tmp_path: Path) -> 
         convert(table, tmp_path / "out", SETTINGS, engine=losing)
 
 
-@pytest.mark.sweep
-def test_processes_need_no_guard_in_a_script(table: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
-    """A script without `if __name__ == "__main__"`, which multiprocessing would run again in each process."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from mmdata.convert import ConvertConfig, convert\n"
-        "from mmdata.convert.units.engines import processes\n"
-        "print('once')\n"
-        f"settings = ConvertConfig.model_validate({SETTINGS.model_dump(exclude_unset=True)!r})\n"
-        f"convert({str(table)!r}, {str(tmp_path / 'out')!r}, settings, engine=processes(2))\n"
-    )
-    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
-    assert content(tmp_path / "out") == expected
-
-
 def test_rows_that_a_script_makes_are_read_in_its_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -6,21 +6,17 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mmdata.convert import ConvertConfig, convert, convert_part
-from mmdata.convert.units.engines import Progress, threads
-from mmdata.convert.units.staging import Receipt
-from mmdata.convert.units.unit import Job, Unit
+from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index.verify import verify
 from tests.convert.conftest import Killed, content, killing, noting
@@ -193,19 +189,3 @@ def test_old_conversion_that_is_complete_leaves_the_one_alone_that_is_to_replace
         convert(table, out, new, engine=killing(3), overwrite=True)
     assert convert(table, out, old, engine=threads(1)).was_complete
     assert list(out.glob(".mmdata-convert/.units-*/000000"))
-
-
-def test_table_of_images_that_is_replaced_meanwhile_is_an_error(photo: Callable[..., bytes], tmp_path: Path) -> None:
-    def write(words: str) -> None:
-        rows = [{"image": photo(8, 8, seed=seed), "caption": f"{words} {seed}"} for seed in range(6)]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-
-    def replacing(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
-        for event in threads(1)(job, units):
-            yield event
-            if isinstance(event, Receipt) and event.unit == 0:
-                write("other words")
-
-    write("words")
-    with pytest.raises(DataError, match=r"t.parquet': has changed since it was opened; run the conversion again"):
-        convert(tmp_path / "t.parquet", tmp_path / "out", ConvertConfig(shard_rows=2), engine=replacing)
