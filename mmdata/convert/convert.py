@@ -100,8 +100,7 @@ def convert(
                     raise
         if was_complete:
             for output in outputs:
-                if not output.holds_unfinished(other_than=run):  # of one that is to replace this
-                    output.remove_private()  # of a run that was killed after it had published
+                output.remove_private()  # of a run that was killed after it had published
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
         report = Report(manifests[0], was_complete, opened.corpus.describe(), val)

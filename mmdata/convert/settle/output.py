@@ -86,11 +86,9 @@ class Output:
             staging.remove()
         shutil.rmtree(self.private, ignore_errors=True)
 
-    def holds_unfinished(self, *, other_than: Run | None = None) -> bool:
-        """Whether there are units of another conversion that did not end and may be gone on with."""
-        unfinished = (one for one in self._stagings() if one.has_any() and not one.was_refused)
-        runs = [run for one in unfinished if (run := one.run()) is not None]
-        return any(other_than is None or {**run, "mmdata": None} != {**other_than, "mmdata": None} for run in runs)
+    def holds_unfinished(self) -> bool:
+        """Whether there are units of a conversion that did not end and may be gone on with."""
+        return any(one.run() is not None and one.has_any() and not one.was_refused for one in self._stagings())
 
     def staging(self, run: Run, *, overwrite: bool, shared: bool = False) -> Staging:
         """The units of a conversion, with those that an earlier run has made and not published.

@@ -177,15 +177,3 @@ def test_conversion_with_val_share_does_not_remove_an_unfinished_one(
         convert(table, out, divided, engine=threads(1))
     convert(table, out, divided, engine=threads(1), overwrite=True)
     assert not (out / ".mmdata-convert").exists()
-
-
-def test_old_conversion_that_is_complete_leaves_the_one_alone_that_is_to_replace_it(
-    corpus_with_a_broken_image: Path, tmp_path: Path
-) -> None:
-    table, out = corpus_with_a_broken_image, tmp_path / "out"
-    old, new = (ConvertConfig(shard_rows=rows, max_bad_share=0.5) for rows in (3, 2))
-    convert(table, out, old, engine=threads(1))
-    with pytest.raises(Killed):
-        convert(table, out, new, engine=killing(3), overwrite=True)
-    assert convert(table, out, old, engine=threads(1)).was_complete
-    assert list(out.glob(".mmdata-convert/.units-*/000000"))
