@@ -206,15 +206,15 @@ def _merge_of(
 
 def _content_key(examiner: Examiner, row: InputRow) -> bytes:
     """KEY_BYTES that are equal for rows with equal images, and seldom for others."""
-    try:
+    seen: Any = None
+    with suppress(BadSample):  # the examination of the row names it
         if row.packed:  # its tar is read in any case
             seen = examiner.read_image(row)
         else:
             seen = glimpse_file(examiner.fields.root, row.image) if isinstance(row.image, str) else row.image
-    except BadSample:
-        seen = None
-    is_known = isinstance(seen, bytes) and not row.fault
-    return hashlib.sha256(seen).digest()[:KEY_BYTES] if is_known else row_key(row.number)
+    if row.fault or not isinstance(seen, bytes):
+        return row_key(row.number)
+    return hashlib.sha256(seen).digest()[:KEY_BYTES]
 
 
 def _repeated(rows: Iterable[InputRow], repeats: Repeats) -> Iterator[tuple[InputRow, int]]:
