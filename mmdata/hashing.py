@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,13 +47,6 @@ def _signed(digest: int) -> int:
 def in_share(hash: int, share: float) -> bool:
     """Whether a `hash64` is among the lowest `share` (0 to 1) of all hashes; a larger share holds all of a smaller."""
     return hash < share_bound(share)
-
-
-def least_share(hash: int) -> float:
-    """A share that `hash` is in, and hardly a smaller one: rounded up to two significant digits, at most 1."""
-    share = (hash + 2**63 + 1) / 2**64
-    digits = 1 - math.floor(math.log10(share))
-    return min(1.0, math.ceil(share * 10**digits) / 10**digits)
 
 
 def share_bound(share: float) -> int:

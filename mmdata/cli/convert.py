@@ -78,8 +78,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         show(made, options, config)
         if not made.was_complete:
-            converted = 0 if options.finish else made.accounts["rows"] - track.skipped
-            print(pace(made, converted, time.monotonic() - began))
+            print(pace(made, made.accounts["rows"] - track.skipped, time.monotonic() - began))
         show_next(made, options.out)
     return 0
 

@@ -18,35 +18,30 @@ from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.opening import Opened
 from mmdata.convert.row.examine import Digester, Examiner
-from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
-from mmdata.convert.settle.equal_images import equal_digests
+from mmdata.convert.settle.accounts import check_accounts
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
 from mmdata.convert.settle.settled import Settler
-from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
+from mmdata.convert.settle.shards import OutputFolder
 from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
-from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
-from mmdata.convert.sources.table_source import TableSource
+from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, images_of
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import read_records, texts_of
-from mmdata.convert.units.staging import CLASSES_NAME, NUM_ROWS_NAME, RECORDS_NAME, UNITS_NAME, Receipt, Staging
+from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
 from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.files import sync_tree
-from mmdata.hashing import least_share
 from mmdata.index.encode import Labels
 from mmdata.processes import usable_cores
 from mmdata.progress import Track
-from mmdata.storage.folder import INNER, QUARANTINE_NAME
+from mmdata.storage.folder import INNER
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("mmdata")
 LABELS_SEEN = 1000
 """First labels of a corpus that decide whether its labels are names or numbers."""
-PARTS_NAMED = 20
-"""Missing parts that a message names."""
 
 
 class Conversion:
@@ -66,6 +61,7 @@ class Conversion:
         self._tokenizer = opened.tokenizer
         self._staging = staging
         self._engine = engine
+        self._num_rows = 0  # of the source, once `make_units` has read it
         self._track = track
         self._examiner = Examiner.from_config(self._source, self._config)
         self._zip = digest_of_zip(self._source.root)
@@ -82,22 +78,17 @@ class Conversion:
         """Make the units that are missing, and again those of which a file has changed.
 
         Args:
-            part: (k, n), the k-th of n parts of the units, from 1: units k - 1, n + k - 1, and so on. None makes all,
-                and ends early where too many rows cannot be used.
+            part: (k, n), the k-th of n parts of the units, from 1: units k - 1, n + k - 1, and so on. None makes all.
 
         Returns:
             The receipts of the units of the part, in order.
 
         Raises:
-            DataError: too many rows cannot be used.
             OSError: the disk is full or broken. The units that were made stay, for the next run.
         """
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
         job = self._job()
-        if self._has_label_column:
-            self._check_unchanged()
-            self._staging.keep(CLASSES_NAME, [self._labels.are_names, self._labels.names])
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
@@ -113,94 +104,54 @@ class Conversion:
         with Merges(self._staging.folder, numbering(self._source)) as merges:
             self._find_merges(merges)
             units = Units(self._source, self._config.shard_rows, merges, is_missing)
-            made = self._rows_made(job, units, receipts, is_whole=part is None)
+            made = self._rows_made(job, units, receipts)
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self._check_unchanged()
-        self._staging.keep(NUM_ROWS_NAME, units.rows)
-        return [receipts[unit] for unit in sorted(receipts)]
+        self._num_rows = units.rows
+        numbers = range(place - 1, -(-units.rows // self._config.shard_rows), parts)
+        assert receipts.keys() == set(numbers), f"engine made no unit {sorted(set(numbers) - receipts.keys())}"
+        return [receipts[unit] for unit in numbers]
 
-    def check_units(self) -> None:
-        """Check that all units are there, and are made of the corpus as it is now.
-
-        Raises:
-            DataError: units are missing, or a file, or what decides which rows are merged, has changed since.
-        """
-        rows: int = self._staging.kept(NUM_ROWS_NAME) or 0
-        receipts = self._all_receipts(rows)
-        again = "run all parts again, which make only what has changed, and then --finish"
-        for receipt in self._track(receipts, "look for changed files", len(receipts), noun="units"):
-            if (changed := self._changed_file(receipt)) is not None:
-                if changed.is_gone:
-                    again = "put it back, or run all parts again, which leave its row out, and then --finish"
-                    raise DataError(f"{changed}, and its row was converted; {again}")
-                raise DataError(f"{changed} since its row was converted; {again}")
-        if grouping(self._source, self._config) == "image":
-            return  # the table alone decides the merges, and a changed table is another run
-        made_of: list[str] = []
-        job = self._job()
-
-        def note(unit: Unit) -> bool:
-            made_of.append(job.made_of(unit))
-            return False
-
-        with Merges(self._staging.folder, numbering(self._source)) as merges:
-            self._find_merges(merges)
-            units = Units(self._source, self._config.shard_rows, merges, note)
-            for _ in units:
-                pass
-        if (units.rows, made_of) != (rows, [receipt.made_of for receipt in receipts]):
-            raise DataError(f"images or captions have changed since rows that depend on them were converted; {again}")
-
-    def finish(self) -> None:
+    def finish(self, receipts: Sequence[Receipt]) -> None:
         """Put the units together and publish the folders.
 
+        Args:
+            receipts: of all units, as `make_units` has given them.
+
         Raises:
-            DataError: units are missing, too many rows cannot be used, or a folder would be empty.
+            DataError: too many rows cannot be used, or a folder would be empty.
             OSError: the disk is full or broken. The units stay, for the next run.
         """
-        self._check_unchanged()
-        rows: int | None = self._staging.kept(NUM_ROWS_NAME)
-        receipts = self._all_receipts(rows or 0)
         with ExitStack() as stack:
-            parts = self._open_parts(stack)
+            pool = stack.enter_context(ThreadPoolExecutor(thread_name_prefix="compose"))
+            folders = [
+                stack.enter_context(OutputFolder(number, output.private, self._config, self._staging, pool))
+                for number, output in enumerate(self._outputs)
+            ]
             self._track.say("compare all rows")
-            settler = stack.enter_context(self._settler(receipts))
-            least = 2**63 - 1
+            self._staging.fetch(receipt.unit for receipt in receipts)
+            number_of, written = numbering(self._source), self._opened.written
+            settler = stack.enter_context(Settler(self._staging, receipts, number_of, written, self._config))
             for receipt in self._track(receipts, "put shards together", len(receipts), noun="units"):
                 settled = settler.settle(receipt)
-                least = min(least, lowest_hash(settled)) if len(parts) > 1 else least
-                for part in parts:
-                    part.add(settled)
-            accounts = [part.accounts for part in parts]
-            has_not_in = self._opened.written is not None
-            balance = Balance(accounts, rows or 0, self._source, has_not_in=has_not_in)
-            for part in parts:
-                part.close_ledger()
-            balance.check(self._config)
-            balance.settle()
-            self._refuse_empty(parts, least)
+                for folder in folders:
+                    folder.add(settled)
+            for folder in folders:
+                folder.close_ledger()
+            accounts = [folder.accounts for folder in folders]
+            check_accounts(accounts, self._num_rows, self._config, self._source, has_not_in=written is not None)
             classes = {"classes": names} if (names := self._labels.names) else {}
             fingerprint = self._tokenizer.fingerprint if self._tokenizer else None
             self._track.say("end shards and manifest")
-            for part in parts:
-                part.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
-        publish_all(self._outputs)
-
-    @property
-    def _has_label_column(self) -> bool:
-        """Whether labels are in tables alone, which the run names by hash: then all parts have the same classes.
-
-        Labels in other files may change in a run, so each part reads them.
-        """
-        return isinstance(self._corpus, TableSource) and self._corpus.columns.label is not None
+            for folder in folders:
+                folder.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
+        publish_all(self._outputs, self._staging)
 
     @cached_property
     def _labels(self) -> Labels:
         """Numbers the classes of all rows, in the order in which they first come, whatever becomes of their images."""
         source, labels = self._corpus, Labels(self._corpus.classes)
-        if self._has_label_column and (known := self._staging.kept(CLASSES_NAME)) is not None:
-            return Labels.closed(*known)
         rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
             passing = self._passing(chain([first], rows), "number classes", source.rows_at_most)
@@ -256,23 +207,14 @@ class Conversion:
     def _find_merges(self, merges: Merges) -> None:
         """Find which rows of one image are merged."""
         source, how = self._source, grouping(self._source, self._config)
-        if how == "none":
-            return
-        if how == "image":
-            keys = (image_key(row) for row in self._passing(source.rows(), "compare images"))
-        else:
-            what, folder, most = "compare images", self._staging.folder, source.rows_at_most
+        by_content = how == "content"
 
-            def rows_twice() -> Iterable[InputRow]:
-                return self._passing(refuse_urls(source.rows(), what), what)
+        def rows(what: str) -> Iterable[InputRow]:
+            passing = self._passing(source.rows(), what)
+            return refuse_urls(passing, what) if by_content else passing
 
-            digests = equal_digests(rows_twice, self._examiner, folder, rows_at_most=most)
-            keys = (digest or row_key(number) for number, digest in enumerate(digests))
-
-        def again() -> Iterable[InputRow]:
-            return self._passing(source.rows(), "group captions")
-
-        merges.find(keys, again, self._examiner.say, rows_at_most=source.rows_at_most)
+        if how != "none":
+            merges.find(rows, self._examiner, by_content=by_content, rows_at_most=source.rows_at_most)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
         """Rows, with their progress shown; `total` None stands for those of the source."""
@@ -290,7 +232,7 @@ class Conversion:
             return False
         what = str(changed or "captions or labels of other rows have changed")
         rows = f"{receipt.start} to {receipt.start + receipt.rows - 1}"
-        logger.warning("rows %s are converted again: %s", rows, printable(what))
+        logger.warning("rows %s have to be converted again: %s", rows, printable(what))
         self._staging.remove_unit(receipt.unit)
         return True
 
@@ -299,107 +241,11 @@ class Conversion:
         look = partial(changed_file, self._source.root, now={})
         return next(filter(None, in_order(usable_cores(), look, filter(None, texts_of(records.column("seen"))))), None)
 
-    def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt], *, is_whole: bool) -> Iterator[None]:
+    def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt]) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""
-        first: list[Receipt] = []  # of the units up to the first missing one
-        left_out = [0, 0]  # in these: rows that are bad, and rows whose URL gave no image
         for event in self._engine(job, units):
             if isinstance(event, Progress):
                 yield from repeat(None, event.rows)
                 continue
             receipts[event.unit] = event
             self._track.leave_out(event.quarantined, event.rows)
-            while is_whole and len(first) in receipts:
-                first.append(receipts[len(first)])
-                left_out[0] += first[-1].quarantined - first[-1].unfetched
-                left_out[1] += first[-1].unfetched
-                shares = zip(left_out, self._config.largest_shares, strict=True)
-                if any(is_hopeless(count, share, self._source.rows_at_most) for count, share in shares):
-                    self._explain(first)
-
-    def _explain(self, receipts: list[Receipt]) -> None:
-        """End a conversion that cannot succeed any more."""
-        with ExitStack() as stack:
-            ledgers = [output.private / INNER / QUARANTINE_NAME for output in self._outputs]
-            accounts = [Accounts(stack.enter_context(ledger.open("wb"))) for ledger in ledgers]
-            settler = stack.enter_context(self._settler(receipts))
-            for receipt in receipts:
-                settled = settler.settle(receipt)
-                for number, one in enumerate(accounts):
-                    count_rows(one, settled, number)
-            balance = Balance(accounts, sum(receipt.rows for receipt in receipts), self._source)
-            balance.check(self._config, rows_at_most=self._source.rows_at_most)
-
-    def _all_receipts(self, rows: int) -> list[Receipt]:
-        """The receipts of all units.
-
-        Raises:
-            DataError: units are missing.
-        """
-        size = self._config.shard_rows
-        receipts = self._staging.receipts(-(-rows // size))
-        found = [receipt for receipt in receipts if receipt is not None]
-        missing = [unit for unit, receipt in enumerate(receipts) if receipt is None]
-        if missing or not receipts:
-            raise MissingUnits(len(receipts), missing, self._staging.parts())
-        return found
-
-    def _open_parts(self, stack: ExitStack) -> list[OutputFolder]:
-        pool = stack.enter_context(ThreadPoolExecutor(thread_name_prefix="compose"))
-        return [
-            stack.enter_context(
-                OutputFolder(
-                    number, output.private, self._config, self._staging, pool, compose=output.composer(self._staging)
-                )
-            )
-            for number, output in enumerate(self._outputs)
-        ]
-
-    def _settler(self, receipts: Sequence[Receipt]) -> Settler:
-        return Settler(
-            self._staging,
-            receipts,
-            numbering(self._source),
-            self._opened.written,
-            unit_rows=self._config.shard_rows,
-            keep_duplicates=self._config.keep_duplicates,
-        )
-
-    def _refuse_empty(self, parts: Sequence[OutputFolder], lowest: int) -> None:
-        for part, name in zip(parts, ("training", "validation"), strict=False):
-            if len(parts) > 1 and not part.accounts.written:
-                works = f", such as {least_share(lowest):g}" if part is parts[1] else ""
-                raise CannotPublish(
-                    f"val_share {self._config.val_share} of {sum(part.accounts.written for part in parts)} samples "
-                    f"leaves none for {name}; nothing is published: choose another --val-share{works}"
-                )
-
-
-class MissingUnits(DataError):
-    """Units of a conversion were not made.
-
-    Args:
-        units: how many there are; 0 if that is not known yet.
-        missing: numbers of those that are missing, from 0.
-        parts: in which they are made; None if there are none.
-    """
-
-    def __init__(self, units: int, missing: Sequence[int], parts: int | None) -> None:
-        number = parts or "N"
-        if not units:
-            super().__init__(
-                f"no part of this conversion has run to its end; run --part 1/{number} to {number}/{number} first, or "
-                "all without --finish"
-            )
-            return
-        remedy = "run the same command again, without --finish"
-        if parts is not None:
-            flags = [f"--part {part}/{parts}" for part in sorted({unit % parts + 1 for unit in missing})]
-            remedy = f"run the same command with {_listed(flags)} in place of --finish, and then --finish again"
-        super().__init__(f"{len(missing)} of {units} units are missing; {remedy}")
-
-
-def _listed(flags: Sequence[str]) -> str:
-    """All of them, or the first and how many more."""
-    more = f" and {len(flags) - PARTS_NAMED} more" if len(flags) > PARTS_NAMED else ""
-    return ", ".join(flags[:PARTS_NAMED]) + more

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.conversion import Conversion, MissingUnits
+from mmdata.convert.conversion import Conversion
 from mmdata.convert.opening import Folders, open_conversion
 from mmdata.convert.settle.accounts import CannotPublish, add_up
 from mmdata.convert.settle.output import are_complete
 from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
-from mmdata.convert.units.engines import Engine, local
+from mmdata.convert.units.engines import Engine, local, only_made
+from mmdata.convert.units.staging import MissingUnits
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Manifest
 from mmdata.progress import SILENT, Track
@@ -85,15 +86,11 @@ def convert(
         was_complete = are_complete(outputs, run, overwrite=overwrite)
         if not was_complete:
             staging = outputs[0].staging(run, overwrite=overwrite)
-            conversion = Conversion(opened, staging, engine or local(), track)
+            conversion = Conversion(opened, staging, only_made if finish else engine or local(), track)
             try:
                 staging.retry(config.largest_shares)
                 conversion.begin()
-                if finish:
-                    conversion.check_units()
-                else:
-                    conversion.make_units()
-                conversion.finish()
+                conversion.finish(conversion.make_units())
             except CannotPublish:
                 staging.refuse(config.largest_shares)  # the units stay, in case more is allowed
                 raise
@@ -103,8 +100,7 @@ def convert(
                     raise
         if was_complete:
             for output in outputs:
-                if not output.holds_unfinished(other_than=run):  # of one that is to replace this
-                    output.remove_private()  # of a run that was killed after it had published
+                output.remove_private()  # of a run that was killed after it had published
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None
         report = Report(manifests[0], was_complete, opened.corpus.describe(), val)
@@ -177,7 +173,6 @@ def convert_part(
         if are_complete(opened.outputs, opened.run, overwrite=False):
             return PartReport(0, 0, 0)
         staging = opened.outputs[0].staging(opened.run, overwrite=False, shared=True)
-        staging.note_parts(part[1])
         receipts = Conversion(opened, staging, engine or local(), track).make_units(part=part)
     made, quarantined = (sum(getattr(receipt, name) for receipt in receipts) for name in ("rows", "quarantined"))
     return PartReport(len(receipts), made, quarantined)

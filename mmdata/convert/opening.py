@@ -71,7 +71,8 @@ def open_conversion(
     elif not is_url(source):
         check_places(local_folder(source), out, config)
     rows = rows if rows is None else read_choice(rows)
-    written = _open_written(not_in, out, config)
+    folders = check_not_in(not_in, out, config)
+    written = WrittenImages(folders) if folders else None
     parts = PARTS if config.val_share else ()
     if is_url(out):
         outputs = stack.enter_context(open_s3_outputs(os.fspath(out), config, parts))
@@ -160,12 +161,6 @@ def _refuse_overlap(folder: Path, out: Path, name: str) -> None:
     if folder.is_relative_to(out) or out.is_relative_to(folder):
         where = "inside the output" if folder.is_relative_to(out) else "around the output"
         raise ConfigError(f"not_in '{name}': lies {where} '{out}'; convert into a folder beside it")
-
-
-def _open_written(not_in: Folders, out: str | os.PathLike[str], config: ConvertConfig) -> WrittenImages | None:
-    """The images of the folders of `not_in`; None without a folder."""
-    folders = check_not_in(not_in, out, config)
-    return WrittenImages(folders) if folders else None
 
 
 def _describe(source: Source, config: ConvertConfig, tokenizer: Tokenizer | None, written: WrittenImages | None) -> Run:

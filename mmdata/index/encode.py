@@ -114,14 +114,6 @@ class Labels:
         self.are_names: bool | None = None
         self._is_closed = False
 
-    @classmethod
-    def closed(cls, are_names: bool, names: Iterable[str]) -> Labels:
-        """Labels whose attributes are known, of which all were seen."""
-        labels = cls(names)
-        labels.are_names = are_names
-        labels.close()
-        return labels
-
     def decide(self, first: Sequence[int | str]) -> None:
         """Take labels for names or numbers as most of the first ones of the corpus are; of a tie, as the first is."""
         names = sum(isinstance(label, str) for label in first)

@@ -39,8 +39,9 @@ def ray_engine(num_workers: int | None = None) -> Engine:
     def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
         started_here = not ray.is_initialized()
         if started_here:
-            # An existing cluster has its own number of cores.
-            own: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": num_workers}
+            # An existing cluster has its own number of cores. "local" is not one that others have started here.
+            own: dict[str, Any] = {"address": "local", "num_cpus": num_workers}
+            own = {} if os.environ.get("RAY_ADDRESS") else own
             ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, **own)
         try:
             yield from _make_all(ray, job, units, num_workers)
@@ -70,8 +71,6 @@ def _make_all(ray: Any, job: Job, units: Iterable[Unit], num_workers: int | None
 
 def _make(job: Job, unit: Unit) -> Receipt:
     """Make a unit; the task of a worker."""
-    if (receipt := job.staging.receipt(unit.number)) is not None:
-        return receipt  # an attempt that was given up has ended after all
     with FetchStage.from_config(job.config) as fetch:
         (receipt,) = (event for event in make_units(job, [unit], fetch, 1) if isinstance(event, Receipt))
     return receipt

@@ -181,7 +181,9 @@ class S3Folder:
         """
         if RemoteFile(self._files, self.url_of(name), Event(), size=size).save(path) != sha256:
             path.unlink()
-            raise DataError(f"'{self.url_of(name)}': not what was written there; convert anew with --overwrite")
+            raise DataError(
+                f"'{self.url_of(name)}': not what was written there; remove it, and run the same command again"
+            )
 
     def put(self, name: str, content: bytes | Path, sha256: str, *, condition: dict[str, str] | None = None) -> None:
         """Write a file, in the place of one that may be there.

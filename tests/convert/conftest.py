@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmdata.convert import ConvertConfig, Report, convert
-from mmdata.convert.units.engines import threads
+from mmdata.convert import ConvertConfig, Report, convert, convert_part
+from mmdata.convert.units.engines import Engine, Progress, threads
+from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.unit import Job, Unit
+from mmdata.index import Index
+from tests.programs import Program
 
 GOOD = 3
 """Good rows that every corpus of `outcome` has beside the one in question."""
@@ -41,12 +48,61 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def captions(out: Path) -> list[list[str]]:
+    """The captions of each sample of a folder of shards."""
+    index = Index.open(out)
+    return [index[row].captions for row in range(len(index))]
+
+
 def left_out(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
 
 
 def tolerant(**settings: Any) -> ConvertConfig:
     return ConvertConfig(**{"max_bad_share": 0.9, **settings})
+
+
+def make_parts(source: Path, out: Any, config: ConvertConfig, parts: int = 2, engine: Engine | None = None) -> None:
+    """Make all parts of a conversion, which `convert(…, finish=True)` publishes."""
+    for part in range(1, parts + 1):
+        convert_part(source, out, config, part=(part, parts), engine=engine or threads(1))
+
+
+def start(*arguments: Any) -> subprocess.Popen[str]:
+    """`mmdata convert` as a program."""
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+class Killed(BaseException):
+    """Ends a conversion as a signal does."""
+
+
+def killing(rows: int) -> Engine:
+    """An engine that is ended after some rows."""
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        left = rows
+        for event in threads(1)(job, units):
+            if isinstance(event, Progress):
+                left -= 1
+                if left < 0:
+                    raise Killed
+            yield event
+
+    return run
+
+
+def noting(made: list[int]) -> Engine:
+    """An engine that notes the numbers of the units that it has made."""
+
+    def run(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        for event in threads(1)(job, units):
+            made.extend([event.unit] if isinstance(event, Receipt) else [])
+            yield event
+
+    return run
 
 
 @pytest.fixture

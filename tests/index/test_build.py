@@ -293,7 +293,7 @@ KILL_EACH = """
 import os, shutil, sys
 from pathlib import Path
 from mmdata.index import build_index
-from tests.convert.killed import before, die
+from tests.convert.settle.killed import before, die
 
 shards, good, old, out = map(Path, sys.argv[1:])
 

@@ -136,10 +136,6 @@ def test_mlcroissant_reads_each_image_and_caption_by_its_key(shards, tmp_path, m
     assert sizes == {f"{row:04d}".encode(): (30, 20 + row) for row in range(10)}
 
 
-def test_the_same_folder_gives_the_same_bytes(shards):
-    assert content(shards, "s3://b/x", "mit") == content(shards, "s3://b/x", "mit")
-
-
 def test_files_of_the_hub_have_urls(shards, monkeypatch):
     import huggingface_hub.constants
 

@@ -138,20 +138,6 @@ def test_failed_requests_are_repeated(s3, shards, tmp_path):
     assert rows_of(URL, tmp_path / "cache") == rows_of(shards, tmp_path / "cache")
 
 
-def test_a_server_that_asks_to_slow_down_is_asked_again(s3, shards, there):
-    left = [503, 503, 500]
-
-    def slow_down(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_error(left.pop())
-        if not left:
-            del s3.answers["/bucket/a/photos/000001.tar"]
-
-    s3.answers["/bucket/a/photos/000001.tar"] = slow_down
-    push_now(shards)
-    assert written(s3).count("000001.tar") == 4
-    assert there() == ALL
-
-
 def test_wrong_bytes_end_the_push_before_the_manifest(s3, shards, there):
     tar = shards / "000001.tar"
     content = bytearray(tar.read_bytes())

@@ -161,7 +161,7 @@ class FetchStage:
         try:
             image = await self._fetcher.fetch(url, row.number)
         except BadSample as bad:
-            self.tally.bad(url, bad.reason)
+            self.tally.bad(bad.reason)
             return replace(row, image=without_user(url), fault=(bad.reason, bad.detail))
         self.tally.good(len(image))
         kept = {name: without_user(value) if value == url else value for name, value in row.extra.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 
 from mmdata.config.convert import ConvertConfig
@@ -21,8 +21,6 @@ from mmdata.tars.texts import Losses
 
 EXAMPLES = 3
 """Reasons that the error of a failed conversion explains."""
-EARLY = 1000
-"""Quarantined rows below which a conversion does not end early."""
 
 
 class Accounts:
@@ -113,11 +111,6 @@ class Accounts:
         }
 
 
-def is_hopeless(left_out: int, share: float, rows_at_most: int) -> bool:
-    """Whether a conversion in progress must fail: EARLY rows and more are left out, whatever the others will be."""
-    return left_out >= EARLY and left_out > share * rows_at_most
-
-
 class CannotPublish(DataError):
     """The rows of a conversion are not good enough to publish, whoever converts them again."""
 
@@ -140,77 +133,70 @@ class NothingWritten(CannotPublish):
         self.ledgers = [one.ledger for one in accounts]
 
 
-class Balance:
-    """Compares the rows that came in with the accounts of all folders of a conversion.
+def check_accounts(
+    accounts: Sequence[Accounts], rows: int, config: ConvertConfig, source: Source, *, has_not_in: bool
+) -> None:
+    """Compare the rows that came in with the accounts of all folders of a conversion.
 
     Args:
         accounts: of each folder.
         rows: input rows.
-        source: of the rows; None where an error need not say where images were looked for.
+        config: the largest shares of rows that cannot be used.
+        source: of the rows.
         has_not_in: whether images of other folders are left out.
+
+    Raises:
+        NothingWritten: no row could be written.
+        CannotPublish: too many rows are quarantined, a row is not accounted for, or a folder is empty.
     """
-
-    def __init__(
-        self, accounts: Sequence[Accounts], rows: int, source: Source | None = None, *, has_not_in: bool = False
-    ) -> None:
-        self._rows = rows
-        self._accounts = accounts
-        self._source = source
-        self._has_not_in = has_not_in
-
-    def check(self, config: ConvertConfig, *, rows_at_most: int | None = None) -> None:
-        """Raise CannotPublish if too many rows are quarantined.
-
-        Args:
-            config: the largest shares of the input rows.
-            rows_at_most: during a conversion, an upper bound of the input rows.
-        """
-        total = self._rows if rows_at_most is None else max(self._rows, rows_at_most)
-        of_total = f"of {'' if rows_at_most is None else 'at most '}{total} rows"
-        bad, unfetched = self._add(lambda one: one.reasons - one.unfetched), self._add(lambda one: one.unfetched)
-        if (count := sum(one.bad for one in self._accounts)) > config.max_bad_share * total:
+    bad, unfetched = _add(one.reasons - one.unfetched for one in accounts), _add(one.unfetched for one in accounts)
+    ledgers = " or ".join(f"'{one.ledger}'" for one in accounts if one.quarantined)
+    if (count := sum(one.bad for one in accounts)) > config.max_bad_share * rows:
+        raise CannotPublish(
+            f"{count} of {rows} rows are unusable, over max_bad_share={config.max_bad_share}; nothing is published. "
+            f"{_explain(bad, accounts, source)}. Each has a line in {ledgers}. "
+            "Repair the corpus, or allow more with --max-bad-share"
+        )
+    if (count := unfetched.total()) > config.max_unfetched_share * rows:
+        raise CannotPublish(
+            f"{count} of {rows} rows have a URL that gave no image, over "
+            f"max_unfetched_share={config.max_unfetched_share}; nothing is published. "
+            f"{_explain(unfetched, accounts, source)}. Each has a line in {ledgers}. Start again when the servers "
+            "answer, or allow more with max_unfetched_share=… after OUT"
+        )
+    if (accounted := sum(one.rows for one in accounts)) != rows:
+        raise CannotPublish(f"accounts do not balance: {rows} rows came in, {accounted} are accounted for")
+    written = sum(one.written for one in accounts)
+    if not written:
+        reasons = _add(one.reasons for one in accounts)
+        if has_not_in and reasons[Reason.DUPLICATE_IMAGE] == rows:
             raise CannotPublish(
-                f"{count} {of_total} are unusable, over max_bad_share={config.max_bad_share}; nothing is published. "
-                f"{self._explain(bad)}. Each has a line in {self._ledgers()}. "
-                "Repair the corpus, or allow more with --max-bad-share"
+                f"the images of all {rows:,} rows are in the folders of --not-in; nothing is left to convert"
             )
-        if (count := unfetched.total()) > config.max_unfetched_share * total:
+        why = _explain(reasons, accounts, source)
+        raise NothingWritten(f"none of {rows} rows could be written; nothing is published. {why}", accounts)
+    for one, name in zip(accounts, ("training", "validation"), strict=False):
+        if not one.written:
             raise CannotPublish(
-                f"{count} {of_total} have a URL that gave no image, over "
-                f"max_unfetched_share={config.max_unfetched_share}; nothing is published. {self._explain(unfetched)}. "
-                f"Each has a line in {self._ledgers()}. Start again when the servers answer, or allow more with "
-                "max_unfetched_share=… after OUT"
+                f"val_share {config.val_share} of {written} samples leaves none for {name}; nothing is published: "
+                "choose another --val-share"
             )
 
-    def settle(self) -> None:
-        """Raise CannotPublish unless every row is accounted for, and NothingWritten unless one was written."""
-        accounted = sum(one.rows for one in self._accounts)
-        if accounted != self._rows:
-            raise CannotPublish(f"accounts do not balance: {self._rows} rows came in, {accounted} are accounted for")
-        if not any(one.written for one in self._accounts):
-            all_reasons = self._add(lambda one: one.reasons)
-            if self._has_not_in and all_reasons[Reason.DUPLICATE_IMAGE] == self._rows:
-                raise CannotPublish(
-                    f"the images of all {self._rows:,} rows are in the folders of --not-in; nothing is left to convert"
-                )
-            message = f"none of {self._rows} rows could be written; nothing is published. {self._explain(all_reasons)}"
-            raise NothingWritten(message, self._accounts)
 
-    def _add(self, reasons_of: Callable[[Accounts], Counter[Reason]]) -> Counter[Reason]:
-        return sum((reasons_of(one) for one in self._accounts), Counter[Reason]())
+def _add(counts: Iterable[Counter[Reason]]) -> Counter[Reason]:
+    return sum(counts, Counter[Reason]())
 
-    def _ledgers(self) -> str:
-        return " or ".join(f"'{one.ledger}'" for one in self._accounts if one.quarantined)
 
-    def _explain(self, reasons: Counter[Reason]) -> str:
-        first: dict[Reason, str] = {}
-        for one in self._accounts:
-            first = {**one.first, **first}
-        top = [reason for reason, _ in reasons.most_common(EXAMPLES)]
-        listed = "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)
-        if self._source is None or any(one.written for one in self._accounts):
-            return listed
-        return listed + where_looked(self._source, next((one.missing for one in self._accounts if one.missing), ""))
+def _explain(reasons: Counter[Reason], accounts: Sequence[Accounts], source: Source) -> str:
+    """The most frequent reasons, each with its first row."""
+    first: dict[Reason, str] = {}
+    for one in accounts:
+        first = {**one.first, **first}
+    top = [reason for reason, _ in reasons.most_common(EXAMPLES)]
+    listed = "; ".join(f"{reasons[reason]} {reason} (first: {first[reason]})" for reason in top)
+    if any(one.written for one in accounts):
+        return listed
+    return listed + where_looked(source, next((one.missing for one in accounts if one.missing), ""))
 
 
 def add_up(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,26 +1,32 @@
 """Merges the rows of one image into one sample with all their captions. The order of the rows decides.
 
 The rows are read three times: for the images that repeat, for the captions of those rows, and to convert. What must
-wait for that waits in temporary files, of which one at a time is in memory.
+wait for that waits in temporary files, of which one at a time is in memory. Images are one if they have one path, or
+equal bytes; of those, only files whose size and last bytes are equal are read whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from mmdata.convert.row.blur import parse_boxes
+from mmdata.convert.row.examine import Digester, Examiner
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.settle.spill import Spill
-from mmdata.convert.sources.rows import InputRow, Merge
+from mmdata.convert.sources.files import glimpse_file
+from mmdata.convert.sources.rows import KEY_BYTES, InputRow, Merge, image_key, row_key
+from mmdata.convert.units.engines import chunks, in_order
 from mmdata.errors import BadSample, Reason, excerpt
+from mmdata.processes import usable_cores
 from mmdata.tars.captions import MAX_CAPTION_BYTES
 from mmdata.tars.texts import Loss
 
@@ -29,8 +35,8 @@ MAX_MERGED_BYTES = MAX_CAPTION_BYTES // 2
 BUCKET_ROWS = 2**16
 """Rows whose merges, or whose captions, are in memory at once."""
 
-Said = tuple[list[str], int | str | None]
-"""Captions and label of a row."""
+CHUNK = 4096
+"""Rows of which is known at once whether their images repeat."""
 
 
 class Merges:
@@ -53,30 +59,33 @@ class Merges:
 
     def find(
         self,
-        keys: Iterable[bytes],
-        rows: Callable[[], Iterable[InputRow]],
-        say: Callable[[InputRow], Said],
+        rows: Callable[[str], Iterable[InputRow]],
+        examiner: Examiner,
         *,
+        by_content: bool,
         rows_at_most: int,
     ) -> None:
         """Find the merges.
 
         Args:
-            keys: of the image of each row, as `image_key` gives them.
-            rows: gives all rows. It is called only if an image repeats.
-            say: captions and label of a row; raises BadSample.
+            rows: gives all rows, for a purpose that is shown. It is called once, and again if an image repeats.
+            examiner: reads captions, labels and images.
+            by_content: whether images with equal bytes are one; otherwise those with one path, or one binary cell.
             rows_at_most: upper bound of the number of rows.
         """
+        workers = usable_cores() if by_content else 1
+        key_of = partial(_content_key, examiner) if by_content else image_key
+        line_of = partial(_line, examiner, Digester(examiner) if by_content else None)
         with Repeats(self._folder, rows_at_most, with_firsts=True) as repeats, Spill(self._folder) as said:
             start = 0
-            for chunk in _chunks(keys):
+            for chunk in chunks(in_order(workers, key_of, rows("compare images")), CHUNK):
                 repeats.add(b"".join(chunk), np.arange(start, start + len(chunk)))
                 start += len(chunk)
             repeats.sort()
             if not repeats.num_found:
                 return
-            for row, first in _repeated(rows(), repeats):
-                said.add(first // BUCKET_ROWS, _line(first, row, say))
+            for first, line in in_order(workers, line_of, _repeated(rows("group captions"), repeats)):
+                said.add(first // BUCKET_ROWS, line)
             for bucket in range(-(-start // BUCKET_ROWS)):
                 self._merge(said.read(bucket))
 
@@ -102,10 +111,10 @@ class Merges:
 
     def _merge(self, said: bytes) -> None:
         """Merge the rows of some images; `said` has their captions, in the order of the rows."""
-        groups: dict[int, _Group] = {}
+        groups: dict[tuple[int, str], _Group] = {}
         for line in said.splitlines():
-            first, row, said_of_row, boxes = json.loads(line)
-            group = groups.setdefault(first, _Group(self._number_of))
+            first, digest, row, said_of_row, boxes = json.loads(line)
+            group = groups.setdefault((first, digest), _Group(self._number_of))
             group.boxes.append(boxes)
             if said_of_row is None:
                 continue
@@ -116,7 +125,7 @@ class Merges:
                 self._write(row, [(), {}, None, group.row, group.take(row, captions, label)])
         for group in groups.values():
             boxes, fault = group.all_boxes()
-            if group.row >= 0 and (group.added or group.losses or boxes is not None or fault):
+            if group.row >= 0 and len(group.boxes) > 1 and (group.added or group.losses or boxes is not None or fault):
                 self._write(group.row, [group.added, group.losses, boxes, None, fault])
 
     def _write(self, row: int, values: list[Any]) -> None:
@@ -195,33 +204,45 @@ def _merge_of(
     return Merge(tuple(captions), found, boxes, into, (Reason(fault[0]), fault[1]) if fault else None)
 
 
-def _line(first: int, row: InputRow, say: Callable[[InputRow], Said]) -> bytes:
-    """What a row says, for `Merges`: the first row of its image, its number, captions and label, boxes."""
-    said, boxes = None, list[Any]()
-    with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
-        said = say(row)
-    try:
-        boxes = parse_boxes(row.boxes)
-    except BadSample as bad:
-        boxes = bad.detail
-    text = json.dumps([first, row.number, said, boxes], ensure_ascii=False)
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_CAPTION_BYTES:
-        text = json.dumps([first, row.number, None, boxes], ensure_ascii=False)
-    return text.encode("utf-8", "surrogatepass") + b"\n"
+def _content_key(examiner: Examiner, row: InputRow) -> bytes:
+    """KEY_BYTES that are equal for rows with equal images, and seldom for others."""
+    seen: Any = None
+    with suppress(BadSample):  # the examination of the row names it
+        if row.packed:  # its tar is read in any case
+            seen = examiner.read_image(row)
+        else:
+            seen = glimpse_file(examiner.fields.root, row.image) if isinstance(row.image, str) else row.image
+    if row.fault or not isinstance(seen, bytes):
+        return row_key(row.number)
+    return hashlib.sha256(seen).digest()[:KEY_BYTES]
 
 
 def _repeated(rows: Iterable[InputRow], repeats: Repeats) -> Iterator[tuple[InputRow, int]]:
-    """The rows whose image repeats, each with the first row of its image."""
-    for chunk in _chunks(rows):
+    """The rows whose key repeats, each with the first row of its key."""
+    for chunk in chunks(rows, CHUNK):
         found = repeats.between(chunk[0].number, chunk[-1].number + 1)
         firsts = dict(zip(found.rows.tolist(), found.firsts.tolist(), strict=True))
         yield from ((row, firsts[row.number]) for row in chunk if row.number in firsts)
 
 
-def _chunks(things: Iterable[Any]) -> Iterator[list[Any]]:
-    iterator = iter(things)
-    while chunk := list(islice(iterator, BUCKET_ROWS // 16)):
-        yield chunk
+def _line(examiner: Examiner, digester: Digester | None, repeated: tuple[InputRow, int]) -> tuple[int, bytes]:
+    """What a row says, for `Merges`: the first row of its key, its image, number, captions and label, and boxes.
+
+    The image is told by its digest, or by the row where it cannot be read; without `digester` by its key alone.
+    """
+    row, first = repeated
+    digest = "" if digester is None else digester(row).digest.hex() or f"row {row.number}"
+    said, boxes = None, list[Any]()
+    with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
+        said = examiner.say(row)
+    try:
+        boxes = parse_boxes(row.boxes)
+    except BadSample as bad:
+        boxes = bad.detail
+    text = json.dumps([first, digest, row.number, said, boxes], ensure_ascii=False)
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_CAPTION_BYTES:
+        text = json.dumps([first, digest, row.number, None, boxes], ensure_ascii=False)
+    return first, text.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _size(captions: list[str]) -> int:

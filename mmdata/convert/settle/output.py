@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import cast
 
 from mmdata.convert.settle.differences import Run, differences
-from mmdata.convert.settle.shards import Compose
-from mmdata.convert.units.compose import compose
 from mmdata.convert.units.staging import UNITS_NAME, Staging
 from mmdata.errors import DataError
 from mmdata.files import LOCK_NAME, Staged, lock, remove
@@ -53,10 +51,6 @@ class Output:
     def place(self) -> str:
         """Where the conversion is published, for messages."""
         return str(self.folder)
-
-    def composer(self, staging: Staging) -> Compose:
-        """What makes the shards, in `private`, of the units."""
-        return compose
 
     def read_manifest(self) -> Manifest:
         """The manifest of the published conversion."""
@@ -92,18 +86,16 @@ class Output:
             staging.remove()
         shutil.rmtree(self.private, ignore_errors=True)
 
-    def holds_unfinished(self, *, other_than: Run | None = None) -> bool:
-        """Whether there are units of another conversion that did not end and may be gone on with."""
-        unfinished = (one for one in self._stagings() if one.has_any() and not one.was_refused)
-        runs = [run for one in unfinished if (run := one.run()) is not None]
-        return any(other_than is None or {**run, "mmdata": None} != {**other_than, "mmdata": None} for run in runs)
+    def holds_unfinished(self) -> bool:
+        """Whether there are units of a conversion that did not end and may be gone on with."""
+        return any(one.run() is not None and one.has_any() and not one.was_refused for one in self._stagings())
 
     def staging(self, run: Run, *, overwrite: bool, shared: bool = False) -> Staging:
         """The units of a conversion, with those that an earlier run has made and not published.
 
         Args:
             run: what decides the bytes.
-            overwrite: whether to begin anew; but what a killed run that did so has made is kept.
+            overwrite: whether units of another conversion are removed.
             shared: whether other processes may be making units: nothing is removed then.
 
         Raises:
@@ -117,7 +109,7 @@ class Output:
             if shared or not (overwrite or staging.was_refused or not staging.has_any()):
                 raise self.unfinished(other, run)
             staging.remove()
-        wanted.begin(run, overwrites=overwrite)
+        wanted.begin(run)
         return wanted
 
     def unfinished(self, other: Run, run: Run) -> DataError:
@@ -165,12 +157,12 @@ class Output:
         if foreign:
             raise foreign_files(self.place, foreign)
 
-    def publish(self) -> None:
+    def publish(self, staging: Staging | None) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
         self._staged.publish()
         self.remove_private()
 
-    def withdraw_old(self) -> None:
+    def withdraw_old(self, staging: Staging | None) -> None:
         """Remove the conversion that is replaced. It may be killed at any point and repeated."""
         self._staged.withdraw()
 
@@ -181,15 +173,19 @@ class Output:
                 yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
 
 
-def publish_all(outputs: Sequence[Output]) -> None:
+def publish_all(outputs: Sequence[Output], staging: Staging | None) -> None:
     """Publish complete conversions. Old ones are withdrawn from all folders first.
 
     If the process is killed in between, no folder holds the old val beside the new train, whose images may overlap.
+
+    Args:
+        outputs: the folders.
+        staging: of the units; None for what a killed run has left, which is on this disk.
     """
     for output in outputs:
-        output.withdraw_old()
+        output.withdraw_old(staging)
     for output in outputs:
-        output.publish()
+        output.publish(staging)
     for output in outputs:
         output.remove_private()
 
@@ -251,8 +247,6 @@ def _hold_parent(folder: Path, parts: Sequence[str], held: ExitStack, *, shared:
         raise foreign_files(str(folder), foreign)
     _lock(folder, held, shared=shared)
     failed = Output(folder)
-    if has_manifest(failed.private):
-        raise foreign_files(str(folder), [PRIVATE_NAME])
     if failed.holds_unfinished() and not overwrite:
         raise DataError(
             f"output '{folder}': holds an unfinished conversion without --val-share; run that again, which goes on "
@@ -286,7 +280,7 @@ def _recover(outputs: Sequence[Output]) -> None:
     # The parts are completed in order, and published in order after that: the last one decides.
     complete = has_manifest(outputs[-1].private)
     if complete:
-        publish_all([output for output in outputs if has_manifest(output.private)])
+        publish_all([output for output in outputs if has_manifest(output.private)], None)
     for output in outputs:
         if any(output.private.glob(f"{UNITS_NAME}-*")):
             output.clear_private()  # the units are for the next run

@@ -11,19 +11,16 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.settle.accounts import CannotPublish
 from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.output import TOKENIZER_NAME, Output, digest_of, foreign_files, identified
-from mmdata.convert.settle.shards import Compose
-from mmdata.convert.units.compose import Composed, Fragment, compose, take_whole
 from mmdata.convert.units.s3_staging import THREADS, S3Staging, remove_units, units_are_gone
-from mmdata.convert.units.staging import RUN_NAME, UNITS_NAME, Staging
+from mmdata.convert.units.staging import RUN_NAME, UNITS_NAME, MissingUnits, Staging
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
@@ -35,11 +32,8 @@ from mmdata.storage.s3 import MOST_BYTES, S3Folder
 from mmdata.storage.urls import S3_CONNECTIONS
 
 MANIFEST = INNER + MANIFEST_NAME
-MADE = "made/"
-"""Folder, in the hidden one, of shards that were made of parts of tars."""
-OLD = "old.json"
-NEW = "new.json"
-"""Manifests, in the hidden folder, whose files a killed run may have left without a manifest in place."""
+TOUCHED = "touched.json"
+"""Names, in the hidden folder, of what a run may have put into place or removed before its manifest is in place."""
 BEGINS = 8
 """Times that a run tries to own a folder which others give up or take."""
 
@@ -57,20 +51,12 @@ class S3Output(Output):
         folder.mkdir(parents=True)
         self._bucket = bucket
         self._hidden = bucket.under(PRIVATE_NAME)
-        self._shards: dict[str, Callable[[], None]] = {}  # put the shards into place, by name
         self._sizes: dict[str, int | None] = {}
-        self._staging: S3Staging | None = None
 
     @property
     def place(self) -> str:
         """See `Output.place`."""
         return self._bucket.url
-
-    def composer(self, staging: Staging) -> Compose:
-        """See `Output.composer`. Shards stay in the hidden folder until they are published."""
-        assert isinstance(staging, S3Staging)
-        self._staging = staging
-        return partial(self._compose, staging)
 
     def read_manifest(self) -> Manifest:
         """See `Output.read_manifest`."""
@@ -98,9 +84,8 @@ class S3Output(Output):
 
     def refuse_foreign(self) -> None:
         """See `Output.refuse_foreign`."""
-        listing = self.listing()  # first: a run that publishes now has put a manifest that names each file before it
-        left = (self._left(OLD), self._left(NEW))  # of a run that was killed while it published
-        ours = {PRIVATE_NAME}.union(*(self.names(one) for one in (self.published(), *left) if one is not None))
+        listing = self.listing()  # first: a run that publishes now has noted each name before it
+        ours = {PRIVATE_NAME} | self._touched() | self._published_names()
         if foreign := sorted(listing - ours):
             raise foreign_files(self.place, foreign)
 
@@ -122,38 +107,43 @@ class S3Output(Output):
                 json.loads(found.data), found.tag, run, overwrite and not shared
             ):
                 continue
-            staging.begin(run, overwrites=overwrite)
+            staging.begin(run)
             return staging
         raise DataError(f"output '{self.place}': other conversions begin here and end; run this again when they have")
 
-    def withdraw_old(self) -> None:
-        """See `Output.withdraw_old`. Its manifest is kept in the hidden folder, as it names files to remove."""
-        new, found = self._made(), self._bucket.get(MANIFEST)
-        if found is not None and found.data != new:
-            self._check_owner()
-            self._hidden.put(OLD, found.data, _sha256(found.data))
-            self._bucket.remove([MANIFEST])
-        if (old := self._left(OLD)) is not None:
-            names = self.names(old)
-            wanted = {*self._shards, *self._files(), MANIFEST}
-            self.listing()
-            self._bucket.remove(name for name in self._sizes if _top(name) in names and name not in wanted)
+    def withdraw_old(self, staging: Staging | None) -> None:
+        """See `Output.withdraw_old`. What is touched from here on is noted first, for a run that is killed."""
+        found = self._bucket.get(MANIFEST)
+        if found is not None and found.data == self._made():
+            return  # its files are written over, with the same bytes
+        assert isinstance(staging, S3Staging)
+        wanted = {*self._shards(staging), *self._files(), MANIFEST}
+        touched = self._touched() | self._published_names() | set(map(_top, wanted))
+        data = json.dumps(sorted(touched)).encode()
+        self._hidden.put(TOUCHED, data, hashlib.sha256(data).hexdigest())
+        self._bucket.remove([MANIFEST] if found is not None else [])
+        self.listing()
+        self._bucket.remove(name for name in self._sizes if _top(name) in touched and name not in wanted)
 
-    def publish(self) -> None:
+    def publish(self, staging: Staging | None) -> None:
         """See `Output.publish`. Several processes that publish the same may do so at once.
 
         Raises:
-            DataError: another conversion was published meanwhile, or the units were removed.
+            MissingUnits: the units were removed.
+            DataError: another conversion was published meanwhile.
         """
         data = self._made()
-        if not self._is_owner() and self._is_published(data):
-            return  # by another process, which has removed the units
-        self._check_owner()
-        self._hidden.put(NEW, data, _sha256(data))
+        assert isinstance(staging, S3Staging)
+        bucket = staging.bucket
+
+        def copy(shard: tuple[str, str]) -> None:
+            self._bucket.copy(bucket, shard[1], shard[0])
+
         try:
-            for _ in map_concurrently(_call, self._shards.values(), threads=S3_CONNECTIONS, end=lambda: None):
+            shards = self._shards(staging).items()
+            for _ in map_concurrently(copy, shards, threads=S3_CONNECTIONS, end=lambda: None):
                 pass
-        except Absent as error:
+        except (Absent, MissingUnits) as error:
             if self._is_published(data):
                 return  # and who did it has removed the units
             raise units_are_gone(self.place) from error
@@ -180,23 +170,6 @@ class S3Output(Output):
                 return
         remove_units(self._hidden, "")
 
-    def _compose(self, staging: S3Staging, fragments: Sequence[Fragment], tar: Path) -> Composed:
-        """Make a shard, of which nothing is on this disk afterwards."""
-        bucket, name = staging.bucket, staging.name_of(fragments[0].tar)
-        if len(fragments) == 1 and fragments[0].is_whole and name is not None:
-            made = take_whole(fragments[0], tar.name)
-        else:
-            with ExitStack() as stack:
-                for fragment in fragments:
-                    stack.enter_context(staging.at_hand(fragment.tar))
-                made = compose(fragments, tar)
-            name = f"{staging.units}/{MADE}{self.folder.name}/{tar.name}"
-            bucket.put(name, tar, made.entry.sha256)
-            for path in (tar, *(one.tar for one in fragments)):
-                path.unlink(missing_ok=True)  # those that were written with other class numbers are here yet
-        self._shards[tar.name] = partial(self._bucket.copy, bucket, name, tar.name)
-        return made
-
     def _take_over(self, other: Run, tag: str, run: Run, overwrite: bool) -> bool:
         """Put this run in the place of another that has no units, or is to be replaced; False if it has changed.
 
@@ -211,16 +184,15 @@ class S3Output(Output):
         remove_units(self._hidden, f"{theirs.units}/")
         return True
 
-    def _is_owner(self) -> bool:
-        """Whether the folder still belongs to this run."""
-        assert self._staging is not None
-        run = self._staging.run()
-        return run is not None and digest_of(run) == self._staging.digest
+    def _shards(self, staging: S3Staging) -> dict[str, str]:
+        """Where in the bucket of the units the shards are, by name.
 
-    def _check_owner(self) -> None:
-        """Raise DataError if the folder belongs to another run by now: its shards would be written over."""
-        if not self._is_owner():
+        Raises:
+            MissingUnits: the folder belongs to another run by now, whose shards would be written over.
+        """
+        if (run := staging.run()) is None or digest_of(run) != staging.digest:
             raise units_are_gone(self.place)
+        return {tar.name: name for tar, name in staging.shards.items() if tar.parent == self.private}
 
     def _made(self) -> bytes:
         """The manifest that is to be published."""
@@ -236,14 +208,13 @@ class S3Output(Output):
         found = self._bucket.get(MANIFEST)
         return found is not None and found.data == data
 
-    def _left(self, name: str) -> Manifest | None:
-        """A manifest in the hidden folder, without its index files."""
-        if (found := self._hidden.get(name)) is None:
-            return None
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            (Path(folder) / INNER).mkdir()
-            (Path(folder) / MANIFEST).write_bytes(found.data)
-            return Manifest.read(folder)
+    def _published_names(self) -> set[str]:
+        published = self.published()
+        return set() if published is None else self.names(published)
+
+    def _touched(self) -> set[str]:
+        found = self._hidden.get(TOUCHED)
+        return set() if found is None else set(json.loads(found.data))
 
 
 @contextmanager
@@ -288,11 +259,3 @@ def _top(name: str) -> str:
     if name.startswith(INNER):
         return INNER + name.removeprefix(INNER).split("/")[0]
     return name.split("/")[0]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _call(function: Callable[[], None]) -> None:
-    function()

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 from numpy.typing import NDArray
 
+from mmdata.config.convert import ConvertConfig
 from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.sources.rows import KEY_BYTES
@@ -77,8 +78,7 @@ class Settler:
         receipts: of all units, in order.
         number_of: gives the number of a row, or of several, in the whole source, for people.
         written: images of other folders, which are left out; None for none.
-        unit_rows: rows of each unit but the last.
-        keep_duplicates: whether an image that comes again is written again.
+        config: rows of each unit, and whether an image that comes again is written again.
     """
 
     def __init__(
@@ -87,17 +87,15 @@ class Settler:
         receipts: Sequence[Receipt],
         number_of: Callable[[Any], Any],
         written: WrittenImages | None,
-        *,
-        unit_rows: int,
-        keep_duplicates: bool,
+        config: ConvertConfig,
     ) -> None:
         self._staging = staging
         self._receipts = receipts
         self._number_of = number_of
         self._written = written
-        self._unit_rows = unit_rows
-        rows = sum(receipt.rows for receipt in receipts) + (written.rows if written else 0)
-        self._repeats = None if keep_duplicates else Repeats(staging.folder, rows)
+        self._unit_rows = config.shard_rows
+        rows = sum(receipt.rows for receipt in receipts) + (written.images if written else 0)
+        self._repeats = None if config.keep_duplicates else Repeats(staging.folder, rows)
         self._remembered = lru_cache(UNITS_REMEMBERED)(self._settle_own)
 
     def __enter__(self) -> Settler:

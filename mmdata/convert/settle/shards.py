@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,11 +16,11 @@ import pyarrow as pa
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.settle.accounts import Accounts
 from mmdata.convert.settle.row_list import RowList
-from mmdata.convert.settle.settled import Settled, digests_of
-from mmdata.convert.units.compose import Composed, Fragment, compose
+from mmdata.convert.settle.settled import Settled
+from mmdata.convert.units.compose import Composed, Fragment
 from mmdata.convert.units.records import texts_of
 from mmdata.convert.units.staging import Staging
-from mmdata.convert.units.unit import fragment_name, read_tars
+from mmdata.convert.units.unit import fragment_name
 from mmdata.errors import Reason
 from mmdata.files import end_file, naming, sync_folder
 from mmdata.index.writer import ManifestWriter, shard_name
@@ -31,9 +30,6 @@ from mmdata.tars.tar import END
 from mmdata.tars.texts import Loss
 
 logger = logging.getLogger("mmdata")
-
-Compose = Callable[[Sequence[Fragment], Path], Composed]
-"""Makes a shard of fragments."""
 
 
 class OutputFolder:
@@ -45,7 +41,6 @@ class OutputFolder:
         config: the largest shard.
         staging: of the units.
         pool: makes shards.
-        compose: makes one; see `compose`.
 
     Attributes:
         accounts: of the rows that belong to the folder.
@@ -58,15 +53,12 @@ class OutputFolder:
         config: ConvertConfig,
         staging: Staging,
         pool: ThreadPoolExecutor,
-        *,
-        compose: Compose = compose,
     ) -> None:
         self._number = number
         self._folder = folder
         self._limits = config.shard_rows, config.shard_bytes
         self._staging = staging
         self._pool = pool
-        self._compose = compose
         self._ledger = folder / INNER / QUARANTINE_NAME
         self._stack = ExitStack()
         self._shard: list[Fragment] = []  # of the shard that is being filled
@@ -96,7 +88,7 @@ class OutputFolder:
         # Places of the samples in the tars, in their order.
         kept = np.flatnonzero(settled.is_kept & (settled.parts == self._number))
         start = 0
-        for number, tar in enumerate(read_tars(unit)[self._number]):
+        for number, tar in enumerate(settled.receipt.tars[self._number]):
             places = kept[start : start + tar.samples]
             start += tar.samples
             path = unit / fragment_name(self._number, number)
@@ -140,7 +132,7 @@ class OutputFolder:
         if not self._shard:
             return
         tar = self._folder / shard_name(self._num_shards)
-        self._composing.append(self._pool.submit(self._compose, self._shard, tar))
+        self._composing.append(self._pool.submit(self._staging.compose, self._shard, tar))
         self._shard, self._rows, self._bytes = [], 0, len(END)
         self._num_shards += 1
         self._collect(at_most=self._most_composing)
@@ -171,12 +163,6 @@ def count_rows(accounts: Accounts, settled: Settled, number: int) -> None:
         for loss in accounts.losses.add(place, found):
             detail = accounts.losses.first[loss]
             logger.warning("%s (%s); the sample is written without it, and so are further ones", detail, loss)
-
-
-def lowest_hash(settled: Settled) -> int:
-    """The least `hash64` of the images that a unit writes; the largest one there is if it writes none."""
-    digests = np.frombuffer(digests_of(settled.records, np.flatnonzero(settled.is_written)), "<i8")
-    return int(digests[::2].min()) if len(digests) else 2**63 - 1
 
 
 def _columns(settled: Settled, *names: str) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from mmdata.convert.fetch import FetchStage
 from mmdata.convert.sources.rows import InputRow, has_url
-from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.staging import MissingUnits, Receipt
 from mmdata.convert.units.unit import Job, Unit, UnitWriter
-from mmdata.errors import DataError
+from mmdata.errors import DataError, counted
 from mmdata.processes import Step, events_of_processes, map_concurrently, usable_cores
 
 A = TypeVar("A")
@@ -69,6 +69,22 @@ def threads(num_workers: int | None = None) -> Engine:
             yield from make_units(job, units, fetch, workers)
 
     return run
+
+
+def only_made(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+    """The engine of a conversion that only puts together what its parts have made.
+
+    Raises:
+        MissingUnits: there is a unit to make.
+    """
+    missing = [(unit.start, unit.stop - 1) for unit in units]
+    if missing:
+        first, last = missing[0]
+        raise MissingUnits(
+            f"{counted(len(missing), 'unit')} to make, as parts have not run or files have changed (first: rows "
+            f"{first} to {last}); run all parts again, which make only these, and then --finish"
+        )
+    yield from ()
 
 
 def processes(num_workers: int | None = None) -> Engine:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mmdata.convert.units.staging import OVERWRITES_NAME, RECEIPT_NAME, RUN_NAME, Receipt, Staging
-from mmdata.errors import DataError
+from mmdata.convert.units.compose import Composed, Fragment, compose, take_whole
+from mmdata.convert.units.staging import RECEIPT_NAME, RUN_NAME, MissingUnits, Receipt, Staging
 from mmdata.files import whole_folder
 from mmdata.hashing import file_sha256
 from mmdata.processes import map_concurrently
@@ -28,9 +27,8 @@ from mmdata.storage.urls import S3_CONNECTIONS
 
 THREADS = 8
 """Files that one process sends or fetches at once."""
-_PARTS = "parts-"
-AHEAD = 64
-"""Units whose small files are fetched together."""
+MADE = "made/"
+"""Folder, beside the units, of shards that were made of parts of tars."""
 
 
 class File(NamedTuple):
@@ -65,6 +63,7 @@ class S3Staging(Staging):
     Attributes:
         bucket, digest: as given.
         units: folder of the units in it.
+        shards: names in the bucket of the shards that `compose` has made, by the path that each was to have.
     """
 
     def __init__(self, folder: Path, bucket: S3Folder, digest: str) -> None:
@@ -72,14 +71,12 @@ class S3Staging(Staging):
         self.bucket = bucket
         self.digest = digest
         self.units = f"units-{digest}"
-        self._stored: dict[int, StoredUnit] = {}
+        self.shards: dict[Path, str] = {}
+        self._stored: dict[int, StoredUnit] | None = None  # that were there at first, and those that were fetched
 
-    def begin(self, run: dict[str, Any], *, overwrites: bool = False) -> None:
+    def begin(self, run: dict[str, Any]) -> None:
         """See `Staging.begin`. The file of the run is put under a condition by `S3Output`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if overwrites and self.bucket.get(mark := f"{self.units}/{OVERWRITES_NAME}") is None:
-            remove_units(self.bucket, f"{self.units}/")
-            self.bucket.put_new(mark, b"")
 
     def run(self) -> dict[str, Any] | None:
         """See `Staging.run`."""
@@ -91,7 +88,7 @@ class S3Staging(Staging):
         self.folder.mkdir(parents=True, exist_ok=True)  # it may be another machine's name
         return super().new_attempt(unit)
 
-    def commit(self, attempt: Path, receipt: Receipt) -> None:
+    def commit(self, attempt: Path, receipt: Receipt) -> Receipt:
         """See `Staging.commit`; nothing of an attempt that was not the first stays there."""
         name = uuid4().hex
         paths = {str(path.relative_to(attempt)): path for path in sorted(attempt.rglob("*")) if path.is_file()}
@@ -101,63 +98,48 @@ class S3Staging(Staging):
         stored = StoredUnit(receipt, name, files)
         place = self._name(receipt.unit, RECEIPT_NAME)
         if not self.bucket.put_new(place, _to_json(stored)):
-            first = self._read(receipt.unit)
+            first = self._read(place)
             if first is None or first.attempt != name:  # else the answer to an earlier request was lost
                 self.bucket.remove(self._name(receipt.unit, name, file) for file in files)
+            stored = first or stored
         shutil.rmtree(attempt)
+        return stored.receipt
 
     def unit(self, number: int) -> Path:
-        """See `Staging.unit`. The files are copies; tars are there within `at_hand`."""
-        folder = super().unit(number)
-        if not folder.exists():
-            wanted = [unit for unit in range(number, number + AHEAD) if unit in self._stored]
-            absent = [unit for unit in wanted if not super(S3Staging, self).unit(unit).exists()]
-            for _ in map_concurrently(self._fetch, absent, threads=THREADS, end=lambda: None):
-                pass
-        return folder
+        """See `Staging.unit`. The files are copies; tars are not among them."""
+        self._fetch(number)
+        return super().unit(number)
 
-    @contextmanager
-    def at_hand(self, tar: Path) -> Generator[None]:
-        """See `Staging.at_hand`. A tar that is in no unit's folder is at hand."""
-        if self.name_of(tar) is None:
-            yield
-            return
-        stored = self._stored[int(tar.parent.name)]
-        try:
-            self._download(stored, tar.name, tar)
-            yield
-        finally:
-            tar.unlink(missing_ok=True)
+    def fetch(self, units: Iterable[int]) -> None:
+        """See `Staging.fetch`."""
+        for _ in map_concurrently(self._fetch, units, threads=THREADS, end=lambda: None):
+            pass
 
-    def name_of(self, tar: Path) -> str | None:
-        """Name in the bucket of a tar of a unit; None if it is in no unit's folder."""
-        if tar.parent.parent != self.folder or not tar.parent.name.isdigit():
-            return None
-        stored = self._stored[int(tar.parent.name)]
-        return self._name(stored.receipt.unit, stored.attempt, tar.name)
+    def compose(self, fragments: Sequence[Fragment], tar: Path) -> Composed:
+        """See `Staging.compose`. Nothing of the shard is on this disk afterwards; `shards` says where it is."""
+        if len(fragments) == 1 and fragments[0].is_whole:
+            stored = self._known()[int(fragments[0].tar.parent.name)]
+            self.shards[tar] = self._name(stored.receipt.unit, stored.attempt, fragments[0].tar.name)
+            return take_whole(fragments[0], tar.name)
+        tars = [fragment.tar for fragment in fragments]
+        for path in tars:
+            self._download(self._known()[int(path.parent.name)], path.name, path)
+        made = compose(fragments, tar)
+        self.shards[tar] = f"{self.units}/{MADE}{tar.parents[1].name}/{tar.name}"
+        self.bucket.put(self.shards[tar], tar, made.entry.sha256)
+        for path in (tar, *tars):
+            path.unlink()
+        return made
 
     def receipt(self, number: int) -> Receipt | None:
-        """See `Staging.receipt`. A unit of which files are missing, as a zombie may have left it, is not there."""
-        if number not in self._stored:
-            if (stored := self._read(number)) is None:
-                return None
-            prefix = self._name(number, stored.attempt, "")
-            there = {name.removeprefix(prefix): one.bytes for name, one in self.bucket.listing(prefix).items()}
-            if any(there.get(name) != file.bytes for name, file in stored.files.items()):
-                self._remove(stored, there)
-                return None
-            self._stored[number] = stored
-        return self._stored[number].receipt
+        """See `Staging.receipt`."""
+        stored = self._known().get(number)
+        return None if stored is None else stored.receipt
 
     def remove_unit(self, number: int) -> None:
         """See `Staging.remove_unit`."""
-        stored = self._stored.pop(number)
-        self._remove(stored, stored.files)
+        self._remove(self._known().pop(number))
         shutil.rmtree(super().unit(number), ignore_errors=True)
-
-    def receipts(self, units: int) -> list[Receipt | None]:
-        """See `Staging.receipts`."""
-        return list(map_concurrently(self.receipt, range(units), threads=S3_CONNECTIONS, end=lambda: None))
 
     def has_any(self) -> bool:
         """See `Staging.has_any`."""
@@ -172,24 +154,6 @@ class S3Staging(Staging):
         """See `Staging.was_refused`."""
         return False
 
-    def keep(self, name: str, value: Any) -> None:
-        """See `Staging.keep`."""
-        self.bucket.put_new(f"{self.units}/{name}", json.dumps(value).encode())
-
-    def kept(self, name: str) -> Any:
-        """See `Staging.kept`."""
-        found = self.bucket.get(f"{self.units}/{name}")
-        return None if found is None else json.loads(found.data)
-
-    def note_parts(self, parts: int) -> None:
-        """See `Staging.note_parts`."""
-        self.bucket.put_new(f"{self.units}/{_PARTS}{parts}", b"")
-
-    def parts(self) -> int | None:
-        """See `Staging.parts`."""
-        prefix = f"{self.units}/{_PARTS}"
-        return max((int(name.removeprefix(prefix)) for name in self.bucket.listing(prefix)), default=None)
-
     def remove_attempts(self) -> None:
         """See `Staging.remove_attempts`. Others may be making units, and what was left is removed with all units."""
 
@@ -198,18 +162,43 @@ class S3Staging(Staging):
         remove_units(self.bucket, f"{self.units}/")
         self.bucket.remove([RUN_NAME])
 
-    def _remove(self, stored: StoredUnit, files: Iterable[str]) -> None:
+    def _known(self) -> dict[int, StoredUnit]:
+        if self._stored is None:
+            self._stored = self._find_stored()
+        return self._stored
+
+    def _find_stored(self) -> dict[int, StoredUnit]:
+        """The units that are there. Those of which files are missing, as a zombie may have left them, are removed."""
+        receipts = [name for name in self.bucket.listing(f"{self.units}/") if name.endswith(f"/{RECEIPT_NAME}")]
+        read = list(map_concurrently(self._read, receipts, threads=S3_CONNECTIONS, end=lambda: None))
+        there = self.bucket.listing(f"{self.units}/")  # after the receipts, before which all files were there
+        found: dict[int, StoredUnit] = {}
+        for stored in filter(None, read):
+            files = {self._name(stored.receipt.unit, stored.attempt, name): one for name, one in stored.files.items()}
+            if all(name in there and there[name].bytes == file.bytes for name, file in files.items()):
+                found[stored.receipt.unit] = stored
+            else:
+                self._remove(stored)
+        return found
+
+    def _remove(self, stored: StoredUnit) -> None:
         unit = stored.receipt.unit
         self.bucket.remove([self._name(unit, RECEIPT_NAME)])
-        self.bucket.remove(self._name(unit, stored.attempt, name) for name in files)
+        self.bucket.remove(self._name(unit, stored.attempt, name) for name in stored.files)
 
-    def _read(self, number: int) -> StoredUnit | None:
-        found = self.bucket.get(self._name(number, RECEIPT_NAME))
+    def _read(self, name: str) -> StoredUnit | None:
+        found = self.bucket.get(name)
         return None if found is None else _from_json(found.data)
 
     def _fetch(self, number: int) -> None:
-        """Fetch the small files of a unit."""
-        stored, folder = self._stored[number], super().unit(number)
+        """Fetch the small files of a unit, which another process may have made just now."""
+        if (folder := super().unit(number)).exists():
+            return
+        name = self._name(number, RECEIPT_NAME)
+        stored = self._known().get(number) or self._read(name)
+        if stored is None:
+            raise units_are_gone(self.bucket.url_of(name))
+        self._known()[number] = stored
         with whole_folder(folder) as part:
             (part / INNER).mkdir()
             for name in stored.files:
@@ -236,9 +225,9 @@ def remove_units(bucket: S3Folder, prefix: str) -> None:
     bucket.remove([RUN_NAME] if RUN_NAME in names else [])
 
 
-def units_are_gone(url: str) -> DataError:
+def units_are_gone(url: str) -> MissingUnits:
     """The error of a unit that is removed while it is read."""
-    return DataError(
+    return MissingUnits(
         f"'{url}': is gone: another process has published this conversion meanwhile, or started another; "
         "run this again, which says"
     )
@@ -251,4 +240,4 @@ def _to_json(stored: StoredUnit) -> bytes:
 def _from_json(data: bytes) -> StoredUnit:
     content: dict[str, Any] = json.loads(data)
     files = {name: File(*file) for name, file in content["files"].items()}
-    return StoredUnit(Receipt(**content["receipt"]), content["attempt"], files)
+    return StoredUnit(Receipt.from_json(content["receipt"]), content["attempt"], files)

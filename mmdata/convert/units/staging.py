@@ -12,34 +12,39 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
+from mmdata.convert.units.compose import Composed, Fragment, compose
+from mmdata.errors import DataError
 from mmdata.files import lock, naming, sync_folder, write_whole
 from mmdata.storage.folder import INNER
 
 UNITS_NAME = ".units"
 RECORDS_NAME = "records.arrow"
-FRAGMENTS_NAME = "fragments.json"
 RECEIPT_NAME = "receipt.json"
 RUN_NAME = "run.json"
-NUM_ROWS_NAME = "num_rows.json"
-CLASSES_NAME = "classes.json"
 REFUSED_NAME = "refused.json"
-OVERWRITES_NAME = "overwrites"
 _ATTEMPT = ".attempt-"
 SPILL = ".spill-"
 """How the names of folders with temporary files begin."""
-_PARTS = "parts-"
+
+
+class Tar(NamedTuple):
+    """What is known of a tar of a unit: its SHA-256, its size and number of samples."""
+
+    sha256: str
+    bytes: int
+    samples: int
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a unit gives back: less than 1 KB, whatever its shards hold.
+    """What a unit gives back, which is small whatever its tars hold.
 
     Attributes:
         unit: its number.
@@ -48,6 +53,7 @@ class Receipt:
         quarantined: how many of them cannot be used.
         unfetched: how many of these have a URL that gave no image.
         made_of: what decided the unit besides its files; see `Job.made_of`.
+        tars: of each folder of the output.
     """
 
     unit: int
@@ -56,6 +62,17 @@ class Receipt:
     quarantined: int
     unfetched: int = 0
     made_of: str = ""
+    tars: list[list[Tar]] = field(default_factory=list[list[Tar]])
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Receipt:
+        """The receipt that `asdict` has given as JSON."""
+        tars = [[Tar(*tar) for tar in tars] for tars in content.pop("tars")]
+        return cls(**content, tars=tars)
+
+
+class MissingUnits(DataError):
+    """Units that are to be put together were not made, or another process has removed them."""
 
 
 class Staging:
@@ -68,23 +85,14 @@ class Staging:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def begin(self, run: dict[str, Any], *, overwrites: bool = False) -> None:
-        """Make the folder for a run, unless it is there.
-
-        Args:
-            run: what decides the units' content, as JSON.
-            overwrites: whether the run is one that begins anew: the units that a killed one has left are its own.
-        """
+    def begin(self, run: dict[str, Any]) -> None:
+        """Make the folder for a run, unless it is there; `run` is what decides the units' content, as JSON."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
-            if overwrites and not (self.folder / OVERWRITES_NAME).exists():
-                self.remove()
+        with lock(self.folder.parent, wait=True):  # of several parts that begin, one makes it
             if self.run() is not None:
                 return
             _remove_at_once(self.folder)  # its removal was killed
             self.folder.mkdir()
-            if overwrites:
-                (self.folder / OVERWRITES_NAME).touch()
             write_whole(self.folder / RUN_NAME, json.dumps(run, sort_keys=True).encode())
             sync_folder(self.folder.parent)
 
@@ -101,38 +109,38 @@ class Staging:
         (folder / INNER).mkdir()
         return folder
 
-    def commit(self, attempt: Path, receipt: Receipt) -> None:
-        """Make a finished unit one of the run's; nothing is done if another attempt was first.
+    def commit(self, attempt: Path, receipt: Receipt) -> Receipt:
+        """Make a finished unit one of the run's, unless another attempt was first; the receipt of the first.
 
         The files in it must be on disk; their names need not be.
         """
         write_whole(attempt / RECEIPT_NAME, json.dumps(asdict(receipt)).encode())
         sync_folder(attempt / INNER)
-        _rename_or_remove(attempt, self.unit(receipt.unit))
+        is_first = _rename_or_remove(attempt, self.unit(receipt.unit))
         sync_folder(self.folder)
+        return receipt if is_first else self.receipt(receipt.unit) or receipt
 
     def unit(self, number: int) -> Path:
         """The folder of a unit."""
         return self.folder / f"{number:06d}"
 
-    def at_hand(self, tar: Path) -> AbstractContextManager[object]:
-        """A context in which a tar in the folder of a unit can be read; the other files of a unit always can."""
-        return nullcontext()
+    def fetch(self, units: Iterable[int]) -> None:
+        """Bring the files of units to this disk, if they are elsewhere; those of their tars stay there."""
+
+    def compose(self, fragments: Sequence[Fragment], tar: Path) -> Composed:
+        """Make a shard of tars of units; see `mmdata.convert.units.compose.compose`."""
+        return compose(fragments, tar)
 
     def receipt(self, number: int) -> Receipt | None:
         """The receipt of a unit; None if the unit is not there."""
         try:
-            return Receipt(**json.loads((self.unit(number) / RECEIPT_NAME).read_bytes()))
+            return Receipt.from_json(json.loads((self.unit(number) / RECEIPT_NAME).read_bytes()))
         except FileNotFoundError:
             return None
 
     def remove_unit(self, number: int) -> None:
         """Remove a unit, which is to be made again."""
         _remove_at_once(self.unit(number))
-
-    def receipts(self, units: int) -> list[Receipt | None]:
-        """What is known of each of so many units: None for one that was not made."""
-        return [self.receipt(unit) for unit in range(units)]
 
     def has_any(self) -> bool:
         """Whether there is a unit."""
@@ -162,33 +170,6 @@ class Staging:
                 _remove_at_once(path)
         (self.folder / REFUSED_NAME).unlink()
 
-    @contextmanager
-    def _alone(self) -> Generator[None, None, None]:
-        """No other process of this run is in such a block."""
-        with lock(self.folder.parent, wait=True):
-            yield
-
-    def keep(self, name: str, value: Any) -> None:
-        """Keep what was found in reading the whole corpus, as JSON: NUM_ROWS_NAME, the number of its rows, or
-        CLASSES_NAME, whether its labels are names, and the names of all classes. All of one run find the same."""
-        with self._alone():
-            write_whole(self.folder / name, json.dumps(value).encode())
-
-    def kept(self, name: str) -> Any:
-        """What `keep` was given; None if nobody has read the whole corpus yet."""
-        try:
-            return json.loads((self.folder / name).read_bytes())
-        except FileNotFoundError:
-            return None
-
-    def note_parts(self, parts: int) -> None:
-        """Keep the number of parts that the units are made in, for messages."""
-        (self.folder / f"{_PARTS}{parts}").touch()
-
-    def parts(self) -> int | None:
-        """The largest number that was noted; None if units are not made in parts."""
-        return max((int(path.name.removeprefix(_PARTS)) for path in self.folder.glob(f"{_PARTS}*")), default=None)
-
     def remove_attempts(self) -> None:
         """Remove what killed processes have left. One that nobody waits for may be making a unit yet."""
         for path in self.folder.iterdir():
@@ -216,8 +197,8 @@ def _remove_at_once(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)  # what stays is in nobody's way, and goes with the next removal
 
 
-def _rename_or_remove(new: Path, place: Path) -> None:
-    """Put a folder in its place in one step; remove it if another one is there."""
+def _rename_or_remove(new: Path, place: Path) -> bool:
+    """Put a folder in its place in one step, or remove it if another one is there; whether it is in its place."""
     try:
         with naming(new):
             os.rename(new, place)
@@ -225,3 +206,5 @@ def _rename_or_remove(new: Path, place: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         shutil.rmtree(new)
+        return False
+    return True

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from mmdata.convert.row.examine import Examiner, Outcome, hash_of
 from mmdata.convert.sources.rows import ImageSource, InputRow, Merge
 from mmdata.convert.units.compose import finish_fragment
 from mmdata.convert.units.records import RecordWriter
-from mmdata.convert.units.staging import FRAGMENTS_NAME, RECORDS_NAME, Receipt, Staging
+from mmdata.convert.units.staging import RECORDS_NAME, Receipt, Staging, Tar
 from mmdata.errors import BadSample, Reason
 from mmdata.files import write_whole
 from mmdata.hashing import in_share
@@ -157,17 +157,15 @@ class UnitWriter:
         self._records.add(outcome, part=part, fault=fault, losses=losses)
 
     def finish(self) -> Receipt:
-        """Commit the unit."""
+        """Commit the unit; the receipt of the attempt that was first."""
         assert self.is_full
         for part in self._parts:
             part.finish()
         write_whole(self._attempt / RECORDS_NAME, self._records.to_arrow())
-        tars = [[asdict(tar) for tar in part.tars] for part in self._parts]
-        write_whole(self._attempt / FRAGMENTS_NAME, json.dumps(tars).encode())
         unit, made_of = self.unit, self._job.made_of(self.unit)
-        receipt = Receipt(unit.number, unit.start, len(unit), self._quarantined, self._unfetched, made_of)
-        self._job.staging.commit(self._attempt, receipt)
-        return receipt
+        tars = [part.tars for part in self._parts]
+        receipt = Receipt(unit.number, unit.start, len(unit), self._quarantined, self._unfetched, made_of, tars)
+        return self._job.staging.commit(self._attempt, receipt)
 
     def discard(self) -> None:
         """Remove what was made."""
@@ -224,20 +222,6 @@ class _Fragments:
         """Close the tar that is open."""
         if self._open is not None:
             self._open.discard()
-
-
-@dataclass(frozen=True)
-class Tar:
-    """What is known of a tar of a unit: its SHA-256, its size and number of samples."""
-
-    sha256: str
-    bytes: int
-    samples: int
-
-
-def read_tars(unit: Path) -> list[list[Tar]]:
-    """The tars of each part of a unit, from the unit's folder."""
-    return [[Tar(**tar) for tar in part] for part in json.loads((unit / FRAGMENTS_NAME).read_bytes())]
 
 
 def fragment_name(part: int, number: int) -> str:

@@ -188,23 +188,6 @@ def test_slow_names_cost_neither_their_urls_nor_those_of_other_hosts(site: Site)
     assert names.most_at_once == 2
 
 
-def test_each_of_ten_thousand_hosts_is_looked_up_once_for_a_hundred_thousand_urls() -> None:
-    async def run() -> Names:
-        names = Names()
-        resolver = CachedResolver(names, any_address)
-
-        async def look_up(start: int) -> None:
-            for number in range(start, 100_000, 50):
-                assert len(await resolver.resolve(f"host{number % 10_000}.example", 80)) == 1
-
-        await asyncio.wait_for(asyncio.gather(*(look_up(start) for start in range(50))), 300)
-        return names
-
-    names = asyncio.run(run())
-    assert len(names.asked) == 10_000
-    assert set(names.asked.values()) == {1}
-
-
 def test_lookups_of_a_whole_run_are_one_a_host(site: Site) -> None:
     site.answers["/a.jpg"] = Answer(200, b"an image")
     names = Names()

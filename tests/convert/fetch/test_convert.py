@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +22,9 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.index import Manifest
-from tests.convert.conftest import content, jsonl, left_out
+from tests.convert.conftest import content, jsonl, left_out, start
 from tests.convert.fetch.sites import Answer, Site, redirect
-from tests.programs import PATIENCE_S, Program
+from tests.programs import PATIENCE_S
 from tests.waiting import wait_until
 
 PHOTOS = 12
@@ -135,7 +132,7 @@ def test_hashes_are_compared_wherever_the_image_lies(album: Site, tmp_path: Path
         "12ab",
         hashlib.md5(b"another").hexdigest(),
     ]
-    rows = [{**row, "sum": one} for row, one in zip(rows_of(album, 6), hashes, strict=True)]
+    rows: list[dict[str, Any]] = [{**row, "sum": one} for row, one in zip(rows_of(album, 6), hashes, strict=True)]
     rows[5]["url"] = "local.jpg"
     report = make(jsonl(tmp_path / "t.jsonl", rows), tmp_path / "out", hash_column="sum", keep=("sum",))
     assert report.accounts["written"] == 3
@@ -152,13 +149,10 @@ def test_hashes_are_compared_wherever_the_image_lies(album: Site, tmp_path: Path
     assert found[1]["detail"] == "the hash '12ab' is neither an MD5 (32 digits) nor a SHA-256 (64 digits)"
     with pytest.raises(ConfigError, match=r"no column 'md5' \(hash\)"):
         make(tmp_path / "t.jsonl", tmp_path / "out2", hash_column="md5")
-
-
-def test_binary_hashes_are_compared(album: Site, tmp_path: Path) -> None:
-    image = album.answers["/0.jpg"].body  # type: ignore[union-attr]
-    rows = [{**row, "sum": hashlib.sha256(image).digest()} for row in rows_of(album, 2)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    assert make(tmp_path / "t.parquet", tmp_path / "out", hash_column="sum").accounts["reasons"] == {"hash_differs": 1}
+    binary = [{**row, "sum": hashlib.sha256(images[0]).digest()} for row in rows_of(album, 2)]
+    pq.write_table(pa.Table.from_pylist(binary), tmp_path / "t.parquet")
+    accounts = make(tmp_path / "t.parquet", tmp_path / "out3", hash_column="sum").accounts
+    assert accounts["reasons"] == {"hash_differs": 1}
 
 
 def test_rows_of_one_url_with_other_hashes_are_not_merged(album: Site, tmp_path: Path) -> None:
@@ -215,24 +209,6 @@ def test_settings_that_read_images_twice_are_refused(
     assert not album.requests
 
 
-def test_validation_share_and_resizing_work_as_with_files(album: Site, tmp_path: Path) -> None:
-    rows = rows_of(album)
-    for number, row in enumerate(rows):
-        (tmp_path / f"{number}.jpg").write_bytes(album.answers[f"/{number}.jpg"].body)  # type: ignore[union-attr]
-        row["path"] = f"{number}.jpg"
-    table = jsonl(tmp_path / "t.jsonl", rows)
-    one = make(table, tmp_path / "out", image_column="url", val_share=0.5, resize=16)
-    two = make(table, tmp_path / "out2", image_column="path", val_share=0.5, resize=16)
-    assert one.accounts["written"] == two.accounts["written"] == PHOTOS
-    assert (one.manifest.rows, one.val and one.val.rows) == (two.manifest.rows, two.val and two.val.rows)
-
-
-def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
 def test_program_ends_its_output_with_the_reasons(album: Site, tmp_path: Path) -> None:
     rows = [*rows_of(album), {"url": album.url("/gone.jpg"), "caption": "x"}, {"url": "ftp://\x1b/a", "caption": "y"}]
     table = jsonl(tmp_path / "t.jsonl", rows)
@@ -241,7 +217,7 @@ def test_program_ends_its_output_with_the_reasons(album: Site, tmp_path: Path) -
     assert process.returncode == 0, stderr
     assert re.fullmatch(
         r"fetched 12 of 14 URLs \(85\.7%\), 0\.0 MB in \d+ s, \d+ a second; "
-        r"no image: 1 http_status, 1 refused_address; most of them of 127\.0\.0\.1 \(1\), \\x1b \(1\)\n",
+        r"no image: 1 http_status, 1 refused_address\n",
         stderr,
     ), stderr
     assert "quarantined" in stdout
@@ -251,11 +227,7 @@ def test_program_ends_its_output_with_the_reasons(album: Site, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("number", "status", "message"),
     [
-        (
-            signal.SIGTERM,
-            143,
-            "terminated; nothing was published, run the same command again: it continues where this ended\n",
-        ),
+        (signal.SIGTERM, 143, TERMINATED),
         (signal.SIGINT, 130, "interrupted\n"),
     ],
 )

@@ -13,11 +13,10 @@ import pytest
 from aiohttp import web
 
 from mmdata.convert.fetch.addresses import address_fault, any_address
-from mmdata.convert.fetch.faults import UrlFault, short
+from mmdata.convert.fetch.faults import short
 from mmdata.convert.fetch.fetcher import Fetcher, parse_url
 from mmdata.convert.fetch.request import retry_after
-from mmdata.convert.fetch.room import NoRoom
-from mmdata.errors import BadSample, Reason
+from mmdata.errors import BadSample
 from tests.convert.fetch.conftest import Outcome, fetch_all, quick
 from tests.convert.fetch.sites import Answer, Site, cut, dribble, first, redirect, reset
 
@@ -149,26 +148,6 @@ def test_host_with_an_answer_now_and_then_is_not_left_alone(site: Site) -> None:
     urls = [site.url(f"/a.jpg?{number}") for number in range(12)]
     found = fetch_all(urls, ignore_opt_outs=True, attempts=1, per_host=1, silent_urls=5, silent_s=0.0)
     assert found.count(b"an image") == 4
-
-
-def test_attempts_are_counted_over_starts_for_want_of_room(site: Site) -> None:
-    failure = UrlFault(Reason.HTTP_STATUS, "status 503", status=503, may_pass=True)
-    bodies = iter([NoRoom(10), failure, NoRoom(20), NoRoom(30)])
-    asked = 0
-
-    async def ask(*_: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        raise next(bodies, failure)
-
-    async def run() -> None:
-        async with Fetcher(quick(attempts=3, ignore_opt_outs=True), fault_of=any_address) as fetcher:
-            fetcher._follow = ask  # type: ignore[method-assign]
-            await fetcher.fetch(site.url("/a.jpg"))
-
-    with pytest.raises(BadSample, match=r"\(3 times asked\)"):
-        asyncio.run(run())
-    assert asked == 3 + 3
 
 
 def test_retry_after_holds_seconds_or_a_date() -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, Report, convert, preview
 from mmdata.convert.units.engines import threads
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import DataError
 from tests.convert.conftest import jsonl
 from tests.convert.fetch.sites import Answer, Site
 
@@ -105,11 +105,3 @@ def test_connections_of_a_host_are_two_or_as_many_as_are_set(
     assert report.accounts["written"] == GOOD
     assert site.most_at_once["127.0.0.1"] == most
     assert make(table, tmp_path / "out", ignore_opt_outs=True, connections_per_host=9).was_complete
-
-
-def test_connections_of_a_host_are_for_tables(tmp_path: Path, photo: Callable[..., bytes]) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.jpg").write_bytes(photo(20, 30))
-    (tmp_path / "photos" / "a.txt").write_text("a photo")
-    with pytest.raises(ConfigError, match="connections_per_host, allow_private_addresses only for a table; leave"):
-        make(tmp_path / "photos", tmp_path / "out", connections_per_host=3)

@@ -87,23 +87,6 @@ def test_row_grows_settles_and_is_freed() -> None:
     in_loop(test)
 
 
-def test_row_that_starts_again_frees_what_it_held_before_it_waits() -> None:
-    async def test() -> None:
-        room = Room(100)
-        await room.reserve(1, 60)
-        await room.reserve(2, 40)
-        await room.reserve(1, 50)
-        assert room.used == 90
-        waiting = asyncio.ensure_future(room.reserve(2, 60))
-        await asyncio.sleep(0)
-        assert (room.used, waiting.done()) == (50, False)
-        room.free(1)
-        await waiting
-        assert room.used == 60
-
-    in_loop(test)
-
-
 class Watched(Fetcher):
     """Keeps the most bytes that were counted."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import random
@@ -18,10 +17,7 @@ import pytest
 from aiohttp import web
 
 from mmdata.convert.fetch import FetchStage
-from mmdata.convert.fetch.fetcher import Fetcher
-from mmdata.convert.fetch.settings import user_agent
 from mmdata.convert.fetch.stage import refuse_urls
-from mmdata.convert.fetch.tally import HOSTS_KEPT, Tally
 from mmdata.convert.sources.rows import InputRow, has_url
 from mmdata.errors import ConfigError, Reason
 from tests.convert.fetch.conftest import fetch_all, quick
@@ -162,18 +158,6 @@ def test_stage_that_cannot_begin_says_why_and_ends(broken: str) -> None:
     assert done.stdout == "no more of them True 1\n", done.stderr
 
 
-def test_fault_of_this_machine_ends_the_stage() -> None:
-    def full(address: str) -> str:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    settings = quick(ignore_opt_outs=True)
-    with (
-        pytest.raises(OSError, match="Too many open files"),
-        FetchStage(settings, Fetcher(settings, fault_of=full)) as stage,
-    ):
-        list(stage([InputRow(0, "", "http://127.0.0.1:9/")]))
-
-
 def test_nearly_all_that_can_be_had_is_had_of_servers_that_fail_now_and_then() -> None:
     """One request in a hundred fails, in each of several ways; and one image in twenty is not there."""
     urls_of = range(3000)
@@ -239,19 +223,9 @@ def test_log_says_how_it_goes_and_closes_with_a_line(site: Site, caplog: pytest.
     assert all(line.startswith("fetched ") for line in lines)
     assert re.fullmatch(
         r"fetched 2 of 6 URLs \(33\.3%\), 0\.0 MB in \d+ s, \d+ a second; "
-        r"no image: 2 http_status, 2 refused_address; "
-        r"most of them of 127\.0\.0\.1 \(2\), files\.example \(1\), no host \(1\)",
+        r"no image: 2 http_status, 2 refused_address",
         last,
     )
-
-
-def test_tally_keeps_the_commonest_hosts_of_many() -> None:
-    tally = Tally()
-    for number in range(HOSTS_KEPT + 10):
-        tally.bad("http://common.example/a.jpg", Reason.TIMED_OUT)
-        tally.bad(f"http://host{number}.example/", Reason.TIMED_OUT)
-    assert f"most of them of common.example ({HOSTS_KEPT + 10:,}), " in tally.line()
-    assert len(tally._hosts) <= HOSTS_KEPT
 
 
 def test_url_is_told_from_a_path() -> None:
@@ -267,11 +241,6 @@ def test_rows_that_are_read_twice_may_have_no_url() -> None:
         ConfigError, match=r"^t\.csv, line 3: its image is behind a URL, and 'x' reads every image twice; "
     ):
         list(refuse_urls(rows, "x"))
-
-
-def test_user_agent_is_truthful() -> None:
-    assert user_agent(None).startswith("mmdata/")
-    assert user_agent("mailto:me@lab.example").endswith(" (+mailto:me@lab.example)")
 
 
 def test_conversions_without_urls_do_without_aiohttp() -> None:

@@ -19,13 +19,13 @@ from mmdata.convert.units import engines
 from mmdata.convert.units.engines import Engine, processes, threads
 from mmdata.errors import DataError
 from mmdata.index import Index
-from tests.convert.conftest import content, jsonl
-from tests.convert.test_interrupted import Killed, killing
+from tests.convert.conftest import Killed, content, jsonl, killing, make_parts
 from tests.logs import messages
 from tests.programs import PATIENCE_S
 
 ROWS = 12
 SETTINGS = ConvertConfig(shard_rows=4, max_bad_share=0.5)
+TO_MAKE = "to make, as parts have not run or files have changed"
 Edit = Callable[[Path, int], None]
 
 
@@ -130,7 +130,7 @@ def test_stopped_conversion_takes_up_files_that_have_changed(
     convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
     assert report.accounts["rows"] == ROWS
-    assert [text.split(": ")[0] for text in messages(caplog)] == ["rows 0 to 3 are converted again"]
+    assert [text.split(": ")[0] for text in messages(caplog)] == ["rows 0 to 3 have to be converted again"]
 
 
 def test_label_that_changes_the_numbers_of_classes_changes_all_units(
@@ -148,8 +148,8 @@ def test_label_that_changes_the_numbers_of_classes_changes_all_units(
     assert report.accounts["classes"] == ["cat", "ape", "dog"]
     assert Index.open(out).column("label").tolist() == [0] * 5 + [1] + [2] * 6
     assert messages(caplog) == [
-        "rows 0 to 3 are converted again: captions or labels of other rows have changed",
-        "rows 4 to 7 are converted again: '05.json' has changed",
+        "rows 0 to 3 have to be converted again: captions or labels of other rows have changed",
+        "rows 4 to 7 have to be converted again: '05.json' has changed",
     ]
 
 
@@ -168,10 +168,10 @@ def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[by
 
 def test_copy_of_tars_with_other_captions_is_read_where_it_is(tmp_path: Path, pictures: list[bytes]) -> None:
     source, out, copy = with_tar(tmp_path / "corpus", pictures), tmp_path / "out", tmp_path / "copy"
-    convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
+    make_parts(source, out, SETTINGS, 1)
     shutil.copytree(source, copy)
     edit_tar(copy, 1)
-    with pytest.raises(DataError, match=r"^'a.tar' has changed since its row was converted"):
+    with pytest.raises(DataError, match=TO_MAKE):
         convert(copy, out, SETTINGS, finish=True)
     convert(copy, out, SETTINGS, engine=threads(1))
     assert Index.open(out)[0].captions == ["new caption 00"]
@@ -188,12 +188,10 @@ def test_parts_take_up_files_that_have_changed(
     tmp_path: Path, pictures: list[bytes], engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
-    for part in (1, 2):
-        convert_part(source, out, SETTINGS, part=(part, 2), engine=engine)
+    make_parts(source, out, SETTINGS, engine=engine)
     edit_captions(source, 1)
     message = (
-        r"'00.txt' has changed since its row was converted; run all parts again, which make only what has changed, "
-        r"and then --finish$"
+        r"^1 unit to make, .* \(first: rows 0 to 3\); run all parts again, which make only these, and then --finish"
     )
     with pytest.raises(DataError, match=message):
         convert(source, out, SETTINGS, finish=True)
@@ -202,24 +200,7 @@ def test_parts_take_up_files_that_have_changed(
     convert(source, out, SETTINGS, finish=True)
     convert(source, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
-    assert messages(caplog) == ["rows 0 to 3 are converted again: '00.txt' has changed"]
-
-
-def test_captions_of_merged_rows_that_have_changed_are_taken_up(tmp_path: Path, pictures: list[bytes]) -> None:
-    source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
-    settings = SETTINGS.model_copy(update={"group_by": "content"})
-    (source / "11.jpg").write_bytes(pictures[0])
-    for part in (1, 2):
-        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
-    (source / "11.txt").write_text("new caption 11")
-    with pytest.raises(DataError, match=r"'11.txt' has changed since its row was converted"):
-        convert(source, out, settings, finish=True)
-    for part in (1, 2):
-        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
-    convert(source, out, settings, finish=True)
-    convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
-    assert content(out) == content(tmp_path / "undisturbed")
-    assert Index.open(out)[0].captions == ["old caption 00", "new caption 11"]
+    assert messages(caplog) == ["rows 0 to 3 have to be converted again: '00.txt' has changed"]
 
 
 def edit_caption_of_equal_image(folder: Path) -> None:
@@ -241,38 +222,30 @@ def test_finish_refuses_parts_that_have_merged_other_rows(
     convert_part(source, out, settings, part=(1, 2), engine=threads(1))
     edit(tmp_path / "corpus")
     convert_part(source, out, settings, part=(2, 2), engine=threads(1))
-    message = (
-        r"^images or captions have changed since rows that depend on them were converted; run all parts again, which "
-        r"make only what has changed, and then --finish$"
-    )
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=TO_MAKE):
         convert(source, out, settings, finish=True)
-    for part in (1, 2):
-        convert_part(source, out, settings, part=(part, 2), engine=threads(1))
+    make_parts(source, out, settings)
     convert(source, out, settings, finish=True)
     convert(source, tmp_path / "undisturbed", settings, engine=threads(1))
     assert content(out) == content(tmp_path / "undisturbed")
 
 
-def test_finish_says_that_a_file_is_gone(tmp_path: Path, pictures: list[bytes]) -> None:
+def test_finish_says_that_a_file_is_gone(
+    tmp_path: Path, pictures: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
     table, out = with_table(tmp_path / "corpus", pictures), tmp_path / "out"
-    convert_part(table, out, SETTINGS, part=(1, 1), engine=threads(1))
-    (tmp_path / "corpus/05.jpg").rename(tmp_path / "05.jpg")
-    message = (
-        r"^'05.jpg' is gone, and its row was converted; put it back, or run all parts again, which leave its row out, "
-        r"and then --finish$"
-    )
-    with pytest.raises(DataError, match=message):
+    make_parts(table, out, SETTINGS, 1)
+    (tmp_path / "corpus/05.jpg").unlink()
+    with pytest.raises(DataError, match=TO_MAKE):
         convert(table, out, SETTINGS, finish=True)
-    shutil.copyfile(tmp_path / "05.jpg", tmp_path / "corpus/05.jpg")
-    assert convert(table, out, SETTINGS, finish=True).accounts["written"] == ROWS
+    assert messages(caplog) == ["rows 4 to 7 have to be converted again: '05.jpg' is gone"]
 
 
 def test_changed_files_are_looked_for_in_several_threads(
     tmp_path: Path, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = with_captions(tmp_path / "corpus", pictures), tmp_path / "out"
-    convert_part(source, out, SETTINGS, part=(1, 1), engine=threads(1))
+    make_parts(source, out, SETTINGS, 1)
     both = threading.Barrier(2)
 
     def look(*args: Any, **options: Any) -> None:

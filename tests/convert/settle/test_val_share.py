@@ -18,8 +18,7 @@ from mmdata.errors import DataError
 from mmdata.hashing import in_share
 from mmdata.index import Index, Manifest, verify
 from mmdata.recognize import PRIVATE_NAME
-from tests.convert.conftest import jsonl, tolerant
-from tests.convert.test_group import content
+from tests.convert.conftest import Killed, content, jsonl, tolerant
 
 ROWS = 60
 
@@ -99,15 +98,6 @@ def test_share_that_leaves_a_part_empty_is_an_error_and_publishes_nothing(table:
     assert not list((tmp_path / "out").rglob("manifest.json"))
 
 
-def test_error_of_a_share_without_a_sample_names_one_that_has(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"choose another --val-share, such as [\d.e-]+$") as caught:
-        convert(table, tmp_path / "out", tolerant(val_share=1e-9))
-    share = float(str(caught.value).rpartition(" ")[2])
-    with pytest.raises(DataError, match="leaves none for validation"):
-        convert(table, tmp_path / "out", tolerant(val_share=share * 0.9))
-    assert convert(table, tmp_path / "out", tolerant(val_share=share)).val is not None
-
-
 def test_same_command_again_has_nothing_to_do_and_another_one_is_an_error(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out", tolerant(val_share=0.3))
     assert convert(table, tmp_path / "out", tolerant(val_share=0.3)).was_complete
@@ -122,10 +112,6 @@ def test_same_command_again_has_nothing_to_do_and_another_one_is_an_error(table:
         convert(table, tmp_path / "whole", tolerant(val_share=0.4))
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("calls", [0, 1])
 def test_kill_while_publishing_is_finished_by_the_next_run(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
@@ -135,11 +121,11 @@ def test_kill_while_publishing_is_finished_by_the_next_run(
     published: list[Path] = []
     publish = Output.publish
 
-    def publish_or_die(output: Output) -> None:
+    def publish_or_die(output: Output, staging: Any) -> None:
         if len(published) == calls:
             raise Killed
         published.append(output.folder)
-        publish(output)
+        publish(output, staging)
 
     with monkeypatch.context() as patched:
         patched.setattr(Output, "publish", publish_or_die)
@@ -159,10 +145,10 @@ def test_kill_while_replacing_leaves_no_old_part_beside_a_new_one(
     convert(table, tmp_path / "out", tolerant(val_share=0.6))
     publish = Output.publish
 
-    def publish_train_and_die(output: Output) -> None:
+    def publish_train_and_die(output: Output, staging: Any) -> None:
         if output.folder.name == "val":
             raise Killed
-        publish(output)
+        publish(output, staging)
 
     with monkeypatch.context() as patched:
         patched.setattr(Output, "publish", publish_train_and_die)

@@ -13,14 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mmdata.convert import convert, convert_part
+from mmdata.convert import convert
 from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle import repeats
 from mmdata.convert.sources.rows import InputRow
 from mmdata.convert.units.engines import local, threads
 from mmdata.index import Index
-from tests.convert.conftest import content, jsonl, left_out, tolerant
-from tests.convert.test_tables import captions
+from tests.convert.conftest import captions, content, jsonl, left_out, make_parts, tolerant
 
 
 def counts(accounts: dict[str, Any]) -> dict[str, int]:
@@ -57,12 +56,6 @@ def test_group_by_none_writes_the_first_row_only(corpus: Path, tmp_path: Path, m
     assert captions(tmp_path / "out") == [["one"]]
     assert counts(report.accounts) == {"rows": 2, "written": 1, "duplicate": 1}
     assert report.accounts["differing"] == 1
-
-
-def test_keep_duplicates_writes_each_row(corpus: Path, tmp_path: Path, make: Any) -> None:
-    (corpus / "t.csv").write_text("image,caption\na.jpg,one\na.jpg,two\n")
-    make(corpus / "t.csv", keep_duplicates=True)
-    assert captions(tmp_path / "out") == [["one"], ["two"]]
 
 
 def test_first_row_that_can_be_used_takes_the_captions(corpus: Path, tmp_path: Path, make: Any) -> None:
@@ -194,8 +187,7 @@ def test_folder_is_grouped_alike_by_any_workers_and_parts(corpus: Path, tmp_path
     config = tolerant(shard_rows=4)
     convert(corpus, tmp_path / "one", config, engine=threads(1))
     convert(corpus, tmp_path / "four", config, engine=local(4))
-    for number in (1, 2):
-        convert_part(corpus, tmp_path / "parts", config, part=(number, 2), engine=local(2))
+    make_parts(corpus, tmp_path / "parts", config, engine=local(2))
     convert(corpus, tmp_path / "parts", config, finish=True)
     assert content(tmp_path / "one") == content(tmp_path / "four") == content(tmp_path / "parts")
     assert captions(tmp_path / "one")[1] == [f"photo {number}" for number in range(1, 20, 3)]

@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,13 @@ import pytest
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.sources.arrow import ParquetTable
-from mmdata.convert.sources.rows import InputRow
-from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.sources.tables import TableRow
 from mmdata.convert.units.engines import Engine, Progress, processes, threads
 from mmdata.convert.units.staging import Receipt
 from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import ConfigError, DataError
-from mmdata.index import Manifest
-from tests.convert.conftest import content, jsonl
-from tests.programs import PATIENCE_S, Program
+from tests.convert.conftest import content, jsonl, make_parts, start
+from tests.programs import PATIENCE_S
 
 SETTINGS = ConvertConfig(shard_rows=7, val_share=0.4, max_bad_share=0.3)
 
@@ -38,11 +33,6 @@ def table(raw_corpus: Path) -> Path:
     path = raw_corpus / "captions.jsonl"
     path.write_text((path.read_text() + '{"image": "gone.jpg", "captions": ["x"]}\n{broken\n') * 4)
     return path
-
-
-def start(*arguments: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mmdata", "convert", *map(str, arguments)]
-    return Program(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -60,61 +50,6 @@ def test_parts_give_the_bytes_of_one_job(table: Path, tmp_path: Path, parts: int
     assert not report.was_complete
     assert content(tmp_path / "out") == content(tmp_path / "one")
     assert convert_part(table, tmp_path / "out", SETTINGS, part=(1, parts)).units == 0
-
-
-@pytest.fixture
-def label_passes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The first table of each corpus whose labels are read, as they are."""
-    found: list[Path] = []
-    rows_with_labels = TableSource.rows_with_labels
-
-    def noted(source: TableSource) -> Iterator[InputRow]:
-        found.append(source._tables[0].path)
-        yield from rows_with_labels(source)
-
-    monkeypatch.setattr(TableSource, "rows_with_labels", noted)
-    return found
-
-
-@pytest.fixture
-def labelled(table: Path) -> Path:
-    """The table with a name of a class in each row."""
-    lines = table.read_text().replace('{"image"', '{"label": "LABEL", "image"').splitlines(keepends=True)
-    table.write_text("".join(line.replace("LABEL", ["cat", "dog", "emu"][n % 3]) for n, line in enumerate(lines)))
-    return table
-
-
-def test_parts_and_finish_read_the_labels_of_a_table_once(
-    labelled: Path, tmp_path: Path, label_passes: list[Path]
-) -> None:
-    convert(labelled, tmp_path / "one", SETTINGS, engine=threads(1))
-    label_passes.clear()
-    for part in (2, 1):
-        convert_part(labelled, tmp_path / "out", SETTINGS, part=(part, 2), engine=threads(1))
-    report = convert(labelled, tmp_path / "out", SETTINGS, finish=True)
-    assert report.accounts["classes"] == ["cat", "dog", "emu"]
-    assert content(tmp_path / "out") == content(tmp_path / "one")
-    assert len(label_passes) == 1
-
-
-def test_labels_of_a_table_that_changes_while_they_are_read_are_not_kept(
-    labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    convert(labelled, tmp_path / "one", SETTINGS, engine=threads(1))
-    lines, rows_with_labels = labelled.read_text(), TableSource.rows_with_labels
-
-    def changed(source: TableSource) -> Iterator[InputRow]:
-        labelled.write_text(lines.replace('"cat"', '"cow"'))
-        yield from rows_with_labels(source)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TableSource, "rows_with_labels", changed)
-        with pytest.raises(DataError, match="has changed since it was opened; run the conversion again"):
-            convert_part(labelled, tmp_path / "out", SETTINGS, part=(1, 1), engine=threads(1))
-    labelled.write_text(lines)
-    convert_part(labelled, tmp_path / "out", SETTINGS, part=(1, 1), engine=threads(1))
-    convert(labelled, tmp_path / "out", SETTINGS, finish=True)
-    assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
 def test_part_of_a_parquet_table_makes_its_own_rows_alone(
@@ -156,8 +91,7 @@ def test_parquet_tables_that_are_read_from_any_row_give_the_tars_of_json_lines(
     for number, some in enumerate((rows[:50], rows[50:])):
         pq.write_table(pa.Table.from_pylist(some), raw_corpus / f"rows-{number}.parquet", row_group_size=11)
     settings = settings.model_copy(update={"table": "rows-*.parquet"})
-    for part in (1, 2):
-        convert_part(raw_corpus, tmp_path / "out", settings, part=(part, 2), engine=engine)
+    make_parts(raw_corpus, tmp_path / "out", settings, engine=engine)
     for unit in (4, 5, 9):  # holes, for the run that goes on
         shutil.rmtree(next((tmp_path / "out/train/.mmdata-convert").glob(f".units-*/{unit:06d}")))
     convert(raw_corpus, tmp_path / "out", settings, engine=engine)
@@ -202,28 +136,18 @@ def test_jobs_at_the_same_time_give_the_bytes_of_one(table: Path, tmp_path: Path
     assert content(tmp_path / "out") == content(tmp_path / "one")
 
 
-def test_finish_without_a_part_names_its_units(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no part of this conversion has run to its end; run --part 1/N to N/N first"):
-        convert(table, tmp_path / "out", SETTINGS, finish=True)
-    for part in (1, 4):
-        convert_part(table, tmp_path / "out", SETTINGS, part=(part, 4), engine=threads(1))
-    message = (
-        r"^12 of 24 units are missing; run the same command with --part 2/4, --part 3/4 in place of --finish, and then "
-        r"--finish again$"
-    )
-    with pytest.raises(DataError, match=message):
-        convert(table, tmp_path / "out", SETTINGS, finish=True)
-    for part in (2, 3):
-        convert_part(table, tmp_path / "out", SETTINGS, part=(part, 4), engine=threads(1))
-    convert(table, tmp_path / "out", SETTINGS, finish=True)
-    assert Manifest.read(tmp_path / "out/train").rows + Manifest.read(tmp_path / "out/val").rows == 40
-
-
-def test_part_with_other_settings_is_an_error_that_names_them(table: Path, tmp_path: Path) -> None:
-    convert_part(table, tmp_path / "out", SETTINGS, part=(1, 2), engine=threads(1))
-    other = SETTINGS.model_copy(update={"min_side": 9})
-    with pytest.raises(DataError, match=r"an unfinished conversion \(min_side: was 2, is 9\); run that again"):
-        convert_part(table, tmp_path / "out", other, part=(2, 2), engine=threads(1))
+def test_finish_without_all_parts_says_how_many_units_are_left(table: Path, tmp_path: Path) -> None:
+    for parts, missing in ((), 24), ((1, 4), 12), ((2, 3), 0):
+        for part in parts:
+            convert_part(table, tmp_path / "out", SETTINGS, part=(part, 4), engine=threads(1))
+        if missing:
+            message = (
+                rf"^{missing} units to make, as parts have not run .* \(first: rows \d+ to \d+\); run all parts ag"
+            )
+            with pytest.raises(DataError, match=message):
+                convert(table, tmp_path / "out", SETTINGS, finish=True)
+    report = convert(table, tmp_path / "out", SETTINGS, finish=True)
+    assert report.accounts["written"] == 40
 
 
 def test_part_is_refused_while_the_whole_is_made(table: Path, tmp_path: Path) -> None:
@@ -276,11 +200,13 @@ def test_parts_that_begin_and_end_at_the_same_time_take_turns_with_the_folder(ta
         assert convert(table, out, SETTINGS, finish=True).accounts["rows"] == 21
 
 
-def test_part_with_other_settings_leaves_one_alone_that_is_in_its_first_unit(table: Path, tmp_path: Path) -> None:
+def test_part_with_other_settings_is_an_error_that_names_them_also_in_the_first_unit(
+    table: Path, tmp_path: Path
+) -> None:
     other = SETTINGS.model_copy(update={"min_side": 9})
 
     def meanwhile(job: Any, units: Any) -> Any:
-        with pytest.raises(DataError, match="an unfinished conversion"):
+        with pytest.raises(DataError, match=r"an unfinished conversion \(min_side: was 2, is 9\); run that again"):
             convert_part(table, tmp_path / "out", other, part=(1, 2), engine=threads(1))
         return threads(1)(job, units)
 
@@ -289,8 +215,7 @@ def test_part_with_other_settings_leaves_one_alone_that_is_in_its_first_unit(tab
 
 def test_units_that_were_refused_are_published_when_more_is_allowed(table: Path, tmp_path: Path) -> None:
     strict = SETTINGS.model_copy(update={"max_bad_share": 0.0})
-    for part in (1, 2):
-        convert_part(table, tmp_path / "out", strict, part=(part, 2), engine=threads(1))
+    make_parts(table, tmp_path / "out", strict)
     with pytest.raises(DataError, match=r"8 of 168 rows are unusable, over max_bad_share=0.0; nothing is published"):
         convert(table, tmp_path / "out", strict, finish=True)
     convert(table, tmp_path / "out", SETTINGS, finish=True)
@@ -308,12 +233,3 @@ def test_conversion_that_is_there_is_not_good_enough_for_a_call_that_allows_less
         convert(table, tmp_path / "out", strict, engine=threads(1))
     assert content(tmp_path / "out") == before
     assert convert(table, tmp_path / "out", SETTINGS, engine=threads(1)).was_complete
-
-
-def test_part_of_rows_that_cannot_be_used_is_left_to_the_finish(table: Path, tmp_path: Path) -> None:
-    table.write_text("".join(f'{{"image": "gone{number}.jpg", "captions": ["x"]}}\n' for number in range(2400)))
-    strict = ConvertConfig(shard_rows=600)
-    made = convert_part(table, tmp_path / "out", strict, part=(1, 1), engine=threads(1))
-    assert (made.rows, made.quarantined) == (2400, 2400)
-    with pytest.raises(DataError, match="2400 of 2400 rows are unusable"):
-        convert(table, tmp_path / "out", strict, finish=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -171,18 +170,3 @@ def test_units_of_any_size_give_the_samples_of_the_model(
         assert list(in_shards.items()) == [
             (key, n) for n in range(report.manifest.num_shards) for key in keys_of(out, n)
         ]
-
-
-def test_class_numbers_of_a_later_unit_pass_no_limit(photo: Callable[..., bytes], tmp_path: Path) -> None:
-    """The second unit has class 10 only, whose number takes two digits; a sample's JSON just fills a block."""
-    rows = [{"image": photo(8, 8, seed=seed), "captions": [f"c{seed}"], "label": f"k{seed}"} for seed in range(11)]
-    words = ["a", "b" * (512 - len(json.dumps({"captions": ["a", ""], "label": 0}, separators=(",", ":"))))]
-    rows += [{"image": photo(8, 8, seed=seed), "captions": words, "label": "k10"} for seed in range(11, 22)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    whole = convert(tmp_path / "t.parquet", tmp_path / "whole", ConvertConfig(shard_rows=11), engine=threads(1))
-    limit = max(entry.bytes for entry in whole.manifest) - 11 * 512
-    config = ConvertConfig(shard_rows=11, shard_bytes=limit)
-    report = convert(tmp_path / "t.parquet", tmp_path / "out", config, engine=threads(1))
-    assert report.accounts["written"] == 22
-    assert Index.open(tmp_path / "out").column("label").tolist() == [*range(11), *[10] * 11]
-    assert all(entry.bytes <= limit for entry in report.manifest)
