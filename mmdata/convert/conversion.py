@@ -26,7 +26,7 @@ from mmdata.convert.settle.settled import Settler
 from mmdata.convert.settle.shards import OutputFolder, count_rows, lowest_hash
 from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
-from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, image_key, images_of, row_key
+from mmdata.convert.sources.rows import InputRow, grouping, image_key, row_key
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import read_records, texts_of
@@ -203,7 +203,7 @@ class Conversion:
             return Labels.closed(*known)
         rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
-            passing = self._passing(chain([first], rows), "number classes", source.rows_at_most)
+            passing = self._passing(chain([first], rows), "number classes", source.num_rows)
             found = (label for row in passing if (label := self._examiner.fields.label(row)) is not None)
             labels.decide(seen := list(islice(found, LABELS_SEEN)))
             for label in chain(seen, found):
@@ -215,12 +215,11 @@ class Conversion:
     def _job(self) -> Job:
         source = self._source
         about = self._labels, source.has_captions, self._config
-        return Job(images_of(source), *about, self._examiner, self._tokenizer, self._staging)
+        return Job(source if source.holds_images else None, *about, self._examiner, self._tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
         """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""
-        if isinstance(self._source, ImageSource):
-            self._source.check_unchanged()
+        self._source.check_unchanged()
         if digest_of_zip(self._source.root) != self._zip:
             raise DataError(f"zip '{self._source.root}': has changed since it was opened; run the conversion again")
 
@@ -261,7 +260,7 @@ class Conversion:
         if how == "image":
             keys = (image_key(row) for row in self._passing(source.rows(), "compare images"))
         else:
-            what, folder, most = "compare images", self._staging.folder, source.rows_at_most
+            what, folder, most = "compare images", self._staging.folder, source.num_rows
 
             def rows_twice() -> Iterable[InputRow]:
                 return self._passing(refuse_urls(source.rows(), what), what)
@@ -272,16 +271,16 @@ class Conversion:
         def again() -> Iterable[InputRow]:
             return self._passing(source.rows(), "group captions")
 
-        merges.find(keys, again, self._examiner.say, rows_at_most=source.rows_at_most)
+        merges.find(keys, again, self._examiner.say, rows_at_most=source.num_rows)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
         """Rows, with their progress shown; `total` None stands for those of the source."""
-        most = self._source.rows_at_most if total is None else total
-        return self._track(rows, what, most, is_exact=self._source.rows_are_exact)
+        most = self._source.num_rows if total is None else total
+        return self._track(rows, what, most)
 
     def _rows_of_part(self, place: int, parts: int) -> int:
         """Upper bound of the rows in the units of a part."""
-        rows, size = self._source.rows_at_most, self._config.shard_rows
+        rows, size = self._source.num_rows, self._config.shard_rows
         return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
 
     def _has_changed(self, receipt: Receipt, made_of: str) -> bool:
@@ -314,7 +313,7 @@ class Conversion:
                 left_out[0] += first[-1].quarantined - first[-1].unfetched
                 left_out[1] += first[-1].unfetched
                 shares = zip(left_out, self._config.largest_shares, strict=True)
-                if any(is_hopeless(count, share, self._source.rows_at_most) for count, share in shares):
+                if any(is_hopeless(count, share, self._source.num_rows) for count, share in shares):
                     self._explain(first)
 
     def _explain(self, receipts: list[Receipt]) -> None:
@@ -328,7 +327,7 @@ class Conversion:
                 for number, one in enumerate(accounts):
                     count_rows(one, settled, number)
             balance = Balance(accounts, sum(receipt.rows for receipt in receipts), self._source)
-            balance.check(self._config, rows_at_most=self._source.rows_at_most)
+            balance.check(self._config, rows_at_most=self._source.num_rows)
 
     def _all_receipts(self, rows: int) -> list[Receipt]:
         """The receipts of all units.

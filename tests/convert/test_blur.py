@@ -366,7 +366,7 @@ def test_column_must_be_there_and_the_source_a_table(corpus: Path, tmp_path: Pat
         convert(table, tmp_path / "out", ConvertConfig(blur_boxes="faces"))
     table.unlink()
     (corpus / "a.txt").write_text("x")
-    with pytest.raises(ConfigError, match="blur_boxes only for a table; leave out what is not for it"):
+    with pytest.raises(ConfigError, match="settings that are not for it: blur_boxes; leave them out, or give a table"):
         convert(corpus, tmp_path / "out", ConvertConfig(blur_boxes="faces"))
 
 

@@ -79,23 +79,19 @@ def test_folder_that_is_not_one_corpus_says_what_it_holds(
         (
             "",
             {"delimiter": ";", "quotes": False, "caption_columns": ["x"]},
-            "'.*corpus': it is a folder of images, .*; delimiter, quotes only for a CSV or TSV "
-            "table; caption_columns only for a table or WebDataset tars; leave out what .*, or give a table as the s",
+            "'.*corpus': it is a folder of images, .*; settings .* for it: caption_columns, delimiter, quotes; "
+            "leave them out, or give a table as the source$",
         ),
         (
             "t.json",
             {"columns": ["a", "b"]},
-            "it is a JSON table; columns only for a CSV or TSV table;",
+            "it is a JSON table; settings that are not for it: columns;",
         ),
-        (
-            "t.parquet",
-            {"encoding": "latin-1"},
-            "it is a Parquet or .*; encoding only for a CSV or .* or a JSON table;",
-        ),
+        ("t.parquet", {"encoding": "latin-1"}, "it is a Parquet or .*; settings that are not for it: encoding;"),
         (
             "t.tar",
             {"images": "x", "format": "csv"},
-            "it is WebDataset tars; format only for a table; images only for a table or COCO's annotations;",
+            "it is WebDataset tars; settings that are not for it: format, images;",
         ),
         (
             "t.json",
@@ -161,18 +157,16 @@ def test_class_folders_named_by_numbers_are_numbered_by_torchvision(tmp_path: Pa
 
 
 @pytest.mark.parametrize("above", ["corpus", "corpus/train"])
-def test_image_beside_the_folder_of_the_classes_is_accounted_for(tmp_path: Path, photos: Photos, above: str) -> None:
+def test_folder_of_classes_may_be_below_if_no_image_is_beside_it(tmp_path: Path, photos: Photos, above: str) -> None:
     names = ["train/flowers/daisy/1.jpg", "train/flowers/rose/2.jpg"]
     for name, photo in zip(names, photos, strict=False):
         (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "corpus" / name).write_bytes(photo)
+    report = convert(tmp_path / "corpus", tmp_path / "out")
+    assert (report.accounts["classes"], report.accounts["written"]) == (["daisy", "rose"], 2)
     (tmp_path / above / "cover.jpg").write_bytes(photos[2])
-    with pytest.raises(DataError, match=r"1 of 3 rows are unusable.*lies in none of the folders of classes"):
-        convert(tmp_path / "corpus", tmp_path / "out")
-    report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
-    assert report.accounts["classes"] == ["daisy", "rose"]
-    assert (report.accounts["rows"], report.accounts["written"]) == (3, 2)
-    assert report.accounts["reasons"] == {"missing_caption": 1}
+    with pytest.raises(DataError, match=r"neither captions nor labels.*and give the folder that holds these"):
+        convert(tmp_path / "corpus", tmp_path / "other")
 
 
 def test_table_without_a_header_takes_the_names_of_its_columns(tmp_path: Path, photos: Photos) -> None:

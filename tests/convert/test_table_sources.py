@@ -41,7 +41,6 @@ def test_table_may_be_absolute_climb_or_be_a_link(corpus: Path, tmp_path: Path) 
         ("corpus/t.csv", DataError, "relative to the source: 'corpus/t.csv' of the current folder needs an absolute"),
         ("sub", DataError, "no table 'sub' in it; that is no regular file"),
         ("", ConfigError, "table '': empty; name a table in the source, or leave --table out"),
-        ("a**b.csv", ConfigError, r"table 'a\*\*b.csv': not a path or a pattern of paths: "),
     ],
 )
 def test_table_that_is_not_found_says_where_it_was_looked_for(
@@ -69,7 +68,8 @@ def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, ma
         make(corpus, table="p*.parquet")
     assert str(caught.value).removeprefix(f"tables '{corpus}/p0.parquet' and '{corpus}/p1.parquet' ") == (
         "differ in their columns: 'caption' is string in the first and list<element: string> in the second; "
-        "'url' is only in the first; 'sha' is only in the second; make them alike, or convert them one by one"
+        "'url' is string in the first and missing in the second; 'sha' is missing in the first and int64 in the "
+        "second; make them alike, or convert them one by one"
     )
 
 
@@ -143,7 +143,6 @@ def test_images_in_a_binary_column_are_read_as_images(corpus: Path, tmp_path: Pa
     columns = {
         "binary": pa.array(images, pa.binary()),
         "fixed": pa.array([data.ljust(4000, b"\0") for data in images], pa.binary(4000)),
-        "paths": pa.array([b"a.jpg", b"b.jpg", b"c.jpg"], pa.large_binary()),
         "struct": hugging_face([{"bytes": data, "path": "p"} for data in images]),
         "struct_paths": hugging_face([{"bytes": None, "path": f"{name}.jpg"} for name in "abc"]),
     }

@@ -146,10 +146,19 @@ def test_utf16_table_is_an_error(corpus: Path, make: Any, encoding: str) -> None
         make(table)
 
 
-def test_table_without_header_is_an_error(corpus: Path, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        ("a.jpg", ConfigError, r"no image column of a usual name .* there are: a.jpg, photo a; .* header"),
+        ("http://a.example/1", DataError, r"its first line holds a URL, so it is a row and no header; name the col"),
+    ],
+)
+def test_table_without_header_is_an_error(
+    corpus: Path, make: Any, image: str, error: type[Exception], message: str
+) -> None:
     table = corpus / "t.csv"
-    table.write_text("a.jpg,photo a\nb.jpg,photo b\n")
-    with pytest.raises(ConfigError, match=r"no image column of a usual name .* there are: a.jpg, photo a; .* header"):
+    table.write_text(f"{image},photo a\nb.jpg,photo b\n")
+    with pytest.raises(error, match=message):
         make(table)
 
 

@@ -14,6 +14,7 @@ from mmdata.convert.row.examine import Digester, Examiner
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.sources.files import glimpse_file
 from mmdata.convert.sources.rows import KEY_BYTES, InputRow, row_key
+from mmdata.convert.sources.tars import TarFiles
 from mmdata.convert.units.engines import in_order
 from mmdata.errors import BadSample, Reason
 from mmdata.processes import usable_cores
@@ -35,7 +36,7 @@ def equal_digests(
     """
     workers = usable_cores()
     with Repeats(folder, rows_at_most, with_firsts=True) as alike:
-        keys, start = in_order(workers, _Glimpse(examiner.fields.root), rows()), 0
+        keys, start = in_order(workers, _Glimpse(examiner.root), rows()), 0
         while chunk := list(islice(keys, CHUNK)):
             alike.add(b"".join(chunk), np.arange(start, start + len(chunk)))
             start += len(chunk)
@@ -55,7 +56,7 @@ class _Glimpse:
     root: str
 
     def __call__(self, row: InputRow) -> bytes:
-        if row.fault or row.packed:  # an image in a tar is read in any case
+        if row.fault or isinstance(row.files, TarFiles):  # an image in a tar is read in any case
             return row_key(row.number)
         try:
             seen = glimpse_file(self.root, row.image) if isinstance(row.image, str) else row.image
@@ -71,5 +72,5 @@ def _without_others(rows: Iterable[InputRow], alike: Repeats) -> Iterator[InputR
         if number >= start + CHUNK:
             start = number
             known = set(alike.between(start, start + CHUNK).rows.tolist())
-        may_repeat = row.packed or number in known
+        may_repeat = isinstance(row.files, TarFiles) or number in known
         yield row if may_repeat else InputRow(row.number, row.place, fault=(Reason.FILTERED, "like no other"))

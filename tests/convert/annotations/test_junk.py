@@ -55,7 +55,7 @@ def check_rows(source: Source, config: ConvertConfig) -> None:
     """Every row has a fault, or fields that can be stored, or is refused as a bad sample."""
     examiner = Examiner.from_config(source, config)
     rows = list(source.rows())
-    assert [row.number for row in rows] == list(range(source.rows_at_most))
+    assert [row.number for row in rows] == list(range(source.num_rows))
     for row in rows:
         assert set(row.losses) <= {Loss.BOX_UNUSABLE}
         with suppress(BadSample):
