@@ -20,7 +20,7 @@ from mmdata.convert.sources.rows import InputRow
 from mmdata.convert.units.engines import local, threads
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl, left_out, tolerant
-from tests.convert.test_tables import captions
+from tests.convert.sources.test_tables import captions
 
 
 def counts(accounts: dict[str, Any]) -> dict[str, int]:

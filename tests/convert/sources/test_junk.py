@@ -19,7 +19,7 @@ from mmdata.convert.sources.open import open_coco
 from mmdata.convert.sources.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.tars.texts import Loss, SampleTexts
-from tests.convert.annotations.corpora import make_coco
+from tests.convert.sources.corpora import make_coco
 
 INSTANCES = "coco/annotations/instances_val2017.json"
 JUNK = st.one_of(

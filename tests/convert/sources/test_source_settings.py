@@ -16,8 +16,8 @@ from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.sources.columns import as_list
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
-from tests.convert.test_sources import NAMES, Photos, folder_of, frame
-from tests.convert.test_tables import captions
+from tests.convert.sources.test_sources import NAMES, Photos, folder_of, frame
+from tests.convert.sources.test_tables import captions
 from tests.programs import run_program
 
 TABLE = b"image,caption\n1.jpg,x\n"

@@ -13,7 +13,8 @@ from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.sources.open import open_source
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
-from tests.convert.annotations.corpora import (
+from tests.convert.conftest import left_out
+from tests.convert.sources.corpora import (
     CATEGORIES,
     coco_box,
     coco_document,
@@ -21,7 +22,6 @@ from tests.convert.annotations.corpora import (
     make_coco,
     samples,
 )
-from tests.convert.conftest import left_out
 
 TEMPLATE = ConvertConfig(caption_templates=["a photo of {}."], max_bad_share=0.9)
 

@@ -26,7 +26,7 @@ from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.index import Index
 from tests.convert.conftest import content, jsonl, left_out, tolerant
-from tests.convert.test_resize import members
+from tests.convert.row.test_resize import members
 
 Outcome = Callable[..., tuple[str, str]]
 FACE = [0.25, 0.25, 0.5, 0.75]

@@ -16,7 +16,8 @@ from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
-from tests.convert.annotations.corpora import (
+from tests.convert.conftest import left_out
+from tests.convert.sources.corpora import (
     CATEGORIES,
     KEYPOINTS,
     coco_box,
@@ -26,7 +27,6 @@ from tests.convert.annotations.corpora import (
     samples,
     texts,
 )
-from tests.convert.conftest import left_out
 
 TEMPLATE = ConvertConfig(caption_templates=["a photo of {}."], max_bad_share=0.9)
 
