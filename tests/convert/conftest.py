@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.units.engines import threads
@@ -39,6 +42,28 @@ def content(folder: Path) -> dict[str, bytes]:
     """All files of a folder by name."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    """The tars of a folder and the files of its index, by name."""
+    return {name: data for name, data in content(folder).items() if name.endswith((".tar", ".arrow"))}
+
+
+def members(*folders: Path) -> dict[str, bytes]:
+    """All members of all tars, which Python's own reader reads; no name comes twice."""
+    found: dict[str, bytes] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.tar"))):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                assert member.name not in found
+                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def left_out(out: Path) -> list[dict[str, Any]]:

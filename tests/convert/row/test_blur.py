@@ -25,8 +25,7 @@ from mmdata.convert.units.engines import threads
 from mmdata.errors import BadSample, ConfigError, DataError, Reason
 from mmdata.hashing import hash64
 from mmdata.index import Index
-from tests.convert.conftest import content, jsonl, left_out, tolerant
-from tests.convert.row.test_resize import members
+from tests.convert.conftest import content, encode, jsonl, left_out, members, tolerant
 
 Outcome = Callable[..., tuple[str, str]]
 FACE = [0.25, 0.25, 0.5, 0.75]
@@ -44,9 +43,7 @@ def checks(height: int = 480, width: int = 640) -> Image.Image:
 
 
 def jpeg(image: Image.Image, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **{"quality": 95, "subsampling": 0, **options})
-    return buffer.getvalue()
+    return encode(image, "JPEG", **{"quality": 95, "subsampling": 0, **options})
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -249,15 +246,6 @@ def test_image_too_small_to_be_shrunk_is_blurred_all_the_same(stored: Any, tmp_p
     got = stored(original, [FACE, [0, 0, 0.1, 0.1]], resize=400)
     assert got == jpeg(blur(Image.open(io.BytesIO(original)), [BlurBox(0, 0, 0.1, 0.1), BlurBox(*FACE)]))
     assert json.loads(members(tmp_path / "out")["000000003.json"]) == {"captions": ["x"], "blurred": 2}
-
-
-@pytest.mark.parametrize("cell", ["[[0, 0, 2, NaN]]", "0.1 0.1 0.2 0.2", [[7, 7, 9, 9]], [[0.1, 0.2, 0.3]]])
-def test_row_with_a_bad_cell_is_left_out_and_says_why(outcome: Outcome, corpus: Path, cell: Any) -> None:
-    (corpus / "it").write_bytes(jpeg(checks()))
-    row = {"image": "it", "caption": "x", "boxes": cell}
-    reason, detail = outcome(row, blur_boxes="boxes")
-    assert reason == "broken_row"
-    assert detail.startswith("boxes to blur: ")
 
 
 def test_arrow_lists_and_texts_of_a_table_are_boxes(corpus: Path, tmp_path: Path) -> None:

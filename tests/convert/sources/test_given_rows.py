@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.convert.sources.given_rows import GivenTable
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
-from tests.convert.conftest import content, left_out
+from tests.convert.conftest import content, left_out, members
 
 Make = Callable[..., Report]
 
@@ -39,14 +38,6 @@ def make(tmp_path: Path) -> Make:
         return convert(rows, tmp_path / "out", config, engine=threads(1))
 
     return run
-
-
-def members(out: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for path in sorted(out.glob("*.tar")):
-        with tarfile.open(path) as tar:
-            found |= {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-    return found
 
 
 def test_generator_of_bytes_paths_and_pictures_is_converted(corpus: Path, tmp_path: Path) -> None:

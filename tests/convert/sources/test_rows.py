@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from mmdata.files import shipped
 from mmdata.index import Index, Manifest, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content, jsonl, left_out, tolerant
+from tests.convert.conftest import members as members_of
 from tests.convert.fetch.sites import Answer, Site
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
@@ -44,15 +44,9 @@ def counts(report: Report) -> dict[str, Any]:
 
 
 def members(*folders: Path) -> dict[str, bytes]:
-    """All members of all tars, which Python's own reader reads; no name is in two folders."""
-    found: dict[str, bytes] = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("*.tar"))):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                assert member.name not in found
-                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    """All members of all tars, of which `verify` finds nothing wrong."""
     assert all(verify(folder) == [] for folder in folders)
-    return found
+    return members_of(*folders)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

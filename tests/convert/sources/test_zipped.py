@@ -20,7 +20,7 @@ from mmdata.convert.row.examine import Examiner
 from mmdata.convert.sources.open import open_source
 from mmdata.convert.units.engines import local, threads
 from mmdata.errors import DataError
-from tests.convert.conftest import content, left_out, tolerant
+from tests.convert.conftest import content, left_out, shards, tolerant
 
 Photo = Callable[..., bytes]
 
@@ -132,10 +132,6 @@ def test_workers_parts_and_a_preview_read_the_same_zip(tmp_path: Path, photo: Ph
     convert(archive, tmp_path / "parts", config, finish=True)
     for name in ("out2", "out4", "parts"):
         assert content(tmp_path / name) == content(tmp_path / "out1")
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in content(folder).items() if name.endswith((".tar", ".arrow"))}
 
 
 @pytest.mark.parametrize("settings", [{"images": "photos.zip"}, {"images": "photos.zip/photos"}])
