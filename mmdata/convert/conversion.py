@@ -17,7 +17,7 @@ from mmdata.convert.cut import Units
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.opening import Opened
-from mmdata.convert.row.examine import Digester, Examiner
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle.accounts import Accounts, Balance, CannotPublish, is_hopeless
 from mmdata.convert.settle.equal_images import equal_digests
 from mmdata.convert.settle.merges import Merges
@@ -238,11 +238,11 @@ class Conversion:
 
     def _training_captions(self) -> Iterator[str]:
         """Captions of all rows with usable captions. Images are read only to know which rows are for validation."""
-        what, digester, share = "train tokenizer", Digester(self._examiner), self._config.val_share
+        what, share = "train tokenizer", self._config.val_share
         rows = self._passing(self._source.rows(), what)
 
         def with_part(row: InputRow) -> tuple[InputRow, int]:
-            return row, part_of(digester(row).digest, share) if share else 0
+            return row, part_of(self._examiner.digest(row), share) if share else 0
 
         for row, part in in_order(usable_cores(), with_part, refuse_urls(rows, what) if share else rows):
             if row.fault or part:

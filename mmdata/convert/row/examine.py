@@ -180,6 +180,13 @@ class Examiner:
         texts = self.fields(row)
         return texts.captions, texts.label
 
+    def digest(self, row: InputRow) -> bytes:
+        """The `image_digest` of a row's image; empty after a fault, which the examination of the row names."""
+        try:
+            return b"" if row.fault else image_digest(self.read_image(row))
+        except BadSample:
+            return b""
+
     def read_image(self, row: InputRow, seen: Seen | None = None) -> bytes:
         """The bytes of a row's image; `seen` notes them if they are of a file.
 
@@ -205,21 +212,6 @@ class Examiner:
         if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
         return seen.read(self.root, path, max_bytes=self.max_image_bytes)
-
-
-@dataclass(frozen=True)
-class Digester:
-    """Reads the images of rows and hashes them; the results have only a digest, empty after a fault."""
-
-    examiner: Examiner
-
-    def __call__(self, row: InputRow) -> Outcome:
-        """Hash the image of one row."""
-        try:
-            digest = b"" if row.fault else image_digest(self.examiner.read_image(row))
-        except BadSample:
-            digest = b""  # the examination of the row names the fault
-        return Outcome(row.number, row.place, _path_of(row), digest=digest)
 
 
 def image_digest(data: bytes) -> bytes:

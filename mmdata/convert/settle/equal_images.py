@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmdata.convert.row.examine import Digester, Examiner
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.sources.files import glimpse_file
 from mmdata.convert.sources.rows import KEY_BYTES, InputRow, row_key
@@ -41,8 +41,7 @@ def equal_digests(
             alike.add(b"".join(chunk), np.arange(start, start + len(chunk)))
             start += len(chunk)
         alike.sort()
-        for outcome in in_order(workers, Digester(examiner), _without_others(rows(), alike)):
-            yield outcome.digest
+        yield from in_order(workers, examiner.digest, _without_others(rows(), alike))
 
 
 @dataclass(frozen=True)
