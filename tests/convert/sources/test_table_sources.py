@@ -54,13 +54,6 @@ def test_table_that_is_not_found_says_where_it_was_looked_for(
         convert(corpus, tmp_path / "out", ConvertConfig(table=table.format(here=tmp_path)))
 
 
-def test_parquet_with_a_column_name_twice_is_an_error(corpus: Path, make: Any) -> None:
-    columns = [pa.array(["a.jpg"]), pa.array(["x"]), pa.array(["y"])]
-    pq.write_table(pa.Table.from_arrays(columns, names=["image", "caption", "caption"]), corpus / "t.parquet")
-    with pytest.raises(DataError, match=r"t.parquet': column names that are there twice: caption; rename one of each"):
-        make(corpus / "t.parquet")
-
-
 def test_parquet_schemas_that_differ_say_which_column_and_types(corpus: Path, make: Any) -> None:
     first = {"image": pa.array(["a.jpg"]), "caption": pa.array(["x"]), "url": pa.array(["u"])}
     pq.write_table(pa.table(first), corpus / "p0.parquet")
@@ -198,14 +191,6 @@ def test_image_column_of_another_type_is_an_error_that_names_it(
     pq.write_table(pa.table({"image": column, "caption": ["x"]}), corpus / "t.parquet")
     with pytest.raises(ConfigError, match=message):
         make(corpus / "t.parquet", **settings)
-
-
-def test_jsonl_and_member_with_a_key_twice_are_refused_alike(corpus: Path, tmp_path: Path, make: Any) -> None:
-    twice = '{"image": "b.jpg", "caption": "x", "caption": "y"}'
-    (corpus / "t.jsonl").write_text(json.dumps({"image": "a.jpg", "caption": "x"}) + "\n" + twice + "\n")
-    make(corpus / "t.jsonl")
-    (line,) = left_out(tmp_path / "out")
-    assert (line["reason"], line["detail"]) == ("broken_row", "not JSON: key 'caption' is there twice")
 
 
 def test_path_that_is_no_path_is_not_repeated_whole(corpus: Path, tmp_path: Path, make: Any) -> None:
