@@ -105,8 +105,7 @@ class Examiner:
         decodes = config.check == "full"
         blurs = config.blur_boxes is not None
         rereads = grouping(source, config) == "content"
-        how = resize, config.quality, decodes, blurs, rereads
-        return cls(source.root, fields, limits, config.max_image_bytes, *how)
+        return cls(source.root, fields, limits, config.max_image_bytes, resize, config.quality, decodes, blurs, rereads)
 
     def __call__(self, row: InputRow) -> Outcome:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""

@@ -66,7 +66,7 @@ class GivenTable(SourceTable):
 
     Raises:
         ConfigError: `rows` are neither an iterable nor a function that returns one.
-        DataError: no row, or no dict among the first.
+        DataError: no row, or none that is a dict.
     """
 
     kind = SourceKind.ROWS
@@ -180,6 +180,8 @@ def _storable(row: object) -> tuple[dict[str, Any], dict[str, bytes]]:
             raise ValueError(f"the key {excerpt(name)} is {type(name).__name__}, not a string")
         try:
             value = _plain(value)
+            if isinstance(value, bytes) and len(value) > _MOST_BYTES:
+                raise ValueError(f"{len(value)} bytes; the limit is {_MOST_BYTES}")
             cells[name] = None if isinstance(value, bytes) else json.loads(json.dumps(value, default=_as_json))
         except (TypeError, ValueError, RecursionError, OSError, SyntaxError) as error:
             raise ValueError(f"{excerpt(name)} cannot be stored: {excerpt(str(error), 300)}") from error
@@ -197,8 +199,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:  # of `datasets`, with Image(decode=False)
         found = cast("dict[str, Any]", value)
         return found["path"] if found["bytes"] is None else found["bytes"]
-    if isinstance(value, bytes) and len(value) > _MOST_BYTES:
-        raise ValueError(f"{len(value)} bytes; the limit is {_MOST_BYTES}")
     array: Any = value
     if getattr(value, "ndim", 0) >= 2 and str(getattr(value, "dtype", "")).endswith("uint8"):
         raise TypeError(f"an array of uint8, of shape {tuple(array.shape)}; give pixels as PIL.Image.fromarray(array)")
@@ -235,7 +235,7 @@ def open_rows(rows: Rows, config: ConvertConfig, folder: Path) -> Generator[Give
         folder: on the disk that has room for the rows.
 
     Raises:
-        DataError: no row, or no dict among the first.
+        DataError: no row, or none that is a dict.
         ConfigError: no such column, or a setting that is for other sources.
     """
     refuse_strangers(Path("rows"), config, SourceKind.ROWS)
