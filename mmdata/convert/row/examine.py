@@ -21,7 +21,7 @@ from mmdata.convert.row.resize import Resize, as_jpeg
 from mmdata.convert.sources.coco import KEY
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.rows import InputRow, Source, expected_hash, grouping, numbered_key
-from mmdata.convert.sources.tars import TarFiles
+from mmdata.convert.sources.tars import PackedFiles
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
 from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented, oriented_size
@@ -193,7 +193,7 @@ class Examiner:
             BadSample: there is none, it is too large, or it cannot be read.
         """
         seen = seen or Seen()
-        if isinstance(row.files, TarFiles):
+        if isinstance(row.files, PackedFiles):
             return row.files.image(seen, max_bytes=self.max_image_bytes)
         path = row.image
         if row.url:

@@ -13,7 +13,7 @@ from mmdata.config.convert import RESERVED
 from mmdata.convert.sources.columns import as_list
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.rows import InputRow, fill_templates
-from mmdata.convert.sources.tars import TarFiles
+from mmdata.convert.sources.tars import PackedFiles
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.tars.texts import Loss, SampleTexts, parse_label
@@ -59,7 +59,7 @@ class FieldReader:
         captions = texts.captions or self._made(texts.label)
         losses = dict(texts.losses)
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
-        if self.keeps_all or (isinstance(row.files, TarFiles) and not extra):
+        if self.keeps_all or (isinstance(row.files, PackedFiles) and not extra):
             extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
         extra = _storable(extra, losses, room=_room(captions))
         return SampleTexts(captions, texts.source, texts.label, extra, losses)

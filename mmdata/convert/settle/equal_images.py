@@ -14,7 +14,7 @@ from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.sources.files import glimpse_file
 from mmdata.convert.sources.rows import KEY_BYTES, InputRow, row_key
-from mmdata.convert.sources.tars import TarFiles
+from mmdata.convert.sources.tars import PackedFiles
 from mmdata.convert.units.engines import in_order
 from mmdata.errors import BadSample, Reason
 from mmdata.processes import usable_cores
@@ -55,7 +55,7 @@ class _Glimpse:
     root: str
 
     def __call__(self, row: InputRow) -> bytes:
-        if row.fault or isinstance(row.files, TarFiles):  # an image in a tar is read in any case
+        if row.fault or isinstance(row.files, PackedFiles):  # an image in a tar is read in any case
             return row_key(row.number)
         try:
             seen = glimpse_file(self.root, row.image) if isinstance(row.image, str) else row.image
@@ -71,5 +71,5 @@ def _without_others(rows: Iterable[InputRow], alike: Repeats) -> Iterator[InputR
         if number >= start + CHUNK:
             start = number
             known = set(alike.between(start, start + CHUNK).rows.tolist())
-        may_repeat = isinstance(row.files, TarFiles) or number in known
+        may_repeat = isinstance(row.files, PackedFiles) or number in known
         yield row if may_repeat else InputRow(row.number, row.place, fault=(Reason.FILTERED, "like no other"))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmdata.convert.sources.rows import InputRow, Source, numbered_key
-from mmdata.convert.sources.tars import PackedSource, TarFiles
+from mmdata.convert.sources.tars import PackedFiles, PackedSource
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.safe_read import open_regular
 
@@ -61,7 +61,7 @@ class SelectedRows:
         return found
 
     def _holds(self, row: InputRow) -> bool:
-        assert isinstance(row.files, TarFiles)
+        assert isinstance(row.files, PackedFiles)
         offsets = self.offsets.get(row.files.tar)
         if row.files.indexed is None or offsets is None:
             return False

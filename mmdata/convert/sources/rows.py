@@ -19,7 +19,7 @@ from mmdata.tars.texts import Loss
 
 if TYPE_CHECKING:
     from mmdata.convert.sources.folder import FolderFiles
-    from mmdata.convert.sources.tars import TarFiles
+    from mmdata.convert.sources.tars import PackedFiles
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 LONGEST_EXTENSION = ".json"
@@ -56,7 +56,7 @@ class InputRow:
     captions: tuple[Any, ...] = ()
     label: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
-    files: FolderFiles | TarFiles | None = None
+    files: FolderFiles | PackedFiles | None = None
     more_captions: tuple[str, ...] = ()
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     url: str = ""

@@ -41,7 +41,7 @@ def is_packed(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class TarFiles:
+class PackedFiles:
     """The files of a sample in a tar.
 
     Attributes:
@@ -215,7 +215,7 @@ class PackedSource(Source):
         key = key if fits_header(key) else f"row-{number:09d}"
         offset = next((member.offset for member in group.members.values() if member.offset in indexed), None)
         image = None if offset is None else (offset, indexed[offset])
-        files = TarFiles(self.root, tar.name, group, self._members, image)
+        files = PackedFiles(self.root, tar.name, group, self._members, image)
         return InputRow(number, place, group.key, extra=extra, files=files, key=key, fault=fault)
 
 

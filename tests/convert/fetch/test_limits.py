@@ -111,5 +111,5 @@ def test_connections_of_a_host_are_for_tables(tmp_path: Path, photo: Callable[..
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(photo(20, 30))
     (tmp_path / "photos" / "a.txt").write_text("a photo")
-    with pytest.raises(ConfigError, match="connections_per_host, allow_private_addresses only for a table; leave"):
+    with pytest.raises(ConfigError, match="not for it: allow_private_addresses, connections_per_host; leave them out"):
         make(tmp_path / "photos", tmp_path / "out", connections_per_host=3)
