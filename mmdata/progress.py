@@ -30,10 +30,9 @@ class Pass:
 
     Attributes:
         what: its name.
-        total: upper bound of the number of things; 0 if nothing is counted.
+        total: number of things; 0 if nothing is counted.
         began: when it began.
         noun: what the things are.
-        is_exact: whether `total` is their number.
         ended: when it ended; None while more may come.
         made: things that passed.
         skipped: things that an earlier run has done.
@@ -44,7 +43,6 @@ class Pass:
     total: int
     began: float
     noun: str = "rows"
-    is_exact: bool = True
     ended: float | None = None
     made: int = 0
     skipped: int = 0
@@ -65,13 +63,12 @@ class Pass:
         """How far it is, for people.
 
         Example:
-            "120,000 of at most 1,000,000 rows, 812 rows/s, 0.4 % left out, at most 18 min left"
+            "120,000 of 1,000,000 rows, 812 rows/s, 0.4 % left out, 18 min left"
         """
         seconds = (now if self.ended is None else self.ended) - self.began
         if not self.total and not self.done:
             return duration(seconds)
-        at_most = "" if self.is_exact else "at most "
-        of = f" of {at_most}{self.total:,}" if self.ended is None else ""
+        of = f" of {self.total:,}" if self.ended is None else ""
         parts = [f"{self.done:,}{of} {self.noun}"]
         rate = self.made / seconds if seconds >= MEASURED_S else 0.0
         if rate:
@@ -79,7 +76,7 @@ class Pass:
         if self.judged:
             parts.append(f"{100 * self.left_out / self.judged:.1f} % left out")
         if rate and self.ended is None and self.done < self.total:
-            parts.append(f"{at_most}{duration((self.total - self.done) / rate)} left")
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
         return ", ".join(parts)
 
 
@@ -108,19 +105,16 @@ class Track:
         self.current = Pass("", 0, began=0.0, ended=0.0)
         self._show = show
 
-    def __call__(
-        self, things: Iterable[T], what: str, total: int, *, noun: str = "rows", is_exact: bool = True
-    ) -> Iterator[T]:
+    def __call__(self, things: Iterable[T], what: str, total: int, *, noun: str = "rows") -> Iterator[T]:
         """Pass things through, and show how many have passed.
 
         Args:
             things: of the pass.
             what: name of the pass.
-            total: upper bound of their number.
+            total: their number.
             noun: what they are.
-            is_exact: whether `total` is their number.
         """
-        one = Pass(what, total, time.monotonic(), noun, is_exact)
+        one = Pass(what, total, time.monotonic(), noun)
         self._begin(one)
         drawn = one.began
         for thing in things:

@@ -51,7 +51,7 @@ def test_file_that_may_not_grow_is_named_with_a_remedy(raw_corpus: Path, tmp_pat
 
 
 def test_index_that_may_not_grow_is_named_with_a_remedy(tmp_path: Path, photo) -> None:
-    from tests.convert.test_packed import pack
+    from tests.convert.sources.test_packed import pack
 
     samples = {f"{i}{end}": data for i in range(50) for end, data in ((".jpg", photo(9, 9, seed=i)), (".txt", b"x"))}
     pack(tmp_path / "in/a.tar", samples)
@@ -134,7 +134,7 @@ def test_folders_that_are_files_are_named(tmp_path: Path) -> None:
 
 
 def test_tar_whose_name_is_not_utf8_is_named(tmp_path: Path, photo) -> None:
-    from tests.convert.test_packed import pack
+    from tests.convert.sources.test_packed import pack
 
     (tmp_path / "in").mkdir()
     pack(tmp_path / "in" / os.fsdecode(b"caf\xe9.tar"), {"a.jpg": photo(9, 9), "a.txt": b"x"})

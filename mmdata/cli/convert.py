@@ -240,11 +240,6 @@ def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> 
         print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
     if texts := report.source.get("ignored_texts"):
         print(f"ignored: {counted(texts, 'text')} without an image of the same name")
-    if named_here := report.source.get("columns"):
-        said = ", ".join(f"field {place} as {name}" for place, name in enumerate(named_here, 1))
-        print(
-            printable(f"header: none in the table, whose first line holds a URL; took {said}; columns=[…] names others")
-        )
     columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
     if columns:
         print(printable(f"columns: {', '.join(columns)}"))

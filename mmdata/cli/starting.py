@@ -171,7 +171,7 @@ class Start:
             first = in_order(usable_cores(), Examiner.from_config(source, config), islice(source.rows(), LOOKED_ROWS))
             usable = [one.sample for one in first if one.sample is not None and not one.fault]
             texts = [caption for sample in usable for caption in sample.captions]
-            name, entries = self._choose_tokenizer(texts, len(texts) * source.rows_at_most // max(len(usable), 1))
+            name, entries = self._choose_tokenizer(texts, len(texts) * source.num_rows // max(len(usable), 1))
             settings |= {"tokenizer": name, "train_tokenizer": entries}
             words += ["--tokenizer", name] if name else ["--train-tokenizer", str(entries)]
             if not source.has_captions:

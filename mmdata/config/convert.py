@@ -62,8 +62,8 @@ class ConvertConfig(Settings):
     delimiter: Annotated[str, BeforeValidator(_delimiter)] | None = None
     """Character between the fields of a CSV, or tab. null: the one of , ; | and tab that splits the first lines into
     equal numbers of fields."""
-    encoding: Annotated[str, AfterValidator(_encoding)] | None = None
-    """Encoding of text tables, such as latin-1 or utf-16. null: UTF-8."""
+    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
+    """Encoding of text tables, such as latin-1 or utf-16."""
     columns: list[str] | None = None
     """Names of the columns of a CSV without a header line, as [image, caption]. null: its first line is the header."""
     images: str = "."

@@ -17,7 +17,7 @@ from mmdata.convert.cut import Units
 from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.opening import Opened
-from mmdata.convert.row.examine import Digester, Examiner
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle.accounts import check_accounts
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
@@ -25,7 +25,7 @@ from mmdata.convert.settle.settled import Settler
 from mmdata.convert.settle.shards import OutputFolder
 from mmdata.convert.sources.chosen import ChosenSource, numbering
 from mmdata.convert.sources.files import ChangedFile, changed_file, digest_of_zip
-from mmdata.convert.sources.rows import ImageSource, InputRow, grouping, images_of
+from mmdata.convert.sources.rows import InputRow, grouping
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import read_records, texts_of
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
@@ -154,7 +154,7 @@ class Conversion:
         source, labels = self._corpus, Labels(self._corpus.classes)
         rows = source.rows_with_labels()
         if (first := next(rows, None)) is not None:
-            passing = self._passing(chain([first], rows), "number classes", source.rows_at_most)
+            passing = self._passing(chain([first], rows), "number classes", source.num_rows)
             found = (label for row in passing if (label := self._examiner.fields.label(row)) is not None)
             labels.decide(seen := list(islice(found, LABELS_SEEN)))
             for label in chain(seen, found):
@@ -166,12 +166,11 @@ class Conversion:
     def _job(self) -> Job:
         source = self._source
         about = self._labels, source.has_captions, self._config
-        return Job(images_of(source), *about, self._examiner, self._tokenizer, self._staging)
+        return Job(source if source.holds_images else None, *about, self._examiner, self._tokenizer, self._staging)
 
     def _check_unchanged(self) -> None:
         """Raise DataError if a table, or the archive that images are in, has changed since it was opened."""
-        if isinstance(self._source, ImageSource):
-            self._source.check_unchanged()
+        self._source.check_unchanged()
         if digest_of_zip(self._source.root) != self._zip:
             raise DataError(f"zip '{self._source.root}': has changed since it was opened; run the conversion again")
 
@@ -190,11 +189,11 @@ class Conversion:
 
     def _training_captions(self) -> Iterator[str]:
         """Captions of all rows with usable captions. Images are read only to know which rows are for validation."""
-        what, digester, share = "train tokenizer", Digester(self._examiner), self._config.val_share
+        what, share = "train tokenizer", self._config.val_share
         rows = self._passing(self._source.rows(), what)
 
         def with_part(row: InputRow) -> tuple[InputRow, int]:
-            return row, part_of(digester(row).digest, share) if share else 0
+            return row, part_of(self._examiner.digest(row), share) if share else 0
 
         for row, part in in_order(usable_cores(), with_part, refuse_urls(rows, what) if share else rows):
             if row.fault or part:
@@ -214,16 +213,16 @@ class Conversion:
             return refuse_urls(passing, what) if by_content else passing
 
         if how != "none":
-            merges.find(rows, self._examiner, by_content=by_content, rows_at_most=source.rows_at_most)
+            merges.find(rows, self._examiner, by_content=by_content, rows_at_most=source.num_rows)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
         """Rows, with their progress shown; `total` None stands for those of the source."""
-        most = self._source.rows_at_most if total is None else total
-        return self._track(rows, what, most, is_exact=self._source.rows_are_exact)
+        most = self._source.num_rows if total is None else total
+        return self._track(rows, what, most)
 
     def _rows_of_part(self, place: int, parts: int) -> int:
         """Upper bound of the rows in the units of a part."""
-        rows, size = self._source.rows_at_most, self._config.shard_rows
+        rows, size = self._source.num_rows, self._config.shard_rows
         return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
 
     def _has_changed(self, receipt: Receipt, made_of: str) -> bool:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from mmdata.convert.settle.merges import Merges
-from mmdata.convert.sources.rows import Source, images_of
-from mmdata.convert.sources.table_source import TableSource
+from mmdata.convert.sources.rows import Source
 from mmdata.convert.units.unit import Unit
 
 
@@ -33,36 +32,20 @@ class Units:
         self.rows = 0
 
     def __iter__(self) -> Iterator[Unit]:
-        """The units that are wanted."""
-        source = self._source
-        if images_of(source):
-            return self._ranges()
-        return self._sought(source) if isinstance(source, TableSource) and source.can_seek else self._lists()
-
-    def _ranges(self) -> Iterator[Unit]:
-        """Units without their rows, as where images are in a table, which are read where they are worked on."""
-        assert self._source.rows_are_exact
-        for start in range(0, self._source.rows_at_most, self._unit_rows):
-            unit = self._next(min(self._unit_rows, self._source.rows_at_most - start))
-            if self._wanted(unit):
+        """The units that are wanted, with their rows. Where these hold images, they are read where the unit is made."""
+        source, place = self._source, 0
+        rows = source.rows()
+        for start in range(0, source.num_rows, self._unit_rows):
+            unit = self._next(min(self._unit_rows, source.num_rows - start))
+            if not self._wanted(unit):
+                continue
+            if source.holds_images:
                 yield unit
-
-    def _sought(self, source: TableSource) -> Iterator[Unit]:
-        """Units with their rows; the rows between them are not read."""
-        rows, place = source.rows_from(0), 0
-        for unit in self._ranges():
-            if unit.start != place:
-                rows = source.rows_from(unit.start)
+                continue
+            if source.can_seek and place < start:
+                rows, place = source.rows(start), start
+            yield replace(unit, rows=list(islice(rows, start - place, unit.stop - place)))
             place = unit.stop
-            yield replace(unit, rows=list(islice(rows, len(unit))))
-
-    def _lists(self) -> Iterator[Unit]:
-        """Units with their rows, of which all are read."""
-        rows = iter(self._source.rows())
-        while chunk := list(islice(rows, self._unit_rows)):
-            unit = self._next(len(chunk))
-            if self._wanted(unit):
-                yield replace(unit, rows=chunk)
 
     def _next(self, rows: int) -> Unit:
         start, self.rows = self.rows, self.rows + rows

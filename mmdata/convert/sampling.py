@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.chosen import Choice, ChosenSource
-from mmdata.convert.sources.rows import Source, grouping, has_url, image_key, images_of
+from mmdata.convert.sources.rows import Source, grouping, has_url, image_key
 from mmdata.progress import Track
 
 SHARE = 0.01
@@ -73,16 +73,16 @@ class SampledRows:
     def __call__(self, source: Source) -> NDArray[np.int64]:
         """Numbers of the rows of the sample."""
         corpus = source if self._chosen is None else ChosenSource(source, self._chosen)
-        how, images = grouping(corpus, self._config), images_of(corpus)
-        if images is not None and images.can_be_sent:
-            self.rows = corpus.rows_at_most
+        how = grouping(corpus, self._config)
+        if corpus.holds_images and corpus.can_be_sent:
+            self.rows = corpus.num_rows
             runs = list(_runs(self.rows, _size(self.rows)))
             numbers = np.concatenate([np.arange(start, end) for start, end in runs])
             self.independent = len(runs)
         else:
             numbers = self._of_images(corpus)
         self.size = len(numbers)
-        self.knows_merges = how == "none" or (images is None and how == "image") or self.is_whole
+        self.knows_merges = how == "none" or (not corpus.holds_images and how == "image") or self.is_whole
         return corpus.numbers[numbers] if isinstance(corpus, ChosenSource) else numbers
 
     @property
@@ -106,7 +106,7 @@ class SampledRows:
     def _of_images(self, corpus: Source) -> NDArray[np.int64]:
         """The rows whose images have the least keys, which are hashes; reads all rows."""
         kept, waiting, urls = np.zeros(0, _KEYED), list[tuple[int, int]](), 0
-        passing = self._track(corpus.rows(), "choose a sample", corpus.rows_at_most, is_exact=corpus.rows_are_exact)
+        passing = self._track(corpus.rows(), "choose a sample", corpus.num_rows)
         for row in passing:
             waiting.append((int.from_bytes(image_key(row)[:8], "big"), row.number))
             self.rows, urls = self.rows + 1, urls + has_url(row)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.units.engines import Engine, Progress, threads
@@ -52,6 +55,28 @@ def captions(out: Path) -> list[list[str]]:
     """The captions of each sample of a folder of shards."""
     index = Index.open(out)
     return [index[row].captions for row in range(len(index))]
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    """The tars of a folder and the files of its index, by name."""
+    return {name: data for name, data in content(folder).items() if name.endswith((".tar", ".arrow"))}
+
+
+def members(*folders: Path) -> dict[str, bytes]:
+    """All members of all tars, which Python's own reader reads; no name comes twice."""
+    found: dict[str, bytes] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.tar"))):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                assert member.name not in found
+                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def left_out(out: Path) -> list[dict[str, Any]]:

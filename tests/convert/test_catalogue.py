@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from mmdata.errors import Reason
-from tests.convert import test_images
 from tests.convert.conftest import left_out
+from tests.convert.row import test_images
 from tests.convert.test_program import start
 from tests.programs import PATIENCE_S
 

@@ -81,7 +81,7 @@ def test_table_that_is_packed_and_its_images_may_both_be_behind_urls(
     (tmp_path / "www").mkdir()
     (tmp_path / "www/1.jpg").write_bytes(photo(20, 30))
     with serve(tmp_path / "www") as server:
-        (tmp_path / "www/t.tsv.gz").write_bytes(gzip.compress(f"a dog\t{server.url}/1.jpg\n".encode()))
+        (tmp_path / "www/t.tsv.gz").write_bytes(gzip.compress(f"caption\turl\na dog\t{server.url}/1.jpg\n".encode()))
         assert made(f"{server.url}/t.tsv.gz", tmp_path / "out", allow_private_addresses=True).accounts["written"] == 1
 
 

@@ -21,10 +21,10 @@ from mmdata.convert.row.resize import Resize, as_jpeg
 from mmdata.convert.sources.coco import KEY
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.rows import InputRow, Source, expected_hash, grouping, numbered_key
+from mmdata.convert.sources.tars import PackedFiles
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
 from mmdata.images.decode import check_decodes, check_size, decode_pixels, oriented, oriented_size
-from mmdata.images.probe import sniff
 from mmdata.tars.texts import Loss
 from mmdata.tars.write import Sample
 
@@ -73,6 +73,7 @@ class Examiner:
     """Examines rows. It holds only settings, so that it can be sent to any process.
 
     Args:
+        root: real path of the folder that must contain all files.
         fields: reads captions, label and kept columns.
         limits: images outside them are quarantined.
         max_image_bytes: largest image file.
@@ -83,6 +84,7 @@ class Examiner:
         rereads: whether the files of rows that are merged are read too, because they decide which rows are.
     """
 
+    root: str
     fields: FieldReader
     limits: Limits
     max_image_bytes: int
@@ -98,12 +100,12 @@ class Examiner:
         limits = Limits(min_side=config.min_side)
         templates, keeps_all = tuple(config.caption_templates or ()), ALL in config.keep
         guesses = config.label_column is None
-        fields = FieldReader(source.root, source.has_captions, templates, source.classes, keeps_all, guesses)
+        fields = FieldReader(source.has_captions, templates, source.classes, keeps_all, guesses)
         resize = Resize(config.resize) if config.resize else None
         decodes = config.check == "full"
         blurs = config.blur_boxes is not None
         rereads = grouping(source, config) == "content"
-        return cls(fields, limits, config.max_image_bytes, resize, config.quality, decodes, blurs, rereads)
+        return cls(source.root, fields, limits, config.max_image_bytes, resize, config.quality, decodes, blurs, rereads)
 
     def __call__(self, row: InputRow) -> Outcome:
         """Examine one row. A fault of the row is in the result; a fault of the system is raised."""
@@ -126,7 +128,7 @@ class Examiner:
         except BadSample as bad:
             fault = (bad.reason, bad.detail)
             return Outcome(row.number, row.place, path, merged_into=row.merged_into, fault=fault)
-        key = row.packed.key if row.packed else row.key or numbered_key(row.number)
+        key = row.key or numbered_key(row.number)
         extra = _with_sizes(texts.metadata, shrunk_from, info) if shrunk_from else texts.metadata
         extra = {"blurred": len(boxes), **extra} if self.blurs else extra  # also 0: all samples have the same members
         digest = image_digest(original)
@@ -141,7 +143,7 @@ class Examiner:
             texts.label,
             digest,
             losses={**texts.losses, **row.losses},
-            needs_label=not (row.packed or row.sidecars or self.fields.guesses_label),
+            needs_label=row.files is None and not self.fields.guesses_label,
         )
 
     def _reread(self, row: InputRow, seen: Seen) -> None:
@@ -177,6 +179,13 @@ class Examiner:
         texts = self.fields(row)
         return texts.captions, texts.label
 
+    def digest(self, row: InputRow) -> bytes:
+        """The `image_digest` of a row's image; empty after a fault, which the examination of the row names."""
+        try:
+            return b"" if row.fault else image_digest(self.read_image(row))
+        except BadSample:
+            return b""
+
     def read_image(self, row: InputRow, seen: Seen | None = None) -> bytes:
         """The bytes of a row's image; `seen` notes them if they are of a file.
 
@@ -184,41 +193,24 @@ class Examiner:
             BadSample: there is none, it is too large, or it cannot be read.
         """
         seen = seen or Seen()
-        if row.packed:
-            return row.packed.image(seen, max_bytes=self.max_image_bytes)
+        if isinstance(row.files, PackedFiles):
+            return row.files.image(seen, max_bytes=self.max_image_bytes)
         path = row.image
         if row.url:
             assert isinstance(path, bytes)
             return path  # whatever a server sent is no path
-        if isinstance(path, bytes):  # a binary column: an image, or a path whose column has the wrong type
-            if sniff(path) or not (text := _path_in(path)):
-                if len(path) > self.max_image_bytes:
-                    detail = f"image of {len(path)} bytes; the limit is {self.max_image_bytes}"
-                    raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
-                return path
-            path = text
+        if isinstance(path, bytes):
+            if len(path) > self.max_image_bytes:
+                detail = f"image of {len(path)} bytes; the limit is {self.max_image_bytes}"
+                raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
+            return path
         if path is None:
             raise BadSample(Reason.MISSING_IMAGE, "the image's path is null")
         if not isinstance(path, str):
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path is {type(path).__name__}, not a string")
         if len(path) > MAX_PATH_BYTES:  # not a column of paths; the message quotes only its beginning
             raise BadSample(Reason.MISSING_IMAGE, f"the image's path has {len(path)} characters: {excerpt(path)}")
-        return seen.read(self.fields.root, path, max_bytes=self.max_image_bytes)
-
-
-@dataclass(frozen=True)
-class Digester:
-    """Reads the images of rows and hashes them; the results have only a digest, empty after a fault."""
-
-    examiner: Examiner
-
-    def __call__(self, row: InputRow) -> Outcome:
-        """Hash the image of one row."""
-        try:
-            digest = b"" if row.fault else image_digest(self.examiner.read_image(row))
-        except BadSample:
-            digest = b""  # the examination of the row names the fault
-        return Outcome(row.number, row.place, _path_of(row), digest=digest)
+        return seen.read(self.root, path, max_bytes=self.max_image_bytes)
 
 
 def image_digest(data: bytes) -> bytes:
@@ -236,17 +228,6 @@ def _path_of(row: InputRow) -> str:
     image = row.url or row.image
     path = image if isinstance(image, str) else "" if image is None else excerpt(image)
     return path[:MAX_PATH_BYTES]
-
-
-def _path_in(data: bytes) -> str:
-    """A path written as bytes; "" if the bytes are something else."""
-    if len(data) > MAX_PATH_BYTES:
-        return ""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return ""
-    return text if text.isprintable() else ""
 
 
 def _with_sizes(extra: dict[str, Any], shrunk_from: ImageInfo, smaller: ImageInfo) -> dict[str, Any]:

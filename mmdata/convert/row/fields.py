@@ -12,8 +12,8 @@ from typing import Any, cast
 from mmdata.config.convert import RESERVED
 from mmdata.convert.sources.columns import as_list
 from mmdata.convert.sources.files import Seen
-from mmdata.convert.sources.folder import sidecar_label, sidecar_texts
 from mmdata.convert.sources.rows import InputRow, fill_templates
+from mmdata.convert.sources.tars import PackedFiles
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.tars.captions import MAX_CAPTION_BYTES, clean_caption, clean_captions
 from mmdata.tars.texts import Loss, SampleTexts, parse_label
@@ -27,7 +27,6 @@ class FieldReader:
     """Reads the text of rows.
 
     Args:
-        root: real path of the folder that must contain all files.
         has_captions: whether the corpus has captions; if not, each row needs a label.
         templates: make the captions of a row that has a label and no caption.
         classes: names of the class numbers, if the corpus declares them.
@@ -35,7 +34,6 @@ class FieldReader:
         guesses_label: whether nobody has named a label; then one that is none is lost, and does not cost the row.
     """
 
-    root: str
     has_captions: bool = True
     templates: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
@@ -52,19 +50,16 @@ class FieldReader:
             BadSample: no caption, or one that cannot be cleaned; in a table, a label or a kept column that cannot be
                 stored. A sample of files loses those parts, and files that cannot be read (see `read_texts`).
         """
-        if not (row.packed or row.sidecars):
+        if row.files is None:
             label, captions, lost = self._of_table(row)
             extra = _storable(row.extra, lost, room=_room(captions)) if self.keeps_all else _extra(row.extra)
             return SampleTexts(captions, None, label, extra, lost)
         needs_caption, seen = self.has_captions and not self.templates, seen or Seen()
-        if row.packed:
-            texts = row.packed.texts(seen, needs_caption=needs_caption)
-        else:
-            texts = sidecar_texts(row.sidecars, self.root, seen, needs_caption=needs_caption)
+        texts = row.files.texts(seen, needs_caption=needs_caption)
         captions = texts.captions or self._made(texts.label)
         losses = dict(texts.losses)
         extra = {name: value if value is not None else texts.metadata.get(name) for name, value in row.extra.items()}
-        if self.keeps_all or (row.packed and not extra):
+        if self.keeps_all or (isinstance(row.files, PackedFiles) and not extra):
             extra = {**{name: value for name, value in texts.metadata.items() if name not in RESERVED}, **extra}
         extra = _storable(extra, losses, room=_room(captions))
         return SampleTexts(captions, texts.source, texts.label, extra, losses)
@@ -72,10 +67,8 @@ class FieldReader:
     def label(self, row: InputRow) -> int | str | None:
         """The label of a row; None if it cannot be used. Captions and image are not looked at."""
         with suppress(BadSample):
-            if row.fault is None and row.packed:
-                return row.packed.label()
             if row.fault is None:
-                return sidecar_label(row.sidecars, self.root) if row.sidecars else _label_in_table(row)
+                return row.files.label() if row.files else _label_in_table(row)
         return None
 
     def _of_table(self, row: InputRow) -> tuple[int | str | None, list[str], dict[Loss, str]]:

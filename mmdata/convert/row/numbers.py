@@ -10,7 +10,6 @@ from pathlib import Path
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.row.fields import FieldReader
 from mmdata.convert.sources.rows import Source
-from mmdata.convert.sources.table_source import TableSource
 from mmdata.errors import BadSample, DataError, excerpt
 
 ROWS_SEEN = 100
@@ -23,11 +22,10 @@ def refuse_numbers(source: Source, path: Path, config: ConvertConfig) -> None:
     """Raise DataError if most of the first captions are numbers only, unless the settings name what holds them."""
     if config.caption_columns or not source.has_captions:
         return
-    fields = FieldReader(source.root, classes=source.classes)
+    fields = FieldReader(classes=source.classes)
     seen = 0
     numbers: list[tuple[str, str]] = []  # the place of a row, and its caption
-    is_table = isinstance(source, TableSource)
-    for row in source.first_captions(ROWS_SEEN) if is_table else islice(source.rows(), ROWS_SEEN):
+    for row in islice(source.rows(), ROWS_SEEN):
         if row.fault:
             continue
         with suppress(BadSample):  # the examination of the row names its fault

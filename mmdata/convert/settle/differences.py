@@ -34,9 +34,8 @@ _NAMES = {
 def differences(before: Run, now: Run) -> list[str]:
     """What changed between two runs, as "min_side: was 2, is 32" or "the file 'a.csv' has changed"."""
     old, new = before["source"], now["source"]
-    kinds = [" of the form ".join(source[name] for name in ("kind", "form") if name in source) for source in (old, new)]
-    if kinds[0] != kinds[1]:
-        found = [f"the source was of the kind {kinds[0]}, and is of the kind {kinds[1]}"]
+    if old["kind"] != new["kind"]:
+        found = [f"the source was of the kind {old['kind']}, and is of the kind {new['kind']}"]
     else:
         found = [*_of_source(old, new)]
     found += _values(before["settings"], now["settings"])
@@ -52,7 +51,7 @@ def _of_source(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
             yield f"the file '{name}' {how}"
     # Numbers of files differ with the listing.
     numbers = {"ignored_files", "shards", "ignored_members"} if old.get(_LISTING) != new.get(_LISTING) else set[str]()
-    apart = {"kind", "form", "files", *numbers}
+    apart = {"kind", "files", *numbers}
     yield from _values(*({name: source[name] for name in source if name not in apart} for source in (old, new)))
 
 

@@ -19,11 +19,12 @@ from typing import Any, cast
 import numpy as np
 
 from mmdata.convert.row.blur import parse_boxes
-from mmdata.convert.row.examine import Digester, Examiner
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.settle.spill import Spill
 from mmdata.convert.sources.files import glimpse_file
 from mmdata.convert.sources.rows import KEY_BYTES, InputRow, Merge, image_key, row_key
+from mmdata.convert.sources.tars import PackedFiles
 from mmdata.convert.units.engines import chunks, in_order
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.processes import usable_cores
@@ -75,7 +76,7 @@ class Merges:
         """
         workers = usable_cores() if by_content else 1
         key_of = partial(_content_key, examiner) if by_content else image_key
-        line_of = partial(_line, examiner, Digester(examiner) if by_content else None)
+        line_of = partial(_line, examiner, examiner.digest if by_content else None)
         with Repeats(self._folder, rows_at_most, with_firsts=True) as repeats, Spill(self._folder) as said:
             start = 0
             for chunk in chunks(in_order(workers, key_of, rows("compare images")), CHUNK):
@@ -208,10 +209,10 @@ def _content_key(examiner: Examiner, row: InputRow) -> bytes:
     """KEY_BYTES that are equal for rows with equal images, and seldom for others."""
     seen: Any = None
     with suppress(BadSample):  # the examination of the row names it
-        if row.packed:  # its tar is read in any case
+        if isinstance(row.files, PackedFiles):  # its tar is read in any case
             seen = examiner.read_image(row)
         else:
-            seen = glimpse_file(examiner.fields.root, row.image) if isinstance(row.image, str) else row.image
+            seen = glimpse_file(examiner.root, row.image) if isinstance(row.image, str) else row.image
     if row.fault or not isinstance(seen, bytes):
         return row_key(row.number)
     return hashlib.sha256(seen).digest()[:KEY_BYTES]
@@ -225,13 +226,15 @@ def _repeated(rows: Iterable[InputRow], repeats: Repeats) -> Iterator[tuple[Inpu
         yield from ((row, firsts[row.number]) for row in chunk if row.number in firsts)
 
 
-def _line(examiner: Examiner, digester: Digester | None, repeated: tuple[InputRow, int]) -> tuple[int, bytes]:
+def _line(
+    examiner: Examiner, digest_of: Callable[[InputRow], bytes] | None, repeated: tuple[InputRow, int]
+) -> tuple[int, bytes]:
     """What a row says, for `Merges`: the first row of its key, its image, number, captions and label, and boxes.
 
-    The image is told by its digest, or by the row where it cannot be read; without `digester` by its key alone.
+    The image is told by its digest, or by the row where it cannot be read; without `digest_of` by its key alone.
     """
     row, first = repeated
-    digest = "" if digester is None else digester(row).digest.hex() or f"row {row.number}"
+    digest = "" if digest_of is None else digest_of(row).hex() or f"row {row.number}"
     said, boxes = None, list[Any]()
     with suppress(BadSample):  # the examination of the row names its fault, and the writer the next one
         said = examiner.say(row)

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.config.convert import Grouping
-from mmdata.convert.sources.rows import ImageSource, InputRow, Source, images_of, numbered_key
-from mmdata.convert.sources.tars import PackedSource
+from mmdata.convert.sources.rows import InputRow, Source, numbered_key
+from mmdata.convert.sources.tars import PackedFiles, PackedSource
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.safe_read import open_regular
 
@@ -62,16 +61,16 @@ class SelectedRows:
         return found
 
     def _holds(self, row: InputRow) -> bool:
-        assert row.packed is not None
-        offsets = self.offsets.get(row.packed.tar)
-        if row.packed.indexed is None or offsets is None:
+        assert isinstance(row.files, PackedFiles)
+        offsets = self.offsets.get(row.files.tar)
+        if row.files.indexed is None or offsets is None:
             return False
-        offset = row.packed.indexed[0]
+        offset = row.files.indexed[0]
         place = int(np.searchsorted(offsets, offset))
         return place < len(offsets) and int(offsets[place]) == offset
 
 
-class ChosenSource:
+class ChosenSource(Source):
     """The chosen rows of a source.
 
     Args:
@@ -86,42 +85,32 @@ class ChosenSource:
         ConfigError: no row, or one that is not in the corpus.
     """
 
-    rows_are_exact = True
-
     def __init__(self, corpus: Source, chosen: Choice) -> None:
         self.corpus = corpus
         chosen = read_choice(chosen)
         self.numbers = np.unique(chosen(corpus)) if callable(chosen) else chosen
         _check_within(corpus, self.numbers)
         self.root = corpus.root
-        self.rows_at_most = len(self.numbers)
+        self.num_rows = len(self.numbers)
         self.has_captions = corpus.has_captions
         self.classes = corpus.classes
-        self.group_by: Grouping = corpus.group_by
-        self._images = images_of(corpus)
-        self.holds_images = self._images is not None
-        self.can_be_sent = self._images is not None and self._images.can_be_sent
+        self.group_by = corpus.group_by
+        self.holds_images, self.can_be_sent, self.can_seek = corpus.holds_images, corpus.can_be_sent, corpus.can_seek
 
-    def rows(self) -> Iterator[InputRow]:
-        """The rows. See `Source.rows`."""
-        return self._of(self.corpus.rows(), 0, len(self.numbers)) if self._images is None else self.rows_from(0)
-
-    def rows_from(self, start: int) -> Iterator[InputRow]:
-        """The rows from one on; images far from them are not read. See `ImageSource.rows_from`."""
-        assert self._images is not None
-        far = np.flatnonzero(np.diff(self.numbers[start:]) > NEAR) if self.can_be_sent else []
+    def rows(self, start: int = 0) -> Iterator[InputRow]:
+        """The chosen rows; of a table with images, those far from them are not read. See `Source.rows`."""
+        far = np.flatnonzero(np.diff(self.numbers[start:]) > NEAR) if self.corpus.can_seek else []
         bounds = [start, *(int(place) + start + 1 for place in far), len(self.numbers)]
         for begin, end in pairwise(bounds):
-            yield from self._of(self._images.rows_from(int(self.numbers[begin])), begin, end)
+            yield from self._of(self.corpus.rows(int(self.numbers[begin])), begin, end)
 
     def rows_with_labels(self) -> Iterator[InputRow]:
         """Those of the whole corpus: so a class has one number, whichever rows are chosen."""
         return self.corpus.rows_with_labels()
 
     def check_unchanged(self) -> None:
-        """Raise DataError if a file has changed since it was opened."""
-        if isinstance(self.corpus, ImageSource):
-            self.corpus.check_unchanged()
+        """See `Source.check_unchanged`."""
+        self.corpus.check_unchanged()
 
     def describe(self) -> dict[str, Any]:
         """The corpus, and which of its rows. See `Source.describe`."""
@@ -171,29 +160,25 @@ def _refuse_none(numbers: NDArray[np.int64]) -> None:
 
 
 def _check_within(corpus: Source, numbers: NDArray[np.int64]) -> None:
-    """Raise ConfigError if there is no number, or one above those of the corpus, where these are known."""
+    """Raise ConfigError if there is no number, or one above those of the corpus."""
     _refuse_none(numbers)
-    if corpus.rows_are_exact and numbers[-1] >= corpus.rows_at_most:
+    if numbers[-1] >= corpus.num_rows:
         raise ConfigError(
-            f"rows: {numbers[-1]} is no row of the source, which has {corpus.rows_at_most:,} rows, numbered from 0"
+            f"rows: {numbers[-1]} is no row of the source, which has {corpus.num_rows:,} rows, numbered from 0"
         )
 
 
 def _given_numbers(chosen: object) -> NDArray[np.int64]:
     """Numbers that a program gives: a list, or an array of integers."""
+    expected = "rows: the numbers of rows are expected, a list of integers; of a mask, give np.flatnonzero(mask)"
     try:
         given = np.asarray(chosen)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"rows: the numbers of rows are expected, a list of integers; {error}") from error
-    if given.dtype == np.bool_:
-        raise ConfigError("rows: a mask, and the numbers of rows are expected; give np.flatnonzero(mask)")
+        raise ConfigError(f"{expected}; {error}") from error
     if given.shape == (0,):
         return given.astype(np.int64)
-    if given.ndim != 1 or given.dtype.kind not in "iu":
-        got = f"{type(chosen).__name__}, an array of {given.dtype} of shape {given.shape}"
-        raise ConfigError(f"rows: the numbers of rows are expected, a list of integers; got {got}")
-    if (largest := int(given.max())) >= 2**63:
-        raise ConfigError(f"rows: {largest} is no row of the source, whose rows are numbered from 0")
+    if given.ndim != 1 or given.dtype.kind not in "iu" or int(given.max()) >= 2**63:
+        raise ConfigError(f"{expected}; got {type(chosen).__name__}, {given.dtype} of shape {given.shape}")
     return np.unique(given.astype(np.int64))
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -49,8 +49,7 @@ class TableColumns:
         captions: one or more, or none in a table of labels.
         label, split, hash, boxes: None without such a column.
         keep: columns by the names under which a sample's JSON holds them.
-        keeps_all: whether it holds all others as well, besides image, captions and label.
-        left_out: columns that it does not hold then.
+        others: further columns, with the names under which it holds them where a row has them.
     """
 
     image: str
@@ -60,31 +59,18 @@ class TableColumns:
     hash: str | None
     boxes: str | None
     keep: dict[str, str]
-    keeps_all: bool = False
-    left_out: frozenset[str] = frozenset()
+    others: dict[str, str]
 
-    def wanted(self, there: Sequence[str]) -> list[str]:
-        """The columns to read of those that are there."""
+    @property
+    def wanted(self) -> list[str]:
+        """The columns to read."""
         named = (self.image, *self.captions, self.label, self.split, self.hash, self.boxes, *self.keep.values())
-        others = [name for name in there if name not in self.left_out] if self.keeps_all else []
-        return list(dict.fromkeys(name for name in (*named, *others) if name is not None))
+        return list(dict.fromkeys(name for name in (*named, *self.others) if name is not None))
 
     def kept(self, cells: Mapping[str, Any]) -> dict[str, Any]:
         """The cells of a row that a sample's JSON holds, by the names under which it holds them."""
         kept = {stored: cells.get(name) for stored, name in self.keep.items()}
-        if self.keeps_all:
-            for name in self._others(cells):
-                kept[_stored_name(name, kept)] = cells[name]
-        return kept
-
-    def renamed(self, there: Sequence[str]) -> dict[str, str]:
-        """Of the columns that are kept because all are: those stored under another name, and that name."""
-        names = {name: _stored_name(name, self.keep) for name in self._others(there)} if self.keeps_all else {}
-        return {name: stored for name, stored in names.items() if name != stored}
-
-    def _others(self, there: Iterable[str]) -> list[str]:
-        apart = {self.image, *self.captions, self.label, *self.left_out, *self.keep.values()}
-        return [name for name in there if name not in apart]
+        return kept | {self.others[name]: value for name, value in cells.items() if name in self.others}
 
 
 def _stored_name(name: str, taken: Container[str]) -> str:
@@ -125,30 +111,35 @@ def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
     keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in named}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
-    if ALL not in config.keep:
-        return TableColumns(image, captions, label, split, hash_column, boxes, keep)
-    left_out = frozenset(table.binary) - {image, *captions, label, *keep.values()}
-    columns = TableColumns(image, captions, label, split, hash_column, boxes, keep, keeps_all=True, left_out=left_out)
-    _say_what_is_not_kept(table, columns)
-    return columns
+    others = _others(table, {image, *captions, label, *keep.values()}, keep) if ALL in config.keep else {}
+    return TableColumns(image, captions, label, split, hash_column, boxes, keep, others)
 
 
-def _say_what_is_not_kept(table: SourceTable, columns: TableColumns) -> None:
-    """Log which columns `keep: "*"` leaves out or renames."""
-    if left_out := sorted(columns.left_out):
+def _others(table: SourceTable, apart: Container[str | None], keep: Collection[str]) -> dict[str, str]:
+    """The other columns that `keep: "*"` keeps, with the names under which they are stored; logs what it changes."""
+    others, left_out = dict[str, str](), list[str]()
+    for name in table.columns:
+        if name in apart:
+            continue
+        if name in table.binary:
+            left_out.append(name)
+            continue
+        others[name] = _stored_name(name, {*keep, *others.values()})
+        if others[name] != name:
+            logger.warning(
+                "table '%s': keep '*' stores the column '%s' as '%s': a sample's JSON uses the name itself",
+                table.path,
+                name,
+                others[name],
+            )
+    if left_out:
         logger.warning(
             "table '%s': keep '*' leaves out %s, whose cells are bytes, which JSON does not hold; one with text in it "
             "is kept if it is named too",
             table.path,
-            shown(left_out),
+            shown(sorted(left_out)),
         )
-    for name, stored in columns.renamed(table.columns).items():
-        logger.warning(
-            "table '%s': keep '*' stores the column '%s' as '%s': a sample's JSON uses the name itself",
-            table.path,
-            name,
-            stored,
-        )
+    return others
 
 
 def _holds_labels(table: SourceTable, name: str) -> bool:

@@ -1,7 +1,4 @@
-"""CSV and TSV tables. The delimiter is counted, not guessed: the one that gives the first lines the same fields.
-
-A table of URLs needs no header line: its columns are named by what its first rows hold, and the source says so.
-"""
+"""CSV and TSV tables. The delimiter is counted, not guessed: the one that gives the first lines the same fields."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.rows import SourceKind
-from mmdata.convert.sources.tables import MAX_LINE, SourceTable, TableRow, TextLines, encoding_of, refuse_twice
+from mmdata.convert.sources.tables import MAX_LINE, SourceTable, TableRow, TextLines, refuse_twice
 from mmdata.errors import DataError
 
 DELIMITERS = (",", "\t", ";", "|")
@@ -24,12 +21,7 @@ LINES_COUNTED = 100
 """Lines in which fields are counted to find the delimiter."""
 MAX_BROKEN_LINES = 100
 """A faulty quoted field over more lines than this has swallowed rows, which is an error and not one bad row."""
-
-URL, CAPTION = "url", "caption"
-"""Names of the columns that are found; the others are called by their place: "column3"."""
-_URL = re.compile(r"https?://\S+", re.IGNORECASE)
-_IMAGE = re.compile(r"\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif)\b", re.IGNORECASE)
-_WORD = re.compile(r"[^\W\d_]+")
+_URL = re.compile(r"\s*https?://\S+\s*", re.IGNORECASE)
 
 
 class DelimitedTable(SourceTable):
@@ -45,17 +37,14 @@ class DelimitedTable(SourceTable):
 
     def __init__(self, path: Path, config: ConvertConfig, *, usual: str = ",") -> None:
         self.path = path
-        self._encoding = encoding_of(config)
+        self._encoding = config.encoding
         self._dialect: dict[str, Any] = {
             "delimiter": config.delimiter or sniff_delimiter(path, config, usual=usual),
             "quoting": csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE,
             "strict": True,
         }
         self.columns = list(config.columns or ()) or self._header()
-        self.guessed = not config.columns and is_data(self.columns)
-        if self.guessed:
-            self.columns = name_columns(self._first_records())
-        self._has_header = not (config.columns or self.guessed)
+        self._has_header = not config.columns
         refuse_twice(path, self.columns)
         self.types = dict.fromkeys(self.columns, "text")
 
@@ -75,14 +64,12 @@ class DelimitedTable(SourceTable):
             raise DataError(f"table '{self.path}': its header line does not parse: {error}") from error
         if names is None:
             raise DataError(f"table '{self.path}': the file has no lines; the first is to name its columns")
+        if any(map(_URL.fullmatch, names)):
+            raise DataError(
+                f"table '{self.path}': its first line holds a URL, so it is a row and no header; name the columns in "
+                "their order, as in columns=[url,caption]"
+            )
         return [name.strip() for name in names]
-
-    def _first_records(self) -> list[list[str]]:
-        records: list[list[str]] = []
-        with suppress(csv.Error):  # the rows name it
-            for values in islice(_reader(TextLines(self.path, self._encoding), self._dialect), LINES_COUNTED):
-                records += [values] if values else []
-        return records
 
     def _records(self) -> Iterator[TableRow]:
         lines = TextLines(self.path, self._encoding)
@@ -95,12 +82,12 @@ class DelimitedTable(SourceTable):
             except StopIteration:
                 return
             except csv.Error as error:
-                yield TableRow(place, None, self._fault(error, lines, first, reader.line_num))
+                yield TableRow.broken(place, self._fault(error, lines, first, reader.line_num))
                 continue
             if not values:
                 continue
             if len(values) != len(self.columns):
-                yield TableRow(place, None, f"{len(values)} fields where the header has {len(self.columns)}")
+                yield TableRow.broken(place, f"{len(values)} fields where the header has {len(self.columns)}")
                 continue
             yield TableRow(place, dict(zip(self.columns, values, strict=True)))
 
@@ -121,51 +108,19 @@ def sniff_delimiter(path: Path, config: ConvertConfig, *, usual: str = ",") -> s
     Example:
         "image|caption" and lines such as "a.jpg|a dog, a cat" give "|".
     """
-    lines = list(islice(TextLines(path, encoding_of(config)), LINES_COUNTED))
+    lines = list(islice(TextLines(path, config.encoding), LINES_COUNTED))
+    quoting = csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE
     best, best_share = usual, 0.0
     for delimiter in (usual, *(one for one in DELIMITERS if one != usual)):
-        quoting = csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE
-        counts = list(_field_counts(lines, {"delimiter": delimiter, "quoting": quoting}))
+        counts: list[int] = []
+        with suppress(csv.Error):  # the rows name it
+            for record in _reader(lines, {"delimiter": delimiter, "quoting": quoting}):
+                counts += [len(record)] if record else []
         if counts and counts[0] > 1 and (share := counts.count(counts[0]) / len(counts)) > best_share:
             best, best_share = delimiter, share
     return best
 
 
-def _field_counts(lines: list[str], dialect: dict[str, Any]) -> Iterator[int]:
-    try:
-        for record in _reader(lines, dialect):
-            if record:
-                yield len(record)
-    except csv.Error:
-        return  # the rows name it
-
-
 def _reader(lines: Iterable[str], dialect: dict[str, Any]) -> Any:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
     return csv.reader(lines, **dialect)
-
-
-def is_data(fields: Sequence[str]) -> bool:
-    """Whether the first line of a table is plainly a row, and no header: one of its fields is a URL."""
-    return any(_URL.fullmatch(field.strip()) for field in fields)
-
-
-def name_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names of the columns of a table without a header, from its first rows.
-
-    The URLs of the images are in the column with the most URLs, and among those with as many in the one with the most
-    that name a kind of image; the captions in the column with the most words, of those without URLs.
-
-    Example:
-        [["a dog", "http://a.example/1.jpg", "7"]] gives ["caption", "url", "column3"].
-    """
-    width = len(rows[0])
-    names = [f"column{place + 1}" for place in range(width)]
-    columns = [[row[place] for row in rows if len(row) == width] for place in range(width)]
-    urls = [sum(bool(_URL.fullmatch(cell.strip())) for cell in column) for column in columns]
-    images = [sum(bool(_IMAGE.search(cell)) for cell in column) for column in columns]
-    names[max(range(width), key=lambda place: (urls[place], images[place], -place))] = URL
-    words = [0 if urls[place] else sum(len(_WORD.findall(cell)) for cell in columns[place]) for place in range(width)]
-    if max(words):
-        names[words.index(max(words))] = CAPTION
-    return names

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 from zipfile import ZipInfo
 
 from mmdata import safe_read
@@ -160,11 +160,6 @@ def open_file(path: Path) -> BinaryIO:
         return io.BytesIO(place.archive.read(place.below, max_bytes=MAX_HELD_BYTES))
     except BadSample as bad:
         raise DataError(f"'{path}': {bad.detail}; unpack the archive, and convert the folder") from bad
-
-
-def read_member(place: InZip, root: str, path: str, *, max_bytes: int) -> bytes:
-    """Read a file inside `root`, which is `place`; see `mmdata.safe_read.read_inside`."""
-    return place.archive.read(_locate(place, root, path), max_bytes=max_bytes)
 
 
 def glimpse_file(root: str, path: str) -> bytes:
@@ -358,7 +353,7 @@ class Seen:
     def read(self, root: str, path: str, *, max_bytes: int) -> bytes:
         """See `read_inside`. Of files in a .zip nothing is noted: `digest_of_zip` stands for all of them."""
         if (place := in_zip(root)) is not None:
-            return read_member(place, root, path, max_bytes=max_bytes)
+            return place.archive.read(_locate(place, root, path), max_bytes=max_bytes)
         try:
             data, status = read_inside(root, path, max_bytes=max_bytes)
         except BadSample as bad:
@@ -416,13 +411,9 @@ def _has_bytes(root: str, path: str, before: Stamp | None, now: Stamp | None, sp
     if before is None or now is None or before.size != now.size or not spans:
         return False
     with suppress(OSError, DataError), open(open_regular(_path_at(root, path)), "rb") as file:
-        return all(_hash_at(file, span) == span.hash for span in spans)
+        descriptor = file.fileno()
+        return all(fast_hash(os.pread(descriptor, span.length, span.offset)) == span.hash for span in spans)
     return False
-
-
-def _hash_at(file: Any, span: ReadSpan) -> int:
-    file.seek(span.offset)
-    return fast_hash(file.read(span.length))
 
 
 def _stamp(status: os.stat_result) -> Stamp:

@@ -8,17 +8,19 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmdata.config.convert import ALL, ConvertConfig, Grouping
+from mmdata.config.convert import ALL, ConvertConfig
 from mmdata.convert.sources.files import PARTS, FolderEntry, Seen, list_folder, names_in
-from mmdata.convert.sources.rows import InputRow
+from mmdata.convert.sources.rows import InputRow, Source
 from mmdata.convert.sources.tables import SUFFIXES as TABLE_SUFFIXES
 from mmdata.convert.sources.tables import choose_part
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.tars.captions import MAX_CAPTION_BYTES
-from mmdata.tars.texts import ReadText, SampleTexts, TextKind, read_label, read_texts
+from mmdata.tars.texts import SampleTexts, TextKind, read_label, read_texts
 
 COMMON = {
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff"),
@@ -42,19 +44,58 @@ class NeedsTable(DataError):
         tables: their paths.
     """
 
-    def __init__(self, message: str, tables: Sequence[Path] = ()) -> None:
-        super().__init__(message)
-        self.tables = list(tables)
-
-    @classmethod
-    def found(cls, problem: str, folder: str, names: Sequence[str]) -> NeedsTable:
-        """The error for a folder with tables of these names."""
-        tables = [Path(folder, name) for name in names]
-        first = shlex.quote(str(tables[0]))
-        return cls(f"{problem}; it has tables ({', '.join(names[:3])}): give one as the source, as {first}", tables)
+    def __init__(self, problem: str, folder: str, names: Sequence[str]) -> None:
+        self.tables = [Path(folder, name) for name in names]
+        first = shlex.quote(str(self.tables[0]))
+        super().__init__(f"{problem}; it has tables ({', '.join(names[:3])}): give one as the source, as {first}")
 
 
-class FolderSource:
+@dataclass(frozen=True)
+class FolderFiles:
+    """The text files of an image in a folder.
+
+    Attributes:
+        root: folder of the corpus.
+        paths: of the files, relative to it.
+    """
+
+    root: str
+    paths: tuple[str, ...]
+
+    def texts(self, seen: Seen, *, needs_caption: bool = True) -> SampleTexts:
+        """Captions, label and metadata; see `read_texts`."""
+        return read_texts(self._kinds(), partial(self._read, seen), needs_caption=needs_caption)
+
+    def label(self) -> int | str | None:
+        """The label that `texts` gives; None if it cannot be used."""
+        return read_label(self._kinds(), partial(self._read, Seen()))
+
+    def _kinds(self) -> list[TextKind]:
+        there = {_kind(path) for path in self.paths}
+        return [kind for kind in SIDECAR_KINDS if kind in there]
+
+    def _read(self, seen: Seen, kind: TextKind) -> bytes:
+        path = {_kind(path): path for path in self.paths}[kind]
+        try:
+            return seen.read(self.root, path, max_bytes=MAX_CAPTION_BYTES)
+        except BadSample as bad:
+            raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
+
+
+def _kind(path: str) -> TextKind:
+    return os.path.splitext(path)[1].lower()[1:]
+
+
+def any_caption(rows: Iterable[InputRow]) -> bool:
+    """Whether the files of any row have a caption; they are read up to the first one."""
+    for row in rows:
+        with suppress(BadSample):
+            if row.files and row.files.texts(Seen(), needs_caption=False).captions:
+                return True
+    return False
+
+
+class FolderSource(Source):
     """Images whose captions are in a file of the same stem ending in .json, .txt or .caption, or in class folders.
 
     The files of a folder come in order of their names, then its sub-folders in order of theirs. Hidden files, and files
@@ -67,54 +108,39 @@ class FolderSource:
     of which `split` chooses one.
     """
 
-    rows_are_exact = True
-
     def __init__(self, folder: Path, config: ConvertConfig) -> None:
         self.root = os.path.realpath(folder)
         self._keep = [name for name in config.keep if name != ALL]
-        self._outside: list[str] = []  # images beside the folder that holds the classes
         self._takes_alone = False  # whether texts without an image are rows
         if config.split is not None:
             self.root = _part(self.root, config.split)
         self._read()
-        if not self.rows_at_most:
+        if not self.num_rows:
             problem = f"source '{folder}': no images in it; the corpus is empty"
-            tables = _tables(self.root)
-            raise NeedsTable.found(problem, self.root, tables) if tables else DataError(problem)
-        self.classes: tuple[str, ...] = ()
+            tables = tables_beside(self.root)
+            raise NeedsTable(problem, self.root, tables) if tables else DataError(problem)
         if not self._kinds:
             self.has_captions = False
             self._find_classes(folder, config)
         else:
-            self.has_captions = self._kinds != {".json"} or self._finds_caption()
-        self.group_by: Grouping = "content" if self.has_captions else "none"
+            self.has_captions = self._kinds != {"json"} or any_caption(self.rows())
+        self.group_by = "content" if self.has_captions else "none"
 
     def _read(self) -> None:
-        digest, self.rows_at_most, self._ignored = hashlib.sha256(), 0, 0
+        digest, self.num_rows, self._ignored = hashlib.sha256(), 0, 0
         self._kinds, self._alone = set[str](), 0
         images = paired = 0
-        for place in self._outside:
-            digest.update(f"{place}\n".encode("utf-8", "surrogateescape"))
-            self.rows_at_most += 1
         for found in self._walk():
             digest.update(found.listing)
-            self.rows_at_most += len(found.rows)
+            self.num_rows += len(found.rows)
             self._ignored += found.ignored
             self._kinds |= found.kinds
             self._alone += len(found.alone)
             images += sum(row.fault is None for row in found.rows)
             paired += sum(bool(row.sidecars) for row in found.rows)
         self._takes_alone = self._alone > max(paired, images // 2)
-        self.rows_at_most += self._alone if self._takes_alone else 0
+        self.num_rows += self._alone if self._takes_alone else 0
         self._listing = digest.hexdigest()
-
-    def _finds_caption(self) -> bool:
-        """Whether any image has a caption: JSON files are read up to the first one that has."""
-        for row in self.rows():
-            with suppress(BadSample):
-                if row.sidecars and sidecar_texts(row.sidecars, self.root, Seen(), needs_caption=False).captions:
-                    return True
-        return False
 
     def _find_classes(self, folder: Path, config: ConvertConfig) -> None:
         """Take the folders for classes.
@@ -123,35 +149,33 @@ class FolderSource:
             NeedsTable: a table goes with the images.
             DataError: the folders are several parts, or there are not two folders.
         """
-        if tables := _tables(self.root):
-            raise NeedsTable.found(f"source '{folder}': its images have no captions beside them", self.root, tables)
+        if tables := tables_beside(self.root):
+            raise NeedsTable(f"source '{folder}': its images have no captions beside them", self.root, tables)
         names = _folders(self.root)
         if config.split is None and names and all(name.lower() in PARTS for name in names):
-            self._descend(_part(self.root, names[0] if len(names) == 1 else None))
+            _part(self.root, None)  # raises for several
         seen = {self.root}
-        while len(names := _folders(self.root)) == 1 and _folders(os.path.join(self.root, names[0])):
+        while len(names := _folders(self.root)) == 1 and not next(self._walk()).rows:
             below = os.path.realpath(os.path.join(self.root, names[0]))
             if below in seen:  # links from folder to folder lead in a circle
                 break
             seen.add(below)
-            self._descend(below)  # flowers/ holds daisy/ and rose/
+            self.root = below  # flowers/, without images beside it, holds daisy/ and rose/
+            self._read()
         if len(names) < 2:
             raise DataError(
                 f"source '{folder}': its images have neither captions nor labels; put a .txt with the "
                 "caption beside each image (1.jpg, 1.txt), or give a table of paths and captions as the source "
                 "(captions.csv with the columns filepath and caption), or sort the images into a folder for each class "
-                "(cat/1.jpg, dog/2.jpg)"
+                "(cat/1.jpg, dog/2.jpg) and give the folder that holds these"
             )
         self.classes = tuple(names)
 
-    def _descend(self, folder: str) -> None:
-        """Take a sub-folder for the one that holds the classes; images beside it stay rows, which are left out."""
-        self._outside += [os.path.join(self.root, row.path) for row in next(self._walk()).rows]
-        self.root = folder
-        self._read()
-
-    def rows(self) -> Iterator[InputRow]:
+    def rows(self, start: int = 0) -> Iterator[InputRow]:
         """All images, and captions that have none. See `Source.rows`."""
+        return islice(self._rows(), start, None)
+
+    def _rows(self) -> Iterator[InputRow]:
         number = 0
         # A class is its number and not its name, because "10" of the folders 0 to 11 is class 2 and not class 10.
         class_numbers = {name: i for i, name in enumerate(self.classes)}
@@ -161,16 +185,13 @@ class FolderSource:
                 if "path" in extra:
                     extra["path"] = place
                 label = class_numbers.get(place.split(os.sep)[0]) if os.sep in place else None
-                yield InputRow(number, place, place, label=label, extra=extra, sidecars=sidecars, fault=fault)
+                files = FolderFiles(self.root, sidecars) if sidecars else None
+                yield InputRow(number, place, place, label=label, extra=extra, files=files, fault=fault)
                 number += 1
-        for place in self._outside:
-            fault = (Reason.MISSING_CAPTION, "the image has no caption, and lies in none of the folders of classes")
-            yield InputRow(number, place, place, fault=fault)
-            number += 1
 
     def rows_with_labels(self) -> Iterator[InputRow]:
         """See `Source.rows_with_labels`."""
-        return (row for row in self.rows() if row.label is not None or row.sidecars)
+        return (row for row in self.rows() if row.label is not None or row.files)
 
     def describe(self) -> dict[str, Any]:
         """A hash of all names and sizes. See `Source.describe`."""
@@ -222,7 +243,7 @@ class _FolderContent:
     @property
     def kinds(self) -> set[str]:
         """Extensions of the text files that go with an image."""
-        return {os.path.splitext(name)[1].lower() for row in self.rows for name in row.sidecars}
+        return {_kind(name) for row in self.rows for name in row.sidecars}
 
 
 def _pair(below: str, entries: list[FolderEntry]) -> _FolderContent:
@@ -255,29 +276,6 @@ def _pair(below: str, entries: list[FolderEntry]) -> _FolderContent:
     return _FolderContent(rows, alone, "".join(sizes).encode("utf-8", "surrogateescape"), ignored)
 
 
-def sidecar_texts(sidecars: Iterable[str], root: str, seen: Seen, *, needs_caption: bool) -> SampleTexts:
-    """Captions, label and metadata in the text files of an image."""
-    return read_texts(*_text_files(sidecars, root, seen), needs_caption=needs_caption)
-
-
-def sidecar_label(sidecars: Iterable[str], root: str) -> int | str | None:
-    """The label that `sidecar_texts` gives; None if it cannot be used."""
-    return read_label(*_text_files(sidecars, root, Seen()))
-
-
-def _text_files(sidecars: Iterable[str], root: str, seen: Seen) -> tuple[list[TextKind], ReadText]:
-    """The kinds of text that an image has, and what reads one."""
-    paths = {os.path.splitext(path)[1].lower(): path for path in sidecars}
-
-    def read(kind: TextKind) -> bytes:
-        try:
-            return seen.read(root, paths[f".{kind}"], max_bytes=MAX_CAPTION_BYTES)
-        except BadSample as bad:
-            raise BadSample(_ABOUT_CAPTIONS.get(bad.reason, bad.reason), bad.detail) from bad
-
-    return [kind for kind in SIDECAR_KINDS if f".{kind}" in paths], read
-
-
 def _target(root: str, path: str) -> str | None:
     """The folder that a link in a corpus leads to; None for one that is in the corpus, or has the corpus in it."""
     target = os.path.realpath(os.path.join(root, path))
@@ -296,7 +294,7 @@ def _part(folder: str, split: str | None) -> str:
     return os.path.realpath(os.path.join(folder, choose_part(Path(folder), {name: name for name in names}, split)))
 
 
-def _tables(folder: str) -> list[str]:
+def tables_beside(folder: str) -> list[str]:
     """The tables in a folder, or in its annotations/, that may name its images."""
     tables: list[str] = []
     for below in ("", "annotations"):

@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from PIL import Image, ImageOps
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.arrow import as_stored
-from mmdata.convert.sources.json_tables import ROWS_SEEN
 from mmdata.convert.sources.rows import (
     InputRow,
     SourceKind,
@@ -43,10 +42,9 @@ from mmdata.tars.tar import split_name
 Rows = Iterable[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]
 """Dicts of an image, captions and more, or a function that gives them."""
 
-MOST_COLUMNS = 1000
-"""Keys of rows that may be named as columns; there may be more."""
 _HEAD_BYTES = 8
-_MOST_READ = 2**30  # Linux reads at most 2 GiB at once
+_MOST_BYTES = 2**30
+"""Longest value of a row; Linux reads at most 2 GiB at once."""
 KEY = "key"
 """Name of the cell with the key of a row's sample."""
 LEFT_OUT = "left_out"
@@ -64,10 +62,11 @@ class GivenTable(SourceTable):
 
     Attributes:
         sha256: of all rows, images included.
+        has_keys: whether any row has a key.
 
     Raises:
         ConfigError: `rows` are neither an iterable nor a function that returns one.
-        DataError: no row, or no dict among the first.
+        DataError: no row, or none that is a dict.
     """
 
     kind = SourceKind.ROWS
@@ -84,29 +83,33 @@ class GivenTable(SourceTable):
     def _take_all(self, rows: Rows, folder: Path) -> None:
         columns: dict[str, None] = {}
         images: dict[str, None] = {}
-        whole, first_fault, taken, seen = hashlib.sha256(), "", 0, 0
-        for record in _records(rows):
-            whole.update(record.digest())
-            with naming(folder):
-                self._file.writelines(record.packed())
+        whole, first_fault, taken = hashlib.sha256(), "", 0
+        for row in _dicts(rows):
+            try:
+                cells, blobs = _storable(row)
+                fault = ""
+            except ValueError as error:
+                cells, blobs, fault = {}, dict[str, bytes](), str(error)
+                first_fault = first_fault or f"row {taken}: {fault}"
+            head = json.dumps([cells, {name: len(data) for name, data in blobs.items()}, fault]).encode()
             taken += 1
-            if record.fault:
-                first_fault = first_fault or f"row {taken - 1}: {record.fault}"
-                continue
-            seen += 1
-            if len(columns) < MOST_COLUMNS:
-                columns.update(dict.fromkeys(record.cells()))
-            if seen <= ROWS_SEEN:
-                images.update(dict.fromkeys(record.blobs))
+            with naming(folder):
+                for data in (len(head).to_bytes(_HEAD_BYTES, "little"), head, *blobs.values()):
+                    whole.update(data)
+                    self._file.write(data)
+            columns.update(dict.fromkeys(cells))
+            images.update(dict.fromkeys(blobs))
         with naming(folder):
             self._file.flush()
-        if not seen and first_fault:
+        if not columns and first_fault:
             raise DataError(
                 f"rows: none of {taken} can be used ({first_fault}); each is a dict such as "
                 '{"image": "a.jpg", "caption": "a dog"}'
             )
-        self.sha256, self.num_rows = whole.hexdigest(), taken
-        self.columns, self.images, self.binary = list(columns), tuple(images), tuple(images)
+        self.num_rows = taken
+        self.sha256, self.has_keys = whole.hexdigest(), KEY in columns
+        self.columns = [name for name in columns if name not in (KEY, LEFT_OUT)]
+        self.images = self.binary = tuple(images)
         self.types: dict[str, str] = {}
 
     def __enter__(self) -> GivenTable:
@@ -117,16 +120,20 @@ class GivenTable(SourceTable):
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows. Bytes of columns that are not asked for are not read; their cells are None. See `Table.rows`."""
-        skipped = set(self.columns) - {*columns, KEY, LEFT_OUT}
-        descriptor, at = self._file.fileno(), 0
+        wanted, at = {*columns, KEY, LEFT_OUT}, 0
         for number in range(self.num_rows or 0):
-            size, at = int.from_bytes(_read(descriptor, _HEAD_BYTES, at), "little"), at + _HEAD_BYTES
-            record, at = _Record.of_json(_read(descriptor, size, at)), at + size
-            for name, length in record.lengths.items():
-                if name not in skipped:
-                    record.blobs[name] = _read(descriptor, length, at)
+            size, at = int.from_bytes(self._read(at, _HEAD_BYTES), "little"), at + _HEAD_BYTES
+            (cells, lengths, fault), at = json.loads(self._read(at, size)), at + size
+            for name, length in lengths.items():
+                if name in wanted:
+                    cells[name] = self._read(at, length)
                 at += length
-            yield TableRow(f"row {number}", None if record.fault else record.cells(), record.fault)
+            yield TableRow.broken(f"row {number}", fault) if fault else _row(number, cells)
+
+    def _read(self, at: int, size: int) -> bytes:
+        data = os.pread(self._file.fileno(), size, at)
+        assert len(data) == size, "the temporary file of rows was cut"
+        return data
 
     def how_to_name(self, purpose: str) -> str:
         """What names a column. See `Table.how_to_name`."""
@@ -134,58 +141,17 @@ class GivenTable(SourceTable):
         return f"name it with ConvertConfig({setting})"
 
 
-def _read(descriptor: int, size: int, at: int) -> bytes:
-    parts: list[bytes] = []
-    while size:
-        part = os.pread(descriptor, min(size, _MOST_READ), at)
-        assert part, "the temporary file of rows was cut"
-        parts.append(part)
-        at, size = at + len(part), size - len(part)
-    return b"".join(parts)
+def _row(number: int, cells: dict[str, Any]) -> TableRow:
+    """A row of the table, with its key; one with a text in `left_out` is left out for that reason."""
+    fault, key = _left_out(cells.pop(LEFT_OUT, None)), cells.pop(KEY, None)
+    try:
+        return TableRow(f"row {number}", cells, fault, key="" if key is None else _checked(key))
+    except BadSample as bad:
+        return TableRow(f"row {number}", cells, fault or (bad.reason, bad.detail))
 
 
-class _Record(NamedTuple):
-    """One row in a form that can be stored.
-
-    Attributes:
-        json: the cells that are not bytes.
-        blobs: bytes by column.
-        fault: why the row cannot be used.
-        lengths: of the blobs, in the order of the columns.
-    """
-
-    json: dict[str, Any]
-    blobs: dict[str, bytes]
-    fault: str
-    lengths: dict[str, int]
-
-    @classmethod
-    def of_json(cls, data: bytes) -> _Record:
-        cells, fault, lengths = json.loads(data)
-        return cls(cells, {}, fault, lengths)
-
-    def cells(self) -> dict[str, Any]:
-        """All cells; those of bytes stand in the order that the program gave."""
-        return {**self.json, **self.blobs}
-
-    def head(self) -> bytes:
-        return json.dumps([self.json, self.fault, self.lengths]).encode()
-
-    def packed(self) -> Iterator[bytes]:
-        head = self.head()
-        yield len(head).to_bytes(_HEAD_BYTES, "little")
-        yield head
-        yield from self.blobs.values()
-
-    def digest(self) -> bytes:
-        whole = hashlib.sha256(self.head())
-        for data in self.blobs.values():
-            whole.update(data)
-        return whole.digest()
-
-
-def _records(rows: Any) -> Iterator[_Record]:
-    """The rows of a program as records; an error of the program passes."""
+def _dicts(rows: Any) -> Iterable[object]:
+    """The rows of a program, whatever they are; an error of the program passes."""
     if not isinstance(rows, Iterable):
         if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):  # as torch's datasets of the first kind
             rows = map(rows.__getitem__, range(len(rows)))
@@ -196,30 +162,32 @@ def _records(rows: Any) -> Iterator[_Record]:
             raise ConfigError(f"source: a path, an iterable of dicts, or a function that returns one; got {found}")
         if not isinstance(rows, Iterable):
             raise ConfigError(f"source: the function is to return an iterable of dicts; got {type(rows).__name__}")
-    for row in cast("Iterable[object]", rows):
-        yield _record(row)
+    return cast("Iterable[object]", rows)
 
 
-def _record(row: object) -> _Record:
+def _storable(row: object) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The cells of a row as JSON has them, None for bytes; and the bytes by column.
+
+    Raises:
+        ValueError: the row cannot be used.
+    """
     if not isinstance(row, Mapping):
-        return _fault(f"a dict is expected, got {type(row).__name__}")
+        raise ValueError(f"a dict is expected, got {type(row).__name__}")
     cells: dict[str, Any] = {}
     blobs: dict[str, bytes] = {}
     for name, value in cast("Mapping[object, object]", row).items():
         if not isinstance(name, str):
-            return _fault(f"the key {excerpt(name)} is {type(name).__name__}, not a string")
+            raise ValueError(f"the key {excerpt(name)} is {type(name).__name__}, not a string")
         try:
             value = _plain(value)
+            if isinstance(value, bytes) and len(value) > _MOST_BYTES:
+                raise ValueError(f"{len(value)} bytes; the limit is {_MOST_BYTES}")
             cells[name] = None if isinstance(value, bytes) else json.loads(json.dumps(value, default=_as_json))
         except (TypeError, ValueError, RecursionError, OSError, SyntaxError) as error:
-            return _fault(f"{excerpt(name)} cannot be stored: {excerpt(str(error), 300)}")
+            raise ValueError(f"{excerpt(name)} cannot be stored: {excerpt(str(error), 300)}") from error
         if isinstance(value, bytes):
             blobs[name] = value
-    return _Record(cells, blobs, "", {name: len(data) for name, data in blobs.items()})
-
-
-def _fault(words: str) -> _Record:
-    return _Record({}, {}, words, {})
+    return cells, blobs
 
 
 def _plain(value: Any) -> Any:
@@ -267,7 +235,7 @@ def open_rows(rows: Rows, config: ConvertConfig, folder: Path) -> Generator[Give
         folder: on the disk that has room for the rows.
 
     Raises:
-        DataError: no row, or no dict among the first.
+        DataError: no row, or none that is a dict.
         ConfigError: no such column, or a setting that is for other sources.
     """
     refuse_strangers(Path("rows"), config, SourceKind.ROWS)
@@ -278,8 +246,6 @@ def open_rows(rows: Rows, config: ConvertConfig, folder: Path) -> Generator[Give
 class GivenSource(TableSource):
     """Rows of a program: dicts of an image, captions, a label, a key, and more, which a sample's JSON keeps.
 
-    A row with a text in `left_out` is left out for that reason.
-
     Paths are those of the program: absolute, or relative to its current folder. With `images` they are relative to that
     folder, and nothing outside it is read.
 
@@ -289,39 +255,36 @@ class GivenSource(TableSource):
     """
 
     can_be_sent = False  # another process cannot call the program
-    left_out_column = LEFT_OUT
 
     def __init__(self, table: GivenTable, config: ConvertConfig) -> None:
         if config.caption_columns is None and set(CAPTIONS) <= set(table.columns):
             config = config.model_copy(update={"caption_columns": CAPTIONS})
         super().__init__(Path.cwd(), [table], (), config)
-        self._sha256 = table.sha256
+        self._table = table
         self._below = os.getcwd() if config.images == "." else ""
         self._are_merged = config.group_by != "none" and (config.group_by is not None or not config.keep_duplicates)
-        apart = {KEY, LEFT_OUT} - set(config.keep)
-        self.columns = replace(self.columns, left_out=self.columns.left_out | apart)
 
-    def rows(self) -> Iterator[InputRow]:
-        """All rows. See `Source.rows`."""
-        keys = _Keys(repeat=self._are_merged)
-        for row, cells in self._read():
+    def rows(self, start: int = 0) -> Iterator[InputRow]:
+        """All rows; those before `start` are read too, for their keys. See `Source.rows`."""
+        return islice(self._rows(), start, None)
+
+    def _rows(self) -> Iterator[InputRow]:
+        images: dict[int, bytes] = {}  # of the row with a key, by hashes of both
+        for row in super().rows():
             if self._below and isinstance(row.image, str) and row.image and not has_url(row):
                 row = replace(row, image=os.path.join(self._below, row.image))
-            if row.fault is None and (fault := _left_out(cells.get(LEFT_OUT))):
-                row = replace(row, fault=fault)
-            try:
-                yield replace(row, key=keys.take(row, cells.get(KEY)))
-            except BadSample as bad:
-                yield replace(row, fault=(bad.reason, bad.detail))
-
-    def rows_from(self, start: int) -> Iterator[InputRow]:
-        """The rows from one on; those before it are read too, for their keys."""
-        return islice(self.rows(), start, None)
+            if self._table.has_keys and row.fault is None:
+                key = row.key or numbered_key(row.number)
+                image = image_key(row) if self._are_merged else row_key(row.number)
+                if images.setdefault(hash64(key.encode()), image) != image:
+                    detail = f"key {excerpt(key)}: another row, of another image, has it"
+                    row = replace(row, fault=(Reason.BROKEN_ROW, detail))
+            yield row
 
     def describe(self) -> dict[str, Any]:
         """A hash of the rows. See `Source.describe`."""
         columns = {name: value for name, value in super().describe().items() if name not in ("kind", "files")}
-        return {"kind": "rows", "sha256": self._sha256, **columns}
+        return {"kind": "rows", "sha256": self._table.sha256, **columns}
 
     def _find_root(self, folder: Path, images: str) -> tuple[str, str]:
         return (os.sep, "") if images == "." else super()._find_root(folder, images)
@@ -340,42 +303,6 @@ def _left_out(said: Any) -> tuple[Reason, str] | None:
     if reason in [str(one) for one in Reason]:
         return Reason(reason), detail or "the program left it out"
     return Reason.BROKEN_ROW, said
-
-
-class _Keys:
-    """Keys that were given, each to one row, or to rows of one image.
-
-    Args:
-        repeat: whether rows of one image become one sample, and may have one key.
-    """
-
-    def __init__(self, *, repeat: bool) -> None:
-        self._repeat = repeat
-        self._images: dict[int, bytes] = {}  # of the row with this key, by hashes of both
-        self._has_key = bytearray()  # for each row
-
-    def take(self, row: InputRow, given: Any) -> str:
-        """The key of a row's sample; "" for its number.
-
-        Raises:
-            BadSample: a key that cannot be one, or that another row has.
-        """
-        has_key = given is not None and row.fault is None
-        self._has_key.append(has_key)
-        if not has_key:
-            if self._images and row.fault is None and hash64(numbered_key(row.number).encode()) in self._images:
-                raise BadSample(Reason.BROKEN_ROW, f"key '{numbered_key(row.number)}', its number: another row has it")
-            return ""
-        key = _checked(given)
-        image = image_key(row) if self._repeat else row_key(row.number)
-        if self._images.setdefault(hash64(key.encode()), image) != image or self._is_numbered(key, row.number):
-            raise BadSample(Reason.BROKEN_ROW, f"key {excerpt(key)}: another row, of another image, has it")
-        return key
-
-    def _is_numbered(self, key: str, before: int) -> bool:
-        """Whether a key is that of a row before this one that was given none."""
-        number = int(key) if key.isascii() and key.isdigit() else before
-        return number < before and numbered_key(number) == key and not self._has_key[number]
 
 
 def _checked(given: Any) -> str:

@@ -19,8 +19,6 @@ from mmdata.convert.sources.tables import SourceTable, TableRow, TextLines, nami
 from mmdata.errors import DataError, excerpt
 from mmdata.tars.captions import unique_keys
 
-ROWS_SEEN = 100
-"""Rows of a table whose keys are its columns."""
 MAX_DOCUMENT_BYTES = 2**32
 """Largest JSON document, 4 GiB."""
 
@@ -42,7 +40,7 @@ class JsonLinesTable(SourceTable):
         self.path = path
         self._encoding = encoding
         self.types: dict[str, str] = {}
-        self.columns, first_fault = _columns_of(self.rows(()))
+        self.columns, self.num_rows, first_fault = _columns_of(self.rows(()))
         if not self.columns and first_fault:
             raise DataError(
                 f"table '{path}': no line of it is a JSON object ({first_fault}); JSON Lines have one object a line, "
@@ -58,12 +56,12 @@ class JsonLinesTable(SourceTable):
             try:
                 value = parse_json(line)
             except (ValueError, RecursionError) as error:
-                yield TableRow(place, None, f"not JSON: {error}")
+                yield TableRow.broken(place, f"not JSON: {error}")
                 continue
             if isinstance(value, dict):
                 yield TableRow(place, cast("dict[str, Any]", value))
             else:
-                yield TableRow(place, None, f"a JSON object is expected, got {type(value).__name__}")
+                yield TableRow.broken(place, f"a JSON object is expected, got {type(value).__name__}")
 
 
 class JsonTable(SourceTable):
@@ -87,8 +85,7 @@ class JsonTable(SourceTable):
         except (ValueError, RecursionError) as error:
             raise DataError(f"table '{path}': not JSON: {error}") from error
         self._rows = list(_rows_of(path, document))
-        self.num_rows = len(self._rows)
-        self.columns, _ = _columns_of(self._rows)
+        self.columns, self.num_rows, _ = _columns_of(self._rows)
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows. See `Table.rows`."""
@@ -139,7 +136,7 @@ def _objects(path: Path, entries: Sequence[Any]) -> Iterator[TableRow]:
         if isinstance(entry, dict):
             yield TableRow(place, cast("dict[str, Any]", entry))
         else:
-            yield TableRow(place, None, f"a JSON object is expected, got {type(entry).__name__}")
+            yield TableRow.broken(place, f"a JSON object is expected, got {type(entry).__name__}")
 
 
 def _karpathy(path: Path, images: Sequence[Any]) -> Iterator[TableRow]:
@@ -167,19 +164,16 @@ def _is_image_name(name: str) -> bool:
     return Path(name).suffix.lower() in IMAGE_SUFFIXES
 
 
-def _columns_of(rows: Iterable[TableRow]) -> tuple[list[str], str]:
-    """Keys of the first ROWS_SEEN rows, in order, and the first fault among them."""
+def _columns_of(rows: Iterable[TableRow]) -> tuple[list[str], int, str]:
+    """Keys of all rows, in order; the number of rows; and the first fault among them."""
     columns: dict[str, None] = {}
-    seen, first_fault = 0, ""
+    count, first_fault = 0, ""
     for row in rows:
-        if row.cells is None:
-            first_fault = first_fault or f"{row.place}: {row.fault}"
-            continue
-        columns.update(dict.fromkeys(row.cells))
-        seen += 1
-        if seen == ROWS_SEEN:
-            break
-    return list(columns), first_fault
+        count += 1
+        columns.update(dict.fromkeys(row.cells or ()))
+        if row.fault and not first_fault:
+            first_fault = f"{row.place}: {row.fault[1]}"
+    return list(columns), count, first_fault
 
 
 def parse_json(text: str) -> Any:
@@ -223,13 +217,16 @@ def stream_entries(path: Path) -> Iterator[JsonEntry]:
     with open_text(path, "utf-8") as file:
         reader = _JsonReader(path, file)
         if reader.peek() == "[":
-            for number, value in reader.array():
-                yield JsonEntry("", number, value)
+            yield from reader.entries("")
         elif reader.peek() == "{":
-            for key in reader.names():
+            seen = set[str]()
+            for _ in reader.places("{", "}"):
+                key = reader.key()
+                if key in seen:
+                    raise reader.fault(f"key {excerpt(key)} is there twice")
+                seen.add(key)
                 if reader.peek() == "[":
-                    for number, value in reader.array():
-                        yield JsonEntry(key, number, value)
+                    yield from reader.entries(key)
                 else:
                     yield JsonEntry(key, 0, reader.value())
         else:
@@ -266,33 +263,28 @@ class _JsonReader:
             if not self._more():
                 return ""
 
-    def array(self) -> Iterator[tuple[int, Any]]:
-        """The values of the array that begins here, numbered from 1."""
-        self._take("[")
+    def entries(self, key: str) -> Iterator[JsonEntry]:
+        """The entries of the array that begins here."""
+        return (JsonEntry(key, number, self.value()) for number in self.places("[", "]"))
+
+    def places(self, begin: str, end: str) -> Iterator[int]:
+        """Numbers, from 1, of what is in the array or object that begins here; each is taken before the next."""
+        self._take(begin)
         number = 0
-        while self.peek() != "]":
+        while self.peek() != end:
             if number:
                 self._take(",")
             number += 1
-            yield number, self.value()
-        self._take("]")
+            yield number
+        self._take(end)
 
-    def names(self) -> Iterator[str]:
-        """The keys of the object that begins here; whoever asks for the next one has taken the value of the last."""
-        self._take("{")
-        seen = set[str]()
-        while self.peek() != "}":
-            if seen:
-                self._take(",")
-            if self.peek() != '"':
-                raise self.fault("a key is expected")
-            key = self.value()
-            if key in seen:
-                raise self.fault(f"key {excerpt(key)} is there twice")
-            seen.add(key)
-            self._take(":")
-            yield key
-        self._take("}")
+    def key(self) -> str:
+        """The key that begins here."""
+        if self.peek() != '"':
+            raise self.fault("a key is expected")
+        key = self.value()
+        self._take(":")
+        return key
 
     def value(self) -> Any:
         """The value that begins here."""

@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from mmdata.config.convert import ConvertConfig
-from mmdata.convert.sources.coco import CocoSource
+from mmdata.convert.sources.coco import CAPTIONS, IMAGE, KEY, SEGMENTATION, CocoTable
 from mmdata.convert.sources.files import (
     PARTS,
     check_file,
@@ -25,9 +25,9 @@ from mmdata.convert.sources.files import (
     is_folder,
     names_in,
 )
-from mmdata.convert.sources.folder import IMAGE_SUFFIXES, FolderSource, NeedsTable
+from mmdata.convert.sources.folder import IMAGE_SUFFIXES, FolderSource, NeedsTable, tables_beside
 from mmdata.convert.sources.json_tables import stream_entries
-from mmdata.convert.sources.open_table import find_tables
+from mmdata.convert.sources.open_table import find_tables, fingerprint
 from mmdata.convert.sources.rows import Source, SourceKind, refuse_strangers
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.sources.tables import COMPRESSED_SUFFIXES, choose_part
@@ -39,12 +39,9 @@ METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 """Names of the table of an imagefolder; its paths are relative to the folder that it is in."""
 STATE, PARTS_OF_DICT = "state.json", "dataset_dict.json"
 """Files in a Dataset and in a DatasetDict that `datasets` wrote with `save_to_disk`."""
-Form = Literal["boxes", "captions"]
-"""COCO's."""
 BESIDE_IMAGES = "_annotations.coco.json"
 """File in the folder of the images of each part, as Roboflow exports COCO's form."""
 _COCO_NAME = re.compile(r"(captions|instances|person_keypoints)_(.+)\.json")
-_COCO_ORDER = ("instances", "person_keypoints", "captions")
 _COCO_KEYS = frozenset(("info", "licenses", "images", "categories", "type", "annotations"))
 
 
@@ -87,14 +84,13 @@ def _open_folder(path: Path, config: ConvertConfig) -> Source:
     if tables := find_tables_of_folder(path, config.split):
         folder = tables[0].parent if tables[0].name in METADATA else path
         return TableSource.open(folder, tables, of_part)
+    tables = tables_beside(os.fspath(path))
+    if config.split is not None and config.split not in folders_in(path) and len(tables) == 1:
+        return _open_tables((path / tables[0]).parent, [path / tables[0]], config)
     try:
         source = FolderSource(path, config)
     except NeedsTable as error:
         return _only_table(path, error, config)
-    except (ConfigError, DataError):
-        if (table := _table_with_parts(path, config)) is None:
-            raise
-        return table
     refuse_strangers(path, config, SourceKind.FOLDER)
     return source
 
@@ -114,19 +110,6 @@ def _only_table(path: Path, error: NeedsTable, config: ConvertConfig) -> Source:
         return _open_tables(table.parent, [table], config.model_copy(update={"split": None}))
     except (ConfigError, DataError) as unusable:
         raise type(unusable)(f"source '{path}' was read by its only table: {unusable}") from unusable
-
-
-def _table_with_parts(path: Path, config: ConvertConfig) -> Source | None:
-    """The only table in a folder whose images have no captions, if `split` names none of the folder's own parts."""
-    if config.split is None:
-        return None
-    try:
-        FolderSource(path, config.model_copy(update={"split": None}))
-    except NeedsTable as error:
-        return _open_tables(error.tables[0].parent, error.tables, config) if len(error.tables) == 1 else None
-    except (ConfigError, DataError):
-        return None
-    return None
 
 
 def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
@@ -207,17 +190,17 @@ def part_of(path: PurePath) -> str:
     return "/".join([*folders, path.stem])
 
 
-def open_coco(paths: Sequence[Path], config: ConvertConfig) -> CocoSource | None:
+def open_coco(paths: Sequence[Path], config: ConvertConfig) -> TableSource | None:
     """Open files of COCO's form as one; None if none of them is, and they are tables.
 
     Raises:
         DataError: a damaged file.
         ConfigError: only some are of COCO's form, or a setting that is not for it.
     """
-    forms = [_form_of(path) for path in paths]
-    if not any(forms):
+    others = [path for path in paths if not _is_coco(path)]
+    if len(others) == len(paths):
         return None
-    if others := [path for path, form in zip(paths, forms, strict=True) if form is None]:
+    if others:
         raise ConfigError(
             f"table '{config.table}': '{others[0]}' has neither boxes nor captions of COCO's form, as others "
             "have; name those of one kind and one part, such as --table 'annotations/*_val2017.json'"
@@ -227,54 +210,44 @@ def open_coco(paths: Sequence[Path], config: ConvertConfig) -> CocoSource | None
         raise ConfigError(
             f"split '{config.split}': '{paths[0]}' is of one part; give the folder above annotations/ to choose a part"
         )
-    return CocoSource(_in_order(paths), config)
+    paths = sorted(paths, key=lambda path: path.name.startswith("captions"))  # the place of a row is that of its boxes
+    table = CocoTable(paths, config)
+    keep = ["path" if name == "file_name" else name for name in config.keep if name != SEGMENTATION]
+    columns: dict[str, Any] = {"image_column": IMAGE, "caption_columns": [CAPTIONS], "label_column": ""}
+    of_table = config.model_copy(update={**columns, "keep": (*([KEY] if table.has_boxes else ()), *keep)})
+    return TableSource(paths[0].parent, [table], [fingerprint(path) for path in paths], of_table)
 
 
 def coco_parts(folder: Path) -> dict[str, list[Path]]:
-    """The files of each part that has boxes: in a folder or its annotations/, or one in the folder of each part."""
+    """The files of each part: in a folder or its annotations/, or one in the folder of each part."""
     for place in (folder, folder / "annotations"):
         parts: dict[str, list[Path]] = {}
         named = (_COCO_NAME.fullmatch(name) for name in names_in(place))
         for kind, part in sorted((name[1], name[2]) for name in named if name):
             parts.setdefault(part, []).append(place / f"{kind}_{part}.json")
         # The name alone may be that of the text of an image: instances_1.json beside instances_1.jpg.
-        forms = {part: {*map(_form_of, paths)} for part, paths in sorted(parts.items())}
-        for form in ("boxes", "captions"):  # captions of a part without boxes are no part beside those with boxes
-            if found := {part: parts[part] for part in forms if form in forms[part]}:
-                return found
+        if found := {part: paths for part, paths in sorted(parts.items()) if any(map(_is_coco, paths))}:
+            return found
     beside = [folder / BESIDE_IMAGES, *(folder / name / BESIDE_IMAGES for name in folders_in(folder))]
     return {path.parent.name: [path] for path in beside if is_file(path)}
 
 
-def _in_order(paths: Sequence[Path]) -> list[Path]:
-    """COCO's files, instances first: what they say of a box comes before what the others add."""
-
-    def place(path: Path) -> int:
-        name = _COCO_NAME.fullmatch(path.name)
-        return _COCO_ORDER.index(name[1]) if name else 0
-
-    return sorted(paths, key=place)
-
-
-def _form_of(path: Path) -> Form | None:
-    """What a file holds, from its first entries; None for a table, and for a file that is not JSON."""
+def _is_coco(path: Path) -> bool:
+    """Whether the first annotation in a file is a box or a caption of COCO's form; False for what is not JSON."""
     if not path.name.lower().endswith((".json", *(f".json{end}" for end in COMPRESSED_SUFFIXES))):
-        return None
-    is_coco = False
+        return False
+    knows_key = False
     try:
         for entry in stream_entries(path):
-            is_coco = is_coco or entry.key in _COCO_KEYS
-            if not is_coco:
-                return None
-            if not entry.number or entry.key not in ("images", "annotations"):
-                continue
+            knows_key = knows_key or entry.key in _COCO_KEYS
             value = cast("dict[str, Any]", entry.value if isinstance(entry.value, dict) else {})
-            if entry.key == "annotations":
+            is_table = entry.key == "images" and entry.number == 1 and ("id" not in value or "sentences" in value)
+            if is_table or not knows_key:
+                return False
+            if entry.key == "annotations" and entry.number:
                 if "caption" in value and "image_id" in value:
-                    return None if "url" in value else "captions"  # RedCaps names the image in each entry: a table
-                return "boxes" if "bbox" in value else None
-            if entry.number == 1 and ("id" not in value or "sentences" in value):  # a table, or Karpathy's
-                return None
+                    return "url" not in value  # RedCaps names the image in each entry: a table
+                return "bbox" in value
     except DataError:
-        return None  # the reader of tables names what is wrong
-    return None
+        return False  # the reader of tables names what is wrong
+    return False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 from mmdata.config.convert import ConvertConfig, TableFormat
@@ -17,7 +17,6 @@ from mmdata.convert.sources.tables import (
     FORMATS,
     SourceTable,
     compression_of,
-    encoding_of,
     name_inside,
     naming_damage,
     open_bytes,
@@ -36,12 +35,11 @@ LINES_SEEN = 10
 
 @dataclass(frozen=True)
 class FilePrint:
-    """Identity of a table's content; `lines` is an upper bound of its rows that needs no parsing."""
+    """Identity of a table's content."""
 
     name: str
     bytes: int
     sha256: str
-    lines: int
     modified_ns: int
 
     def has_changed(self, path: Path) -> bool:
@@ -58,19 +56,15 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
 
     Raises:
         DataError: no table matches.
-        ConfigError: an empty or invalid pattern.
+        ConfigError: an empty pattern.
     """
     if not pattern:
         raise ConfigError("table '': empty; name a table in the source, or leave --table out")
     literal = folder / pattern  # an absolute pattern stays as it is
     if is_file(literal):
         return [literal]
-    start = Path(literal.anchor) if os.path.isabs(pattern) else folder
-    try:
-        relative = os.fspath(literal.relative_to(start)) if os.path.isabs(pattern) else pattern
-        found = sorted(table for table in start.glob(relative) if table.is_file())
-    except (ValueError, IndexError, NotImplementedError) as error:
-        raise ConfigError(f"table {excerpt(pattern)}: not a path or a pattern of paths: {error}") from error
+    names = glob(pattern, root_dir=folder, recursive=True)  # of an absolute pattern, absolute names
+    found = sorted(folder / name for name in names if is_file(folder / name))
     if found:
         return found
     advice = ""
@@ -97,9 +91,9 @@ def open_table(path: Path, config: ConvertConfig) -> SourceTable:
     if kind in ("csv", "tsv"):
         return DelimitedTable(path, config, usual="," if kind == "csv" else "\t")
     if kind == "jsonl":
-        return JsonLinesTable(path, encoding_of(config))
+        return JsonLinesTable(path, config.encoding)
     if kind == "json":
-        return JsonTable(path, encoding_of(config))
+        return JsonTable(path, config.encoding)
     if kind == "parquet":
         return ParquetTable(path)
     if kind == "arrow":
@@ -166,21 +160,11 @@ def _what_it_is(path: Path) -> str:
 
 
 def fingerprint(path: Path) -> FilePrint:
-    """Hash a table's file and count its lines; if it is compressed, those inside."""
-    digest, size, lines = hashlib.sha256(), 0, 1
+    """Hash a table's file."""
+    digest, size = hashlib.sha256(), 0
     modified_ns = size_and_time(path)[1]
-    is_plain = compression_of(path) is None
     with open_file(path) as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-            lines += _count_lines(block) if is_plain else 0
-    if not is_plain:
-        with naming_damage(path), open_bytes(path) as file:
-            while block := file.read(BLOCK_BYTES):
-                lines += _count_lines(block)
-    return FilePrint(path.name, size, digest.hexdigest(), lines, modified_ns)
-
-
-def _count_lines(block: bytes) -> int:
-    return max(block.count(b"\n"), block.count(b"\r"))  # either may end a line, and both together
+    return FilePrint(path.name, size, digest.hexdigest(), modified_ns)

@@ -3,86 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmdata.config.convert import ConvertConfig, Grouping
-from mmdata.convert.sources.files import Seen
-from mmdata.errors import BadSample, ConfigError, DataError, Reason
-from mmdata.hashing import hash64
-from mmdata.tars.members import USUAL, Members
-from mmdata.tars.samples import Group, image_member, label_of, texts_of
-from mmdata.tars.tar import Member, header
-from mmdata.tars.texts import Loss, SampleTexts
+from mmdata.errors import ConfigError, Reason
+from mmdata.tars.tar import header
+from mmdata.tars.texts import Loss
+
+if TYPE_CHECKING:
+    from mmdata.convert.sources.folder import FolderFiles
+    from mmdata.convert.sources.tars import PackedFiles
 
 _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 LONGEST_EXTENSION = ".json"
 KEY_BYTES = 16
 """Bytes of a key of an image."""
-
-
-@dataclass(frozen=True)
-class PackedFiles:
-    """The files of a sample in a tar.
-
-    Attributes:
-        root: folder of the tar, which is the corpus.
-        tar: name of the tar in it.
-        group: the sample's members, by extension.
-        key: of the sample in the new shards.
-        members: which of them are image, caption and label.
-        indexed: offset and hash of the image in the tar's index; None without an index.
-    """
-
-    root: str
-    tar: str
-    group: Group
-    key: str
-    members: Members = USUAL
-    indexed: tuple[int, int] | None = None
-
-    def image(self, seen: Seen, *, max_bytes: int) -> bytes:
-        """The image's bytes; `seen` notes them.
-
-        Raises:
-            BadSample: there is none, it is larger than `max_bytes`, or it is not the image that was indexed.
-        """
-        member = image_member(self.group, partial(self._read, seen), self.members)
-        if member.size > max_bytes:
-            detail = f"'{member.name}' has {member.size} bytes; the limit is {max_bytes}"
-            raise BadSample(Reason.IMAGE_TOO_LARGE, detail)
-        data = self._read(seen, member)
-        if self.indexed is not None and self.indexed[0] == member.offset and self.indexed[1] != hash64(data):
-            raise BadSample(
-                Reason.FILE_CHANGED, f"'{member.name}' is not the image indexed; `mmdata verify` tells what changed"
-            )
-        return data
-
-    def texts(self, seen: Seen, *, needs_caption: bool = True) -> SampleTexts:
-        """Captions, label and metadata; see `texts_of`."""
-        return texts_of(self.group, partial(self._read, seen), needs_caption=needs_caption, members=self.members)
-
-    def label(self) -> int | str | None:
-        """The label that `texts` gives; None if it cannot be used."""
-        return label_of(self.group, partial(self._read, Seen()), self.members)
-
-    def _read(self, seen: Seen, member: Member) -> bytes:
-        path = os.path.join(self.root, self.tar)
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            file.seek(member.offset)
-            data = file.read(member.size)
-        if len(data) < member.size:
-            raise DataError(f"shard '{path}': became shorter while it was read; convert again when it is whole")
-        seen.note(self.tar, status, member.offset, data)
-        return data
 
 
 @dataclass(frozen=True)
@@ -96,8 +38,8 @@ class InputRow:
         captions: values of the caption columns: strings, lists of strings, None, or anything else.
         label: class number or name, or None.
         extra: further columns to keep, by the name under which they are stored.
-        sidecars: paths of text files with captions, label and extra; the fields above are empty then.
-        packed: the files of a sample in a tar; image, captions and label are empty then.
+        files: of the sample, with captions, label and metadata in them; the fields above are empty then, but for the
+            path of an image in a folder.
         more_captions: clean captions of later rows of the same image, which are added to the row's own.
         losses: what those rows have and the sample does not get.
         url: that `image`, the bytes, was fetched from; "" for none.
@@ -114,8 +56,7 @@ class InputRow:
     captions: tuple[Any, ...] = ()
     label: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
-    sidecars: tuple[str, ...] = ()
-    packed: PackedFiles | None = None
+    files: FolderFiles | PackedFiles | None = None
     more_captions: tuple[str, ...] = ()
     losses: dict[Loss, str] = field(default_factory=dict[Loss, str])
     url: str = ""
@@ -140,67 +81,44 @@ def fits_header(key: str) -> bool:
     return True
 
 
-class Source(Protocol):
+class Source(ABC):
     """A raw corpus.
 
     Attributes:
         root: real path of the folder that must contain all images.
-        rows_at_most: upper bound of the number of rows, exact for folders, tars and Parquet.
-        rows_are_exact: whether `rows_at_most` is the number of rows.
+        num_rows: number of rows.
         classes: names of the class numbers, if the corpus declares them; else empty.
         has_captions: whether any row may have a caption; if not, the corpus is one of labels only.
         group_by: which rows become one sample unless the settings say: those that name one image, those whose images
             are equal byte for byte, or none. Only where it is "image" may several rows name one.
+        holds_images: whether rows hold the bytes of images, so that many of them do not fit into memory.
+        can_be_sent: whether another process can read the rows.
+        can_seek: whether rows can be read without those before them.
     """
 
     root: str
-    rows_at_most: int
-    rows_are_exact: bool
-    classes: tuple[str, ...]
-    has_captions: bool
-    group_by: Grouping
+    num_rows: int
+    classes: tuple[str, ...] = ()
+    has_captions: bool = True
+    group_by: Grouping = "none"
+    holds_images: bool = False
+    can_be_sent: bool = True
+    can_seek: bool = False
 
-    def rows(self) -> Iterator[InputRow]:
-        """All rows, in the same order every time."""
-        ...
+    @abstractmethod
+    def rows(self, start: int = 0) -> Iterator[InputRow]:
+        """The rows from number `start` on, in the same order every time; images before it are not read."""
 
+    @abstractmethod
     def rows_with_labels(self) -> Iterator[InputRow]:
         """All rows that may have a label, in their order; they need not have an image or captions."""
-        ...
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Kind and content of the source, without paths and times: equal for equal input."""
-        ...
 
-
-@runtime_checkable
-class ImageSource(Source, Protocol):
-    """A source whose rows may hold the bytes of images, so that many of them do not fit into memory.
-
-    Attributes:
-        holds_images: whether they do. The number of rows is known then.
-        can_be_sent: whether another process can read them.
-    """
-
-    holds_images: bool
-    can_be_sent: bool
-
-    def rows_from(self, start: int) -> Iterator[InputRow]:
-        """The rows from number `start` on; images before it are not read.
-
-        Raises:
-            DataError: a file has changed since it was opened.
-        """
-        ...
-
-    def check_unchanged(self) -> None:
-        """Raise DataError if a file has changed since it was opened."""
-        ...
-
-
-def images_of(source: Source) -> ImageSource | None:
-    """The source if its rows hold images, which are read where they are worked on; else None."""
-    return source if isinstance(source, ImageSource) and source.holds_images else None
+    def check_unchanged(self) -> None:  # noqa: B027  # most are not read again
+        """Raise DataError if a table has changed since it was opened."""
 
 
 def has_url(row: InputRow) -> bool:
@@ -267,8 +185,7 @@ class Merge(NamedTuple):
             row.number,
             row.place,
             image,
-            sidecars=row.sidecars,
-            packed=row.packed,
+            files=row.files,
             merged_into=self.into,
             fault=self.fault,
         )
@@ -291,45 +208,34 @@ class SourceKind(Enum):
     ROWS = "rows of a program"
 
 
-_TABLES = (SourceKind.DELIMITED, SourceKind.JSON, SourceKind.ARROW)
-_ROWS = (*_TABLES, SourceKind.ROWS)
-_BELONG: Mapping[str, tuple[SourceKind, ...]] = MappingProxyType(
+_OF_ROWS = frozenset(
+    (
+        *("images", "image_column", "caption_columns", "label_column", "hash_column"),
+        *("contact", "connections_per_host", "ignore_opt_outs", "allow_private_addresses"),
+    )
+)
+_OF_TABLES = _OF_ROWS | {"table", "format", "blur_boxes"}
+_SETTINGS: Mapping[SourceKind, frozenset[str]] = MappingProxyType(
     {
-        "delimiter": (SourceKind.DELIMITED,),
-        "quotes": (SourceKind.DELIMITED,),
-        "columns": (SourceKind.DELIMITED,),
-        "encoding": (SourceKind.DELIMITED, SourceKind.JSON),
-        "table": (*_TABLES, SourceKind.FOLDER, SourceKind.TARS, SourceKind.BOXES),
-        "format": _TABLES,
-        "images": (*_ROWS, SourceKind.BOXES),
-        "image_column": (*_ROWS, SourceKind.TARS),
-        "caption_columns": (*_ROWS, SourceKind.TARS),
-        "label_column": (*_ROWS, SourceKind.TARS),
-        "hash_column": _ROWS,
-        "blur_boxes": _TABLES,
-        "contact": _ROWS,
-        "connections_per_host": _ROWS,
-        "ignore_opt_outs": _ROWS,
-        "allow_private_addresses": _ROWS,
+        SourceKind.DELIMITED: _OF_TABLES | {"delimiter", "quotes", "columns", "encoding"},
+        SourceKind.JSON: _OF_TABLES | {"encoding"},
+        SourceKind.ARROW: _OF_TABLES,
+        SourceKind.FOLDER: frozenset({"table"}),
+        SourceKind.BOXES: frozenset({"table", "images"}),
+        SourceKind.TARS: frozenset({"table", "image_column", "caption_columns", "label_column"}),
+        SourceKind.ROWS: _OF_ROWS,
     }
 )
-"""Kinds of source of each setting that does not belong to all."""
+"""Settings of each kind of source, of those that do not belong to all."""
 
 
 def refuse_strangers(path: Path, config: ConvertConfig, kind: SourceKind) -> None:
     """Raise ConfigError if the settings hold one that does not belong to this kind of source."""
-    wrong: dict[str, list[str]] = {}
-    for name, kinds in _BELONG.items():
-        if kind not in kinds and getattr(config, name) != ConvertConfig.model_fields[name].default:
-            wrong.setdefault(_of(kinds), []).append(name)
-    if not wrong:
-        return
-    said = "; ".join(f"{', '.join(names)} {purpose}" for purpose, names in wrong.items())
-    advice = ", or give a table as the source" if kind is SourceKind.FOLDER else ""
-    raise ConfigError(f"source '{path}': it is {kind.value}; {said}; leave out what is not for it{advice}")
-
-
-def _of(kinds: tuple[SourceKind, ...]) -> str:
-    """Says what settings are for, as "only for a CSV or TSV table"."""
-    named = ["a table"] if set(_TABLES) <= set(kinds) else [one.value for one in kinds if one in _TABLES]
-    return "only for " + " or ".join([*named, *(one.value for one in kinds if one not in _ROWS)])
+    strangers = frozenset[str]().union(*_SETTINGS.values()) - _SETTINGS[kind]
+    changed = {name for name, field in ConvertConfig.model_fields.items() if getattr(config, name) != field.default}
+    if wrong := sorted(strangers & changed):
+        advice = ", or give a table as the source" if kind is SourceKind.FOLDER else ""
+        raise ConfigError(
+            f"source '{path}': it is {kind.value}; settings that are not for it: {', '.join(wrong)}; leave them "
+            f"out{advice}"
+        )

@@ -14,15 +14,17 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, ClassVar, NamedTuple, TextIO, TypeVar, cast
 
 import pyarrow as pa
 
-from mmdata.config.convert import ConvertConfig, TableFormat
+from mmdata.config.convert import Grouping, TableFormat
 from mmdata.convert.sources.files import in_zip, open_file
 from mmdata.convert.sources.rows import SourceKind
-from mmdata.errors import ConfigError, DataError, excerpt
+from mmdata.errors import ConfigError, DataError, Reason, excerpt
 from mmdata.recognize import wide_encoding
+from mmdata.tars.texts import Loss
 
 T = TypeVar("T")
 
@@ -57,44 +59,52 @@ class TableRow(NamedTuple):
     Attributes:
         place: its start, as "captions.csv, line 12".
         cells: values by column; None if the row could not be parsed.
-        fault: why the row could not be parsed.
+        fault: why the row cannot be used.
+        losses: parts of the row that cannot be used.
+        key: of the row's sample; "" for its number.
     """
 
     place: str
     cells: dict[str, Any] | None
-    fault: str = ""
+    fault: tuple[Reason, str] | None = None
+    losses: Mapping[Loss, str] = MappingProxyType({})
+    key: str = ""
+
+    @classmethod
+    def broken(cls, place: str, detail: str) -> TableRow:
+        """A row that could not be parsed."""
+        return cls(place, None, (Reason.BROKEN_ROW, detail))
 
 
 class SourceTable(ABC):
     """A table that can be read from its start any number of times.
 
     Attributes:
-        kind: whether it is delimited text, JSON or Arrow, or of a program.
+        kind: whether it is delimited text, JSON or Arrow, COCO's annotations, or of a program.
+        group_by: see `Source`.
         path: of the file.
         columns: their names.
         types: type of each column; several tables must agree. Empty if the format has no types.
-        num_rows: None if that is not known without reading the rows.
+        num_rows: None if nobody has read the rows yet; `TableSource` counts them.
         images: columns whose cells may be whole images instead of paths.
         binary: columns whose cells hold bytes, which JSON cannot.
-        guessed: whether its first line is no header but a row with a URL, so that the columns were named by what they
-            hold.
     """
 
     kind: ClassVar[SourceKind]
+    group_by: ClassVar[Grouping] = "image"
     path: Path
     columns: list[str]
     types: dict[str, str]
     num_rows: int | None = None
     images: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
-    guessed: bool = False
 
     @abstractmethod
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All rows, in order, with at least these columns; a cell of a binary column holds bytes."""
 
     def rows_from(self, columns: Sequence[str], start: int) -> Iterator[TableRow]:
-        """The rows from number `start` on; see `rows`."""
+        """The rows from number `start` on."""
         return islice(self.rows(columns), start, None)
 
     def class_names(self, column: str) -> tuple[str, ...]:
@@ -142,15 +152,14 @@ def choose_part(folder: Path | str, parts: Mapping[str, T], split: str | None) -
 
 def differences(first: SourceTable, other: SourceTable) -> str:
     """How the columns of two tables differ: "'caption' is string in the first and int64 in the second"; or ""."""
-    found: list[str] = []
-    for name in dict.fromkeys([*first.types, *other.types]):
-        one, two = first.types.get(name), other.types.get(name)
-        if one is None or two is None:
-            found.append(f"{excerpt(name)} is only in the {'second' if one is None else 'first'}")
-        elif one != two:
-            found.append(f"{excerpt(name)} is {one[:200]} in the first and {two[:200]} in the second")
-    more = f"; and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
-    return "; ".join(found[:MAX_DIFFERENCES]) + more
+    names = [name for name in {**first.types, **other.types} if first.types.get(name) != other.types.get(name)]
+    types = [[table.types.get(name, "missing")[:200] for table in (first, other)] for name in names]
+    said = [
+        f"{excerpt(name)} is {one} in the first and {two} in the second"
+        for name, (one, two) in zip(names, types, strict=True)
+    ]
+    more = f"; and {len(names) - MAX_DIFFERENCES} more" if len(names) > MAX_DIFFERENCES else ""
+    return "; ".join(said[:MAX_DIFFERENCES]) + more
 
 
 class TextLines:
@@ -160,8 +169,6 @@ class TextLines:
         self._path = path
         self._encoding = encoding
         self.ended = False
-        if is_utf8(encoding):
-            _refuse_wide(path)
 
     def __iter__(self) -> Iterator[str]:
         number = 0
@@ -169,6 +176,8 @@ class TextLines:
             with naming_damage(self._path), open_text(self._path, self._encoding) as file:
                 while line := file.readline(MAX_LINE):
                     number += 1
+                    if number == 1 and is_utf8(self._encoding):
+                        _refuse_wide(self._path, line)
                     if len(line) == MAX_LINE:
                         raise DataError(f"table '{self._path}', line {number}: longer than 64 MiB; is it a text table?")
                     # Python 3.10's csv module raises for NUL; cleaning removes control characters anyway.
@@ -181,30 +190,24 @@ class TextLines:
         self.ended = True
 
 
+def _refuse_wide(path: Path, line: str) -> None:
+    """Raise DataError if the first line of a table, read as UTF-8, is in UTF-16 or UTF-32."""
+    if encoding := wide_encoding(line[:4].encode("utf-8", "surrogateescape")[:4]):
+        raise DataError(
+            f"table '{path}': looks like {encoding}; say so with encoding={encoding.lower()}, or make it UTF-8: "
+            f"iconv -f {encoding} -t UTF-8 '{path.name}'"
+        )
+
+
 def open_text(path: Path, encoding: str) -> TextIO:
     """A text file for reading, decompressed; bytes that do not fit the encoding become surrogates where it can."""
     name = "utf-8-sig" if is_utf8(encoding) else encoding
     return io.TextIOWrapper(open_bytes(path), encoding=name, errors="surrogateescape", newline="")
 
 
-def encoding_of(config: ConvertConfig) -> str:
-    """The encoding of text tables."""
-    return config.encoding or "utf-8"
-
-
 def is_utf8(encoding: str) -> bool:
     """Whether a name is one of UTF-8."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
-
-
-def _refuse_wide(path: Path) -> None:
-    with naming_damage(path), open_bytes(path) as file:
-        encoding = wide_encoding(file.read(4))
-    if encoding:
-        raise DataError(
-            f"table '{path}': looks like {encoding}; say so with encoding={encoding.lower()}, or make it UTF-8: "
-            f"iconv -f {encoding} -t UTF-8 '{path.name}'"
-        )
 
 
 def compression_of(path: Path) -> str | None:

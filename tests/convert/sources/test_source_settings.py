@@ -16,8 +16,9 @@ from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.sources.columns import as_list
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
-from tests.convert.test_sources import NAMES, Photos, folder_of, frame
-from tests.convert.test_tables import captions
+from tests.convert.conftest import left_out
+from tests.convert.sources.test_sources import NAMES, Photos, folder_of, frame
+from tests.convert.sources.test_tables import captions
 from tests.programs import run_program
 
 TABLE = b"image,caption\n1.jpg,x\n"
@@ -79,23 +80,19 @@ def test_folder_that_is_not_one_corpus_says_what_it_holds(
         (
             "",
             {"delimiter": ";", "quotes": False, "caption_columns": ["x"]},
-            "'.*corpus': it is a folder of images, .*; delimiter, quotes only for a CSV or TSV "
-            "table; caption_columns only for a table or WebDataset tars; leave out what .*, or give a table as the s",
+            "'.*corpus': it is a folder of images, .*; settings .* for it: caption_columns, delimiter, quotes; "
+            "leave them out, or give a table as the source$",
         ),
         (
             "t.json",
             {"columns": ["a", "b"]},
-            "it is a JSON table; columns only for a CSV or TSV table;",
+            "it is a JSON table; settings that are not for it: columns;",
         ),
-        (
-            "t.parquet",
-            {"encoding": "latin-1"},
-            "it is a Parquet or .*; encoding only for a CSV or .* or a JSON table;",
-        ),
+        ("t.parquet", {"encoding": "latin-1"}, "it is a Parquet or .*; settings that are not for it: encoding;"),
         (
             "t.tar",
             {"images": "x", "format": "csv"},
-            "it is WebDataset tars; format only for a table; images only for a table or COCO's annotations;",
+            "it is WebDataset tars; settings that are not for it: format, images;",
         ),
         (
             "t.json",
@@ -161,18 +158,16 @@ def test_class_folders_named_by_numbers_are_numbered_by_torchvision(tmp_path: Pa
 
 
 @pytest.mark.parametrize("above", ["corpus", "corpus/train"])
-def test_image_beside_the_folder_of_the_classes_is_accounted_for(tmp_path: Path, photos: Photos, above: str) -> None:
+def test_folder_of_classes_may_be_below_if_no_image_is_beside_it(tmp_path: Path, photos: Photos, above: str) -> None:
     names = ["train/flowers/daisy/1.jpg", "train/flowers/rose/2.jpg"]
     for name, photo in zip(names, photos, strict=False):
         (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "corpus" / name).write_bytes(photo)
+    report = convert(tmp_path / "corpus", tmp_path / "out")
+    assert (report.accounts["classes"], report.accounts["written"]) == (["daisy", "rose"], 2)
     (tmp_path / above / "cover.jpg").write_bytes(photos[2])
-    with pytest.raises(DataError, match=r"1 of 3 rows are unusable.*lies in none of the folders of classes"):
-        convert(tmp_path / "corpus", tmp_path / "out")
-    report = convert(tmp_path / "corpus", tmp_path / "out", ConvertConfig(max_bad_share=0.5))
-    assert report.accounts["classes"] == ["daisy", "rose"]
-    assert (report.accounts["rows"], report.accounts["written"]) == (3, 2)
-    assert report.accounts["reasons"] == {"missing_caption": 1}
+    with pytest.raises(DataError, match=r"neither captions nor labels.*and give the folder that holds these"):
+        convert(tmp_path / "corpus", tmp_path / "other")
 
 
 def test_table_without_a_header_takes_the_names_of_its_columns(tmp_path: Path, photos: Photos) -> None:
@@ -347,42 +342,27 @@ def test_command_says_what_it_found(tmp_path: Path, photos: Photos) -> None:
     ]
 
 
-def test_rows_of_json_that_cannot_be_used_are_quarantined(tmp_path: Path, photos: Photos) -> None:
+def test_entry_of_json_that_is_no_object_is_quarantined(tmp_path: Path, photos: Photos) -> None:
     names = folder_of(tmp_path / "corpus", photos)
-    entries = [{"image": names[0], "caption": "x"}, "no object"]
-    (tmp_path / "corpus/array.json").write_text(json.dumps(entries))
-    coco = {
-        "images": [{"id": i, "file_name": name} for i, name in enumerate(names[:2])],
-        "annotations": [{"image_id": 0, "caption": "x"}, {"image_id": 77, "caption": "lost"}],
-    }
-    (tmp_path / "corpus/coco.json").write_text(json.dumps(coco))
-    found: list[tuple[str, str, str]] = []
-    for name in ("array.json", "coco.json"):
-        out = tmp_path / f"out-{name}"
-        assert convert(tmp_path / "corpus" / name, out, ConvertConfig(max_bad_share=0.9)).accounts["written"] == 1
-        lines = [json.loads(line) for line in (out / "__mmdata__/quarantine.jsonl").read_text().splitlines()]
-        found += [(line["place"], line["reason"], line["detail"]) for line in lines]
-    assert found == [
-        ("array.json, entry 2", "broken_row", "a JSON object is expected, got str"),
-        ("coco.json, image 1", "missing_caption", "the image has no caption"),
-        ("coco.json, image 77", "missing_image", "1 annotation of image 77, which is not among the file's images"),
-    ]
+    (tmp_path / "corpus/array.json").write_text(json.dumps([{"image": names[0], "caption": "x"}, "no object"]))
+    convert(tmp_path / "corpus/array.json", tmp_path / "out", ConvertConfig(max_bad_share=0.9))
+    (line,) = left_out(tmp_path / "out")
+    assert (line["place"], line["reason"]) == ("array.json, entry 2", "broken_row")
+    assert line["detail"] == "a JSON object is expected, got str"
 
 
 @pytest.mark.parametrize(
     ("name", "data", "settings", "message"),
     [
         ("t.csv", TABLE, {"encoding": "utf-16"}, r"t.csv', after line 0: not utf-16: .* name its encoding, as in"),
-        ("t.json", b"[]".ljust(101), {}, "a JSON document of 101 bytes; it would be held in memory, and at most 100"),
         ("t.tar", b"\0" * 10240, {"split": "a"}, "split 'a': '.*t.tar' holds tars, all of one part; give those of"),
         ("t.csv", TABLE, {"split": "a"}, r"no column 'split' \(split\); there are: image, caption"),
         ("t.csv", TABLE, {"images": "no"}, "images 'no': no such folder in '.*', nor above it, nor in the current"),
     ],
 )
 def test_source_that_does_not_fit_its_settings_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, settings: dict[str, Any], message: str
+    tmp_path: Path, name: str, data: bytes, settings: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("mmdata.convert.sources.json_tables.MAX_DOCUMENT_BYTES", 100)
     (tmp_path / name).write_bytes(data)
     with pytest.raises((ConfigError, DataError), match=message):
         convert(tmp_path / name, tmp_path / "out", ConvertConfig(**settings))

@@ -18,30 +18,18 @@ from mmdata.convert.sources.tars import PackedSource
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index import Index, build_index
-from tests.convert.conftest import left_out, tolerant
+from tests.convert.conftest import left_out, members, shards, tolerant
 
 
-def pack(tar: Path, members: dict[str, bytes | str], **options: Any) -> None:
+def pack(tar: Path, files: dict[str, bytes | str], **options: Any) -> None:
     """A tar as Python's own writer makes it."""
     tar.parent.mkdir(exist_ok=True)
     with tarfile.open(tar, "w", **options) as file:
-        for name, data in members.items():
+        for name, data in files.items():
             data = data.encode() if isinstance(data, str) else data
             info = tarfile.TarInfo(name)
             info.size = len(data)
             file.addfile(info, io.BytesIO(data))
-
-
-def unpack(folder: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for path in sorted(folder.glob("*.tar")):
-        with tarfile.open(path) as file:
-            found |= {member.name: file.extractfile(member).read() for member in file}  # type: ignore[union-attr]
-    return found
-
-
-def shards(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.rglob("*")) if p.name.endswith((".tar", ".arrow"))}
 
 
 def test_shards_of_a_conversion_come_out_the_same(raw_corpus: Path, tmp_path: Path) -> None:
@@ -87,7 +75,7 @@ def test_keys_captions_labels_and_metadata_are_kept(tmp_path: Path, photo: Any) 
         },
     )
     report = convert(tmp_path / "in", tmp_path / "out")
-    assert unpack(tmp_path / "out") == {
+    assert members(tmp_path / "out") == {
         "dog/1.jpg": images[0],
         "dog/1.txt": b"a dog",
         "dog/1.json": b'{"captions":["a dog"],"label":7}',
@@ -107,7 +95,7 @@ def test_keys_captions_labels_and_metadata_are_kept(tmp_path: Path, photo: Any) 
 def test_keep_says_which_metadata_stays(tmp_path: Path, photo: Any) -> None:
     pack(tmp_path / "a.tar", {"k.jpg": photo(20, 30), "k.json": '{"caption": "x", "url": "u", "other": 1}'})
     convert(tmp_path / "a.tar", tmp_path / "out", ConvertConfig(keep=("url", "path")))
-    assert unpack(tmp_path / "out")["k.json"] == b'{"captions":["x"],"path":"a.tar/k","url":"u"}'
+    assert members(tmp_path / "out")["k.json"] == b'{"captions":["x"],"path":"a.tar/k","url":"u"}'
 
 
 def test_names_of_classes_are_kept(tmp_path: Path, photo: Any) -> None:
@@ -152,22 +140,22 @@ def test_keys_that_come_in_two_tars_take_the_tars_name(tmp_path: Path, photo: An
     for seed, name in enumerate(("a.v1", "b")):
         pack(tmp_path / f"in/{name}.tar", {"0.jpg": photo(20, 30, seed=seed), "0.txt": name})
     convert(tmp_path / "in", tmp_path / "out")
-    assert list(unpack(tmp_path / "out")) == ["a.v1/0.jpg", "a.v1/0.txt", "b/0.jpg", "b/0.txt"]
+    assert list(members(tmp_path / "out")) == ["a.v1/0.jpg", "a.v1/0.txt", "b/0.jpg", "b/0.txt"]
 
 
 def test_keys_that_no_plain_tar_can_name_take_the_rows_number(tmp_path: Path, photo: Any) -> None:
     long = "k" * 120
-    members = {"./a.jpg": photo(20, 30), "./a.txt": "a", f"{long}.jpg": photo(20, 30, seed=1), f"{long}.txt": "long"}
-    pack(tmp_path / "in/a.tar", members, format=tarfile.PAX_FORMAT)
+    files = {"./a.jpg": photo(20, 30), "./a.txt": "a", f"{long}.jpg": photo(20, 30, seed=1), f"{long}.txt": "long"}
+    pack(tmp_path / "in/a.tar", files, format=tarfile.PAX_FORMAT)
     convert(tmp_path / "in", tmp_path / "out")
-    assert list(unpack(tmp_path / "out")) == ["a.jpg", "a.txt", "row-000000001.jpg", "row-000000001.txt"]
+    assert list(members(tmp_path / "out")) == ["a.jpg", "a.txt", "row-000000001.jpg", "row-000000001.txt"]
 
 
 def test_unusable_samples_are_quarantined_with_their_place(tmp_path: Path, photo: Any) -> None:
     good = photo(20, 30)
-    members = {"good.jpg": good, "good.txt": "x", "cut.jpg": photo(64, 64)[:-300], "cut.txt": "x", "mute.jpg": good}
-    members |= {"blind.txt": "x", "../up.jpg": good, "../up.txt": "x", "again.jpg": good, "again.txt": "y"}
-    pack(tmp_path / "in/a.tar", members)
+    files = {"good.jpg": good, "good.txt": "x", "cut.jpg": photo(64, 64)[:-300], "cut.txt": "x", "mute.jpg": good}
+    files |= {"blind.txt": "x", "../up.jpg": good, "../up.txt": "x", "again.jpg": good, "again.txt": "y"}
+    pack(tmp_path / "in/a.tar", files)
     accounts = convert(tmp_path / "in", tmp_path / "out", tolerant()).accounts
     assert (accounts["rows"], accounts["written"]) == (6, 1)
     assert [(line["place"], line["reason"]) for line in left_out(tmp_path / "out")] == [
@@ -260,10 +248,8 @@ def test_folder_of_images_may_hold_a_tar(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_texts_of_numbers_in_tars_are_no_captions(tmp_path: Path, photo: Any) -> None:
-    members = {f"{n}.jpg": photo(20, 30, seed=n) for n in range(3)} | {
-        f"{n}.txt": "0 0.5 0.5 0.1 0.2" for n in range(3)
-    }
-    pack(tmp_path / "a.tar", dict(sorted(members.items())))
+    files = {f"{n}.jpg": photo(20, 30, seed=n) for n in range(3)} | {f"{n}.txt": "0 0.5 0.5 0.1 0.2" for n in range(3)}
+    pack(tmp_path / "a.tar", dict(sorted(files.items())))
     with pytest.raises(DataError, match=r"most of its captions are numbers only .* with --caption-column"):
         convert(tmp_path / "a.tar", tmp_path / "out")
     report = convert(tmp_path / "a.tar", tmp_path / "out", ConvertConfig(caption_columns=["txt"]))

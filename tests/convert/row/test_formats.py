@@ -19,7 +19,7 @@ from mmdata.images import FORMATS
 from mmdata.images.decode import decode, oriented
 from mmdata.index import Index
 from mmdata.storage.folder import find_ledger
-from tests.convert.test_resize import profile
+from tests.convert.row.test_resize import profile
 from tests.pictures import FILES, needs_heif, picture, stored
 
 REMEDIES = {

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from mmdata.files import shipped
 from mmdata.index import Index, Manifest, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content, jsonl, left_out, tolerant
+from tests.convert.conftest import members as members_of
 from tests.convert.fetch.sites import Answer, Site
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
@@ -44,15 +44,9 @@ def counts(report: Report) -> dict[str, Any]:
 
 
 def members(*folders: Path) -> dict[str, bytes]:
-    """All members of all tars, which Python's own reader reads; no name is in two folders."""
-    found: dict[str, bytes] = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("*.tar"))):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                assert member.name not in found
-                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    """All members of all tars, of which `verify` finds nothing wrong."""
     assert all(verify(folder) == [] for folder in folders)
-    return found
+    return members_of(*folders)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -193,18 +187,15 @@ def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: 
         ("", "rows: none is chosen"),
         ([], "rows: none is chosen"),
         ([3, -1], "rows: -1 is no row of the source, which has rows numbered from 0"),
-        ([2**63], "rows: 9223372036854775808 is no row of the source, whose rows are numbered from 0"),
-        ([2**64], r"rows: the numbers of rows are expected, a list of integers; got list, an array of object of sha"),
-        (np.array([True, False]), r"rows: a mask, and the numbers of rows are expected; give np.flatnonzero\(mask\)"),
-        ([True, False], r"give np.flatnonzero\(mask\)"),
-        ([1.0, 2.5], r"a list of integers; got list, an array of float64 of shape \(2,\)"),
-        ([1, float("nan")], r"a list of integers; got list, an array of float64 of shape \(2,\)"),
-        (["1", "2"], r"a list of integers; got list, an array of <U1 of shape \(2,\)"),
-        ([[1, 2]], r"a list of integers; got list, an array of int64 of shape \(1, 2\)"),
+        ([2**63], r"a list of integers; .*; got list, uint64 of shape \(1,\)"),
+        ([2**64], r"a list of integers; .*; got list, object of shape \(1,\)"),
+        (np.array([True, False]), r"give np.flatnonzero\(mask\); got ndarray, bool"),
+        ([1.0, 2.5], r"a list of integers; .*; got list, float64 of shape \(2,\)"),
+        (["1", "2"], r"a list of integers; .*; got list, <U1 of shape \(2,\)"),
+        ([[1, 2]], r"a list of integers; .*; got list, int64 of shape \(1, 2\)"),
         ([[1], [2, 3]], "a list of integers; "),
-        (3, r"a list of integers; got int, an array of int64 of shape \(\)"),
-        ({1, 2}, r"a list of integers; got set, an array of object of shape \(\)"),
-        ((n for n in (1, 2)), r"a list of integers; got generator, an array of object of shape \(\)"),
+        (3, r"a list of integers; .*; got int, int64 of shape \(\)"),
+        ({1, 2}, r"a list of integers; .*; got set, object of shape \(\)"),
     ],
 )
 def test_what_names_no_rows_is_an_error(table: Path, tmp_path: Path, rows: Any, message: str) -> None:
@@ -230,11 +221,9 @@ def test_integers_of_any_array_are_rows(table: Path, tmp_path: Path, rows: Any) 
     assert counts(make(table, tmp_path / "out", rows)) == {"rows": 2, "written": 2}
 
 
-def test_row_that_the_source_has_not_is_an_error(table: Path, photos: list[bytes], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="rows: the source has no row 10; its rows are numbered from 0"):
-        make(table, tmp_path / "out", [2, 10])
+def test_row_that_the_source_has_not_is_an_error(table: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rows: 10 is no row of the source, which has 10 rows, numbered from 0"):
-        make(in_parquet(table, photos), tmp_path / "out", [2, 10])
+        make(table, tmp_path / "out", [2, 10])
 
 
 def test_other_rows_are_another_conversion(table: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import ConvertConfig, convert
-from mmdata.errors import DataError
 
 
 def stored(out: Path) -> list[dict[str, Any]]:
@@ -97,14 +96,6 @@ def test_dates_and_decimal_numbers_are_kept_where_they_are_named(corpus: Path, t
     pq.write_table(table_of(corpus), corpus / "t.parquet")
     make(corpus / "t.parquet", keep=["day", "price"])
     assert stored(tmp_path / "out")[0] == {"day": "2020-01-02", "price": "1.50"}
-
-
-def test_all_is_a_setting_of_the_conversion(corpus: Path, tmp_path: Path, make: Any) -> None:
-    (corpus / "t.csv").write_text("image,caption,n\na.jpg,x,1\n")
-    assert not make(corpus / "t.csv", keep=["*"]).was_complete
-    assert make(corpus / "t.csv", keep=["*"]).was_complete
-    with pytest.raises(DataError, match=r'keep: was \["\*"\], is \["n"\]'):
-        make(corpus / "t.csv", keep=["n"])
 
 
 def test_all_keys_of_the_json_of_files_and_of_tars_are_kept(corpus: Path, tmp_path: Path) -> None:

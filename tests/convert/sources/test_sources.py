@@ -25,7 +25,7 @@ from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError
 from mmdata.index import Index
-from tests.convert.test_tables import captions
+from tests.convert.sources.test_tables import captions
 
 ONE = [["a red cat, asleep"], ["a dog; it runs"], ["two birds | one tree"]]
 """One caption a photo, with the delimiters of other tables in it."""

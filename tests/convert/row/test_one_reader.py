@@ -23,7 +23,7 @@ from mmdata.storage.folder import find_ledger
 from mmdata.tars import captions_of
 from mmdata.tars.texts import Loss
 from tests.conftest import make_photo
-from tests.convert.test_packed import pack
+from tests.convert.sources.test_packed import pack
 
 GOOD = make_photo(20, 30)
 

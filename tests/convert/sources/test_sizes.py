@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.units.engines import threads
-from tests.convert.annotations.corpora import CATEGORIES, coco_box, coco_document, coco_image, samples
+from tests.convert.sources.corpora import CATEGORIES, coco_box, coco_document, coco_image, samples
 
 BOX = [16, 8, 48, 24]
 """White on black, in 64 × 96 pixels (height × width)."""

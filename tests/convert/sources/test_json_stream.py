@@ -63,7 +63,7 @@ def test_entries_are_those_of_the_json_module_wherever_a_chunk_ends(
         ("[1, ]", "character 4: Expecting value"),
         ('{"a" 1}', "character 5: ':' is expected, got '1'"),
         ("{a: 1}", "character 1: a key is expected"),
-        ('{"a": 1, "b": [2], "a": []}', "character 22: key 'a' is there twice"),
+        ('{"a": 1, "b": [2], "a": []}', "character 23: key 'a' is there twice"),
         ('[{"a": 1, "a": 2}]', "character 1: key 'a' is there twice"),
         ("[1] x", "character 4: there is more after its end"),
         ('[{"a": tru}]', "character 7: Expecting value"),

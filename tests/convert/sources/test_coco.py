@@ -16,7 +16,8 @@ from mmdata.convert.sources.open import find_parts, open_source
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
-from tests.convert.annotations.corpora import (
+from tests.convert.conftest import left_out
+from tests.convert.sources.corpora import (
     CATEGORIES,
     KEYPOINTS,
     coco_box,
@@ -26,7 +27,6 @@ from tests.convert.annotations.corpora import (
     samples,
     texts,
 )
-from tests.convert.conftest import left_out
 
 TEMPLATE = ConvertConfig(caption_templates=["a photo of {}."], max_bad_share=0.9)
 
@@ -59,7 +59,7 @@ def test_recipe_stores_boxes_and_makes_a_caption_of_the_names_in_them(tmp_path: 
         },
     ]
     assert texts(tmp_path / "out") == ["a photo of person, hot dog.", "a photo of dog."]
-    assert report.source["form"] == "COCO"
+    assert [file["name"] for file in report.source["files"]] == ["instances_val2017.json"]
     assert left_out(tmp_path / "out") == [
         {
             "row": 1,
@@ -113,8 +113,8 @@ def test_part_of_a_folder_joins_captions_boxes_and_keypoints(
 def test_boxes_without_captions_say_what_makes_some(tmp_path: Path, coco: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r'boxes and no captions; make a caption .* --caption-template "a photo of \{\}.", or convert \'.*/coco\' '
-        "with --split val2017, which takes captions_val2017.json as well",
+        match=r'boxes and no captions; make a caption .* --caption-template "a photo of \{\}.", or give the folder of '
+        "the corpus with --split, which takes its file of captions as well",
     ):
         convert(coco / "annotations/instances_val2017.json", tmp_path / "out")
 
@@ -137,15 +137,11 @@ def test_images_without_a_caption_need_a_template_too(tmp_path: Path, coco: Path
     assert texts(tmp_path / "all") == ["person, hot dog", "photo 285, 0", "dog"]
 
 
-def test_parts_of_coco_are_those_with_boxes(tmp_path: Path, coco: Path) -> None:
-    for part in ("train2017", "test2017"):
-        name = "instances" if part == "train2017" else "captions"
-        source = coco / f"annotations/{name}_val2017.json"
-        (tmp_path / "annotations").mkdir(exist_ok=True)
-        (tmp_path / f"annotations/{name}_{part}.json").write_bytes(source.read_bytes())
-    (tmp_path / "annotations/instances_val2017.json").write_bytes(
-        (coco / "annotations/instances_val2017.json").read_bytes()
-    )
+def test_parts_of_coco_are_those_with_boxes_or_captions(tmp_path: Path, coco: Path) -> None:
+    (tmp_path / "annotations").mkdir()
+    for name, part in (("captions", "train2017"), ("instances", "val2017")):
+        shutil.copy(coco / f"annotations/{name}_val2017.json", tmp_path / f"annotations/{name}_{part}.json")
+    (tmp_path / "annotations/instances_0.json").write_text(json.dumps({"caption": "of an image"}))
     assert find_parts(tmp_path) == ["train2017", "val2017"]
     with pytest.raises(DataError, match=r"has 2 parts, .*: train2017, val2017; choose one with --split train2017"):
         open_source(tmp_path, TEMPLATE)
@@ -173,15 +169,15 @@ def test_kept_values_are_those_of_the_image_and_segmentation_on_request(tmp_path
     named = ["id", "license", "height", "width", "date_captured", "coco_url", "flickr_url"]
     assert sorted(first) == sorted([*named, "boxes", "captions"])
     assert "segmentation" not in first["boxes"][0]
-    with pytest.raises(ConfigError, match=r"nothing of the name 'ident' \(keep\); there are: path, license, coco_url"):
+    with pytest.raises(ConfigError, match=r"no column 'ident' \(keep\); there are: image, captions, boxes, license"):
         convert(coco, tmp_path / "none", ConvertConfig(keep=("ident",)))
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"image_column": "file_name"}, "image_column only for a table or WebDataset tars"),
-        ({"encoding": "latin-1"}, "encoding"),
+        ({"image_column": "file_name"}, "settings that are not for it: image_column;"),
+        ({"encoding": "latin-1"}, "settings that are not for it: encoding;"),
     ],
 )
 def test_settings_of_tables_are_refused(coco: Path, setting: dict[str, Any], message: str) -> None:
@@ -241,7 +237,7 @@ def test_source_is_read_alike_each_time_and_can_be_sent(coco: Path) -> None:
     source = open_source(coco, ConvertConfig())
     rows = list(source.rows())
     assert rows == list(source.rows()) == list(pickle.loads(pickle.dumps(source)).rows())
-    assert len(rows) == source.rows_at_most == 3
+    assert len(rows) == source.num_rows == 3
 
 
 def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) -> None:
@@ -253,7 +249,7 @@ def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) ->
     packed = tmp_path / "captions_val2017.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     described = open_source(packed, ConvertConfig(images=str(coco / "val2017"))).describe()
-    assert (described["kind"], described["form"]) == ("annotations", "COCO")
+    assert (described["kind"], described["image"], described["captions"]) == ("table", "image", ["captions"])
 
 
 def test_captions_of_coco_are_no_table(coco: Path) -> None:
@@ -266,8 +262,7 @@ def test_folder_whose_only_table_is_of_captions_is_read_by_it(tmp_path: Path, co
     shutil.copytree(coco / "val2017", tmp_path / "corpus/val2017")
     shutil.copy(coco / "annotations/captions_val2017.json", tmp_path / "corpus/annotations")
     source = open_source(tmp_path / "corpus", ConvertConfig())
-    assert source.describe()["form"] == "COCO"
-    assert source.rows_at_most == 3
+    assert source.num_rows == 3
 
 
 def test_part_with_captions_alone_is_chosen_by_its_name(tmp_path: Path, coco: Path) -> None:
@@ -276,4 +271,4 @@ def test_part_with_captions_alone_is_chosen_by_its_name(tmp_path: Path, coco: Pa
     for part in ("train2017", "val2017"):
         shutil.copy(coco / "annotations/captions_val2017.json", tmp_path / f"annotations/captions_{part}.json")
     source = open_source(tmp_path, ConvertConfig(split="val2017"))
-    assert (source.describe()["form"], source.rows_at_most) == ("COCO", 3)
+    assert source.num_rows == 3

@@ -32,10 +32,10 @@ def captions(root: Path) -> list[tuple[str, list[str] | str]]:
         try:
             if row.fault:
                 raise BadSample(*row.fault)
-            found.append((row.image, FieldReader(source.root)(row).captions))
+            found.append((row.image, FieldReader()(row).captions))
         except BadSample as bad:
             found.append((row.image, str(bad.reason)))
-    assert len(found) == source.rows_at_most
+    assert len(found) == source.num_rows
     return found
 
 
@@ -157,7 +157,7 @@ def test_files_that_are_neither_are_counted(corpus: Path) -> None:
     (corpus / ".git").mkdir()
     (corpus / ".git/a.jpg").write_text("x")
     source = FolderSource(corpus, ConvertConfig())
-    assert source.rows_at_most == 3
+    assert source.num_rows == 3
     assert source.describe()["ignored_files"] == 4
 
 
@@ -244,7 +244,7 @@ def test_files_that_vanish_while_they_are_listed_cost_nothing_or_their_row(
 
     monkeypatch.setattr(files, "_entry", vanishing)
     source = FolderSource(corpus, ConvertConfig())
-    assert source.rows_at_most == 4
+    assert source.num_rows == 4
     assert source.describe()["ignored_files"] == 1
 
 

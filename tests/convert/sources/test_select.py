@@ -18,7 +18,7 @@ from mmdata.index import Index, build_index
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
 
-TOOL = Path(__file__).parents[2] / "tools/convert.py"
+TOOL = Path(__file__).parents[3] / "tools/convert.py"
 
 
 @pytest.fixture

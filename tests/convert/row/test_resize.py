@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.images import ImageInfo
 from mmdata.index import Index
-from tests.convert.conftest import good_rows, jsonl, tolerant
+from tests.convert.conftest import encode, good_rows, jsonl, members, tolerant
 
 Outcome = Callable[..., tuple[str, str]]
-
-
-def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def smooth(height: int, width: int) -> Image.Image:
@@ -41,11 +34,6 @@ def smooth(height: int, width: int) -> Image.Image:
 def psnr(a: Image.Image, b: Image.Image) -> float:
     difference = np.asarray(a, np.float64) - np.asarray(b, np.float64)
     return float(10 * np.log10(255**2 / np.mean(difference**2)))
-
-
-def members(out: Path) -> dict[str, bytes]:
-    with tarfile.open(out / "000000.tar") as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -191,11 +179,6 @@ def test_size_that_the_metadata_says_is_that_of_the_first_original(corpus: Path,
     convert(table, tmp_path / "out", ConvertConfig(resize=20, keep=tuple(sizes)))
     stored = json.loads(members(tmp_path / "out")["000000000.json"])
     assert stored == {"captions": ["x"], **sizes, "width": 30, "height": 20}
-
-
-def test_large_image_that_is_cut_is_quarantined_all_the_same(outcome: Outcome, corpus: Path, photo: Any) -> None:
-    (corpus / "it.jpg").write_bytes(photo(200, 300)[:-300])
-    assert outcome({"image": "it.jpg", "caption": "x"}, resize=16)[0] == "corrupt_image"
 
 
 def test_settings_are_in_the_manifest_and_another_size_is_another_conversion(corpus: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mmdata.convert import ConvertConfig, Report, convert
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index import Index
-from tests.convert.test_tables import captions
+from tests.convert.sources.test_tables import captions
 
 WORDS = ["one", "two", "three", "four"]
 TEXT = datasets.Value("string")
