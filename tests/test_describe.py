@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mmdata.config import CompareConfig, Config, DataConfig, LoadingConfig, ModelConfig, TrainConfig
+from mmdata.config import Config, DataConfig, LoadingConfig, ModelConfig, TrainConfig
 from mmdata.config.describe import all_sections, find_sections, json_schema, markdown
 from mmdata.config.images import AugmentConfig
 from mmdata.config.settings import Settings, sections_of
@@ -50,7 +50,6 @@ def test_describe_names_every_setting_that_a_config_has():
         leaves(ModelConfig, config.model.model_dump(), "model."),
         leaves(TrainConfig, config.train.model_dump(), "train."),
         leaves(TopKConfig, TopKConfig(name="top_k").model_dump(exclude={"name"}), "train.miner."),
-        {f"compare.{name}" for name in CompareConfig.model_fields},
     )
     assert expected <= described
 
@@ -75,9 +74,6 @@ def test_describe_names_every_setting_that_a_config_has():
         ("model.clip", "text, mapping or null", "default null", False),
         ("train.loss", "clip, siglip, multi_positive, triplet, hard_negative or sogclr", "default clip", False),
         ("train.tensorboard", "true or false", "default false", True),
-        ("compare.arms", "{NAME: {settings: …, init_from: …, neighbours: …}, …}", "required", False),
-        ("compare.arms.NAME.settings", "[text, …]", "default []", False),
-        ("compare.seeds", "[integer, …]", "required", False),
     ],
 )
 def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):
@@ -87,7 +83,6 @@ def test_describe_says_values_and_default_as_a_person_does(name: str, values: st
 
 def test_describe_finds_a_section_a_setting_and_the_last_part_of_a_name():
     assert [section.title for section in find_sections("data.loading")] == ["data.loading"]
-    assert [section.title for section in find_sections("compare")] == ["compare", "compare.arms.NAME"]
     assert [one.name for section in find_sections("data.seed") for one in section.settings] == ["data.seed"]
     seeds = [one.name for section in find_sections("seed") for one in section.settings]
     assert seeds == ["data.seed", "train.seed"]
@@ -154,7 +149,7 @@ def test_schema_refuses_what_an_editor_should_underline(change: dict[str, Any], 
 
 def test_schema_takes_a_section_whose_settings_are_all_commented_out():
     schemas = pytest.importorskip("jsonschema")
-    schemas.validate({"data": SMALL, "model": None, "train": None, "compare": None}, json_schema())
+    schemas.validate({"data": SMALL, "model": None, "train": None}, json_schema())
 
 
 def test_schema_has_the_descriptions():
@@ -185,7 +180,7 @@ def test_settings_command_prints_sections_settings_and_the_schema():
 
 
 NAME = re.compile(
-    r"(?<![\w./'\[-])(?:data|model|train|compare)(?:\.[A-Za-z0-9_]+)+(?![\w(/]|\.\w)"  # no path, index or call
+    r"(?<![\w./'\[-])(?:data|model|train)(?:\.[A-Za-z0-9_]+)+(?![\w(/]|\.\w)"  # no path, index or call
 )
 NO_SETTINGS = {
     *("model.encode_image", "model.json", "model.safetensors", "train.csv", "train.md", "train.parquet"),

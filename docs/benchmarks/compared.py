@@ -1,4 +1,4 @@
-"""What scripts that score the finished runs of `mmdata compare` share: features, scores kept once made, and a table.
+"""What scripts that score the finished runs of examples/compare.py share: features, scores kept once made, and a table.
 
 Runs of one seed are paired; gains come with Student's t, Holm's correction over the arms, and the sign test.
 """
@@ -63,20 +63,18 @@ def scored(folder: Path, saved: Path, score: Callable[[Path, dict[str, Any]], Sc
     """Scores of the finished runs of an experiment.
 
     Args:
-        folder: `compare.output`.
+        folder: of the experiment's runs.
         saved: JSON file of the scores that are known; a run is scored once.
         score: of a run's folder and the mapping of its config.yaml.
     """
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     known: dict[str, Scores] = json.loads(saved.read_text()) if saved.is_file() else {}
     arms: Arms = defaultdict(dict)
-    for line in lines:
-        name = f"{line['arm']}-{line['seed']}-{line['digest']}"
-        if name not in known:
-            run = folder / "runs" / name
-            known[name] = score(run, yaml.safe_load((run / "config.yaml").read_text()))
+    for path in sorted(folder.glob("*/result.json")):
+        run, result = path.parent, json.loads(path.read_text())
+        if run.name not in known:
+            known[run.name] = score(run, yaml.safe_load((run / "config.yaml").read_text()))
             saved.write_text(json.dumps(known, indent=1))
-        arms[line["arm"]][line["seed"]] = known[name]
+        arms[result["arm"]][result["seed"]] = known[run.name]
     return arms
 
 

@@ -35,7 +35,6 @@ GROUPS = {
     "Models": {
         "evaluate": "a trained model on pairs, classes and compositional tests",
         "neighbours": "groups of near neighbours, which data.groups makes batches of",
-        "compare": "several ways to train, each from the same seeds",
     },
     "This machine and mmdata": {
         "doctor": "is this machine fit? What needs doing, with remedies",

@@ -50,7 +50,7 @@ MOST_NAMES = 4
 TRUE_OR_FALSE = "true or false"
 END_OF_YAML = "\n...\n"
 NUMBERED, NAMED = "N", "NAME"
-"""In the name of a setting: the number of an entry in a list, and a name that the user chooses."""
+"""The number of an entry in a list, in the name of a setting; and a name that the user chooses, in a value."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,7 @@ def rest_of(name: str, keys: Sequence[str]) -> str | None:
         "data.shards.N.weight" has "weight" after "data", "shards", "0".
     """
     parts = name.split(".")
-    fits = len(parts) >= len(keys) and all(
-        part in (key, NUMBERED, NAMED) for part, key in zip(parts, keys, strict=False)
-    )
+    fits = len(parts) >= len(keys) and all(part in (key, NUMBERED) for part, key in zip(parts, keys, strict=False))
     return ".".join(parts[len(keys) :]) if fits else None
 
 
@@ -168,7 +166,7 @@ def _likeness(word: str, name: str) -> float:
 
 
 def _without_places(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in (NUMBERED, NAMED))
+    return ".".join(part for part in name.split(".") if part != NUMBERED)
 
 
 def _sections_in(schema: Any, place: str) -> Iterator[tuple[str, str]]:
@@ -177,9 +175,8 @@ def _sections_in(schema: Any, place: str) -> Iterator[tuple[str, str]]:
         yield place, schema["$ref"].rpartition("/")[2]
     for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         yield from _sections_in(part, place)
-    for key, step in (("items", NUMBERED), ("additionalProperties", NAMED)):
-        if isinstance(schema.get(key), dict):
-            yield from _sections_in(schema[key], f"{place}.{step}")
+    if isinstance(schema.get("items"), dict):
+        yield from _sections_in(schema["items"], f"{place}.{NUMBERED}")
 
 
 def _default(schema: Any) -> str:
