@@ -18,11 +18,11 @@ from PIL import Image
 import datasets
 from mmdata import Index, Loader, cli
 from mmdata.cli.facts import Facts
-from mmdata.cli.starter import Machine, Starter, choose_share, config_text
 from mmdata.cli.starting import Start
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
+from mmdata.inspect.starter import Machine, Starter, choose_share, config_text
 from mmdata.text.tokenizer import Tokenizer
 from tests.storage.servers import serve
 

@@ -1,4 +1,4 @@
-"""The `mmdata` command. Each command is a file of this folder, which is imported only when the command runs.
+"""The `mmdata` command. Each command is a file of data/, model/ or machine/, imported only when the command runs.
 
 Such a file has `add(parser)`, which says what the command takes, and `run(options)`, which does it and returns the exit
 code. What is slow to import is imported in `run`, after paths have been looked at: a wrong one is told at once.
@@ -17,34 +17,35 @@ from mmdata.errors import ConfigError, did_you_mean, explain, printable
 
 GROUPS = {
     "From images and captions to a model": {
-        "init": "from images and captions to a config that trains",
-        "convert": "a raw corpus, or shards, to shards with an index",
-        "index": "an index for WebDataset tars; no tar is changed",
-        "train": "a dual encoder from shards; the same command resumes a run",
-        "report": "an HTML page about a corpus, about runs, and about what a model finds",
-        "export": "a trained model as a folder that transformers loads",
+        "data.init": "from images and captions to a config that trains",
+        "data.convert": "a raw corpus, or shards, to shards with an index",
+        "data.index": "an index for WebDataset tars; no tar is changed",
+        "model.train": "a dual encoder from shards; the same command resumes a run",
+        "model.report": "an HTML page about a corpus, about runs, and about what a model finds",
+        "model.export": "a trained model as a folder that transformers loads",
     },
     "Data": {
-        "plan": "steps, shapes and padding of an epoch; no image is read",
-        "verify": "hash every shard, and compare it with its index and the manifest",
-        "join": "match tables with an index by key, once",
-        "duplicates": "a table of near copies and of leaks into other shards",
-        "push": "share a folder of shards, on the Hugging Face hub or on S3",
-        "replay": "one row as the loader makes it, stage by stage",
+        "data.plan": "steps, shapes and padding of an epoch; no image is read",
+        "data.verify": "hash every shard, and compare it with its index and the manifest",
+        "data.join": "match tables with an index by key, once",
+        "data.duplicates": "a table of near copies and of leaks into other shards",
+        "data.push": "share a folder of shards, on the Hugging Face hub or on S3",
+        "data.replay": "one row as the loader makes it, stage by stage",
     },
     "Models": {
-        "evaluate": "a trained model on pairs, classes and compositional tests",
-        "neighbours": "groups of near neighbours, which data.groups makes batches of",
+        "model.evaluate": "a trained model on pairs, classes and compositional tests",
+        "model.neighbours": "groups of near neighbours, which data.groups makes batches of",
     },
     "This machine and mmdata": {
-        "doctor": "is this machine fit? What needs doing, with remedies",
-        "bench": "how fast a config's loader is, and what would make it faster",
-        "settings": "what each setting of a config means, and its default",
-        "demo": "the whole way once: render, convert, train, evaluate, report",
+        "machine.doctor": "is this machine fit? What needs doing, with remedies",
+        "machine.bench": "how fast a config's loader is, and what would make it faster",
+        "machine.settings": "what each setting of a config means, and its default",
+        "machine.demo": "the whole way once: render, convert, train, evaluate, report",
     },
 }
-"""All commands by purpose, each with its summary. `mmdata NAME` runs the file NAME.py of this folder."""
-COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+"""All commands by purpose, each with its summary: `mmdata init` runs data/init.py."""
+COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
+"""The module of each command in this package."""
 UNDER_TORCHRUN = ("evaluate", "train")
 """Commands whose work several ranks share."""
 COUNTS_CAPTIONS = ("convert", "index", "init", "plan", "report")
@@ -119,7 +120,7 @@ def _dispatch(words: list[str]) -> int:
     from mmdata.processes import ignore_warnings_of_pillow
 
     ignore_warnings_of_pillow()
-    command = import_module(f"mmdata.cli.{name}")
+    command = import_module(f"mmdata.cli.{COMMANDS[name]}")
     parser = Parser(name, command.__doc__)
     command.add(parser)
     options = parser.parse(words[1:])
@@ -130,7 +131,7 @@ def _dispatch(words: list[str]) -> int:
 def _help() -> str:
     lines = ["usage: mmdata COMMAND ..."]
     for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:12}{summary}" for name, summary in group.items())]
+        lines += ["", f"{title}:", *(f"  {module.rpartition('.')[2]:12}{said}" for module, said in group.items())]
     return LINE_END.join([*lines, "", "'mmdata COMMAND --help' describes one command.", ""])
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
+from mmdata.cli.data.index import trainer
 from mmdata.cli.facts import facts_of_index
-from mmdata.cli.index import trainer
 from mmdata.cli.paths import find_part, find_val
-from mmdata.cli.starter import Machine, Starter, choose_share, config_text
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
@@ -28,6 +27,7 @@ from mmdata.convert.units.engines import in_order
 from mmdata.errors import ConfigError, DataError, counted
 from mmdata.files import write_whole
 from mmdata.index import Index, build_index
+from mmdata.inspect.starter import Machine, Starter, choose_share, config_text
 from mmdata.plan.from_config import build_plan
 from mmdata.processes import usable_cores
 from mmdata.progress import progress_in_bytes, progress_in_rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.cli.convert import show
+from mmdata.cli.data.convert import show
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.sources.delimited import DelimitedTable, name_columns
 from mmdata.convert.units.engines import threads

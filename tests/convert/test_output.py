@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmdata import Loader, stream
-from mmdata.cli.plan import plan_of
+from mmdata.cli.data.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.cli.preview_lines import preview_lines, preview_table
 from mmdata.convert import ConvertConfig, Preview, Report, convert, preview
 from mmdata.convert.preview import STATUSES
+from mmdata.convert.preview_lines import preview_lines, preview_table
 from mmdata.convert.sampling import Estimate
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError, Reason

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from mmdata.cli.plan import plan_of
+from mmdata.cli.data.plan import plan_of
 from mmdata.errors import ConfigError
 from tests.joins import join_first
 from tests.programs import run_program

@@ -21,7 +21,6 @@ from transformers.models.bert import BertTokenizerFast  # pyright: ignore[report
 
 import mmdata
 from mmdata import Index, cli
-from mmdata.cli.evaluation import evaluate_shards, with_settings
 from mmdata.config import DataConfig
 from mmdata.config.corpus import ValConfig
 from mmdata.convert import ConvertConfig, convert
@@ -29,6 +28,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
 from mmdata.text.tokenizer import CLIP, Tokenizer, train_tokenizer
 from mmdata.trained.carried import keep_tokenizer
+from mmdata.trained.evaluation import evaluate_shards, with_settings
 from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
 

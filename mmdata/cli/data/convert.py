@@ -291,7 +291,7 @@ def show_next(report: Report, out: Path | str) -> None:
 
 def pace(report: Report, made: int, seconds: float) -> str:
     """A sentence about how long a conversion took; `made` are the rows that no earlier run had examined."""
-    from mmdata.cli.preview_lines import size
+    from mmdata.convert.preview_lines import size
 
     rows = report.accounts["rows"]
     written = size(sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None))
@@ -305,8 +305,8 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice |
     """Print what a conversion would give; nothing is written."""
     from rich.console import Console
 
-    from mmdata.cli.preview_lines import preview_lines, preview_table
     from mmdata.convert import preview
+    from mmdata.convert.preview_lines import preview_lines, preview_table
 
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:

@@ -30,8 +30,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prepare the source, write the config, and print the next command."""
     check_source(options.source)
-    from mmdata.cli.starter import Machine
     from mmdata.cli.starting import Start
+    from mmdata.inspect.starter import Machine
 
     def say(line: str) -> None:
         print(printable(line), flush=True)

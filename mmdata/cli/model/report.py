@@ -85,7 +85,7 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
     for folder in shards:
         check_folder(str(folder))
-    from mmdata.cli.plan import plan_of
+    from mmdata.cli.data.plan import plan_of
     from mmdata.inspect.report import write_report
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
