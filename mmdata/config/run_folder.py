@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdata.config.config import Config, load_config
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError
 from mmdata.recognize import CHECKPOINTS, LATEST, NO_RUN, Kind, find_run, recognize
 
 
@@ -20,12 +20,6 @@ def run_folder(path: Path, config: Config) -> Path:
     if path.name == "config.yaml" and recognize(path.parent) is Kind.RUN:
         return path.parent
     return Path("runs") / path.stem
-
-
-def check_run_folder(run: Path) -> None:
-    """Raise a DataError if a path is not the folder of a run; says what it is, and what to give instead."""
-    if recognize(run) is not Kind.RUN:
-        raise DataError(f"'{run}': {not_a_run(run)}")
 
 
 def not_a_run(path: Path) -> str:

@@ -131,7 +131,7 @@ def test_queries_that_cannot_be_made_say_why(trained_run: Path, tmp_path: Path):
 def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
     trained_run: Path, tmp_path: Path, command: Any
 ):
-    status, _, errors = command("report", "--run", str(trained_run), "--out", str(tmp_path / "r.html"))
+    status, _, errors = command("report", str(trained_run), "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
     text = (tmp_path / "r.html").read_text()
     assert HOSTILE not in text
@@ -158,6 +158,6 @@ def test_report_of_a_run_whose_validation_set_is_gone_is_still_made(
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"data": config["data"] | {"val": None}}))
     shutil.rmtree(run / "checkpoints")
-    status, _, errors = command("report", "--run", str(run), "--out", str(tmp_path / "r.html"))
+    status, _, errors = command("report", str(run), "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
     assert "No queries: " in (tmp_path / "r.html").read_text()
