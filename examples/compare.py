@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from paired import markdown
 
 from mmdata.cli import exit_code
 from mmdata.cli import main as mmdata
 from mmdata.config import load_config
-from mmdata.inspect.paired import markdown
 
 
 @dataclass(frozen=True)

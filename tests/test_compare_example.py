@@ -50,8 +50,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
 def compare(folder: Path, *words: object, arms: dict[str, Any] = ARMS, **changes: Any) -> int:
     """Run the example in this process on arms.yaml, which is written; returns the exit code."""
     content = {"config": str(folder / "config.yaml"), "output": str(folder / "out"), "baseline": "plain"}
-    (folder / "arms.yaml").write_text(yaml.safe_dump({**content, "seeds": [1, 2], "arms": arms, **changes}))
-    before = sys.argv
+    (folder / "arms.yaml").write_text(
+        yaml.safe_dump({**content, "seeds": [1, 2], "arms": arms, **changes}, sort_keys=False)
+    )
+    before, path = sys.argv, list(sys.path)
+    sys.path.insert(0, str(EXAMPLE.parent))  # as `python examples/compare.py` does
     sys.argv = ["compare.py", str(folder / "arms.yaml"), *map(str, words)]
     try:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
@@ -60,7 +63,7 @@ def compare(folder: Path, *words: object, arms: dict[str, Any] = ARMS, **changes
             print(ended.code, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else 1
     finally:
-        sys.argv = before
+        sys.argv, sys.path[:] = before, path
     raise AssertionError("a program ends with a code")
 
 
@@ -141,6 +144,7 @@ def test_a_training_that_was_stopped_ends_the_program(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize("path", sorted((EXAMPLE.parent / "arms").glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_experiment_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(EXAMPLE.parents[1])
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     experiment = runpy.run_path(str(EXAMPLE))["Experiment"](path, [], None)
     assert path.read_text().startswith(f"# python examples/compare.py examples/arms/{path.name}\n")
     assert {experiment.baseline, *filter(None, map(experiment.needed, experiment.arms))} <= experiment.arms.keys()

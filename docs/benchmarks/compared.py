@@ -21,7 +21,6 @@ from mmdata import load_run
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
-from mmdata.inspect.paired import difference
 from mmdata.inspect.queries import retrieve
 from mmdata.loader import Loader
 from mmdata.train.evaluation.evaluate import embed
@@ -111,15 +110,17 @@ def paired(one: dict[int, Scores], other: dict[int, Scores], name: str) -> dict[
     """Gain of an arm over another in a score, over the seeds that both have."""
     seeds = sorted(one.keys() & other.keys())
     both = [one[seed][name] for seed in seeds], [other[seed][name] for seed in seeds]
-    found = difference(*both)
-    lost = int(np.sum(np.less(*both)))
+    gains = np.subtract(*both)
+    won, lost = int((gains > 0).sum()), int((gains < 0).sum())
+    test = stats.ttest_rel(*both) if len(seeds) > 1 else None
+    low, high = (np.nan, np.nan) if test is None else test.confidence_interval(0.95)
     return {
-        "seeds": found.seeds,
+        "seeds": len(seeds),
         "mean": float(np.mean(both[0])),
-        "gain": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "won": found.won,
-        "p": float(stats.ttest_rel(*both).pvalue) if found.seeds > 1 else 1.0,
-        "sign": stats.binomtest(found.won, found.won + lost).pvalue if found.won + lost else 1.0,
+        "gain": float(gains.mean()),
+        "low": float(low),
+        "high": float(high),
+        "won": won,
+        "p": 1.0 if test is None else float(test.pvalue),
+        "sign": stats.binomtest(won, won + lost).pvalue if won + lost else 1.0,
     }
