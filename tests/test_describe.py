@@ -196,7 +196,7 @@ def written_texts() -> Iterator[tuple[Path, str]]:
         *sorted((ROOT / "datasets").rglob("*.md")),
     ]:
         yield path, re.sub(r"```(?:python|py)\n.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for folder in ("mmdata", "tools", "examples"):
+    for folder in ("mmdata", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

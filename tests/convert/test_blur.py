@@ -380,7 +380,7 @@ def test_bytes_are_the_same_in_another_process_and_on_any_number_of_threads(corp
     run(table, tmp_path / "here", keep_duplicates=True, resize=100)
     config = tolerant(blur_boxes="boxes", keep_duplicates=True, resize=100)
     convert(table, tmp_path / "threads", config, engine=threads(3))
-    command = [sys.executable, "tools/convert.py", str(table), str(tmp_path / "there"), "blur_boxes=boxes"]
+    command = [sys.executable, "-m", "mmdata", "convert", str(table), str(tmp_path / "there"), "blur_boxes=boxes"]
     options = ["keep_duplicates=true", "--resize", "100", "--max-bad-share", "0.9"]
     subprocess.run([*command, *options], check=True, capture_output=True)
     expected = content(tmp_path / "here")

@@ -1,8 +1,0 @@
-"""`mmdata export` from a checkout."""
-
-import sys
-
-from mmdata.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main(["export", *sys.argv[1:]]))

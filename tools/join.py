@@ -1,8 +1,0 @@
-"""`mmdata join` from a checkout."""
-
-import sys
-
-from mmdata.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main(["join", *sys.argv[1:]]))
