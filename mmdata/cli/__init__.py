@@ -6,46 +6,48 @@ code. What is slow to import is imported in `run`, after paths have been looked 
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from mmdata.errors import ConfigError, did_you_mean, explain, printable
 
 GROUPS = {
     "From images and captions to a model": {
-        "data.init": "from images and captions to a config that trains",
-        "data.convert": "a raw corpus, or shards, to shards with an index",
-        "data.index": "an index for WebDataset tars; no tar is changed",
-        "model.train": "a dual encoder from shards; the same command resumes a run",
-        "model.report": "an HTML page about a corpus, about runs, and about what a model finds",
-        "model.export": "a trained model as a folder that transformers loads",
+        "data/init": "from images and captions to a config that trains",
+        "data/convert": "a raw corpus, or shards, to shards with an index",
+        "data/index": "an index for WebDataset tars; no tar is changed",
+        "model/train": "a dual encoder from shards; the same command resumes a run",
+        "model/report": "an HTML page about a corpus, about runs, and about what a model finds",
+        "model/export": "a trained model as a folder that transformers loads",
     },
     "Data": {
-        "data.plan": "steps, shapes and padding of an epoch; no image is read",
-        "data.verify": "hash every shard, and compare it with its index and the manifest",
-        "data.join": "match tables with an index by key, once",
-        "data.duplicates": "a table of near copies and of leaks into other shards",
-        "data.push": "share a folder of shards, on the Hugging Face hub or on S3",
-        "data.replay": "one row as the loader makes it, stage by stage",
+        "data/plan": "steps, shapes and padding of an epoch; no image is read",
+        "data/verify": "hash every shard, and compare it with its index and the manifest",
+        "data/join": "match tables with an index by key, once",
+        "data/duplicates": "a table of near copies and of leaks into other shards",
+        "data/push": "share a folder of shards, on the Hugging Face hub or on S3",
+        "data/replay": "one row as the loader makes it, stage by stage",
     },
     "Models": {
-        "model.evaluate": "a trained model on pairs, classes and compositional tests",
-        "model.neighbours": "groups of near neighbours, which data.groups makes batches of",
+        "model/evaluate": "a trained model on pairs, classes and compositional tests",
+        "model/neighbours": "groups of near neighbours, which data.groups makes batches of",
     },
     "This machine and mmdata": {
-        "machine.doctor": "is this machine fit? What needs doing, with remedies",
-        "machine.bench": "how fast a config's loader is, and what would make it faster",
-        "machine.settings": "what each setting of a config means, and its default",
-        "machine.demo": "the whole way once: render, convert, train, evaluate, report",
+        "machine/doctor": "is this machine fit? What needs doing, with remedies",
+        "machine/bench": "how fast a config's loader is, and what would make it faster",
+        "machine/settings": "what each setting of a config means, and its default",
+        "machine/demo": "the whole way once: render, convert, train, evaluate, report",
     },
 }
 """All commands by purpose, each with its summary: `mmdata init` runs data/init.py."""
-COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
-"""The module of each command in this package."""
+COMMANDS = {file.partition("/")[2]: file for group in GROUPS.values() for file in group}
+"""The file of each command in this folder."""
 UNDER_TORCHRUN = ("evaluate", "train")
 """Commands whose work several ranks share."""
 COUNTS_CAPTIONS = ("convert", "index", "init", "plan", "report")
@@ -116,22 +118,29 @@ def _dispatch(words: list[str]) -> int:
         _check_alone(name)
     if name not in COUNTS_CAPTIONS:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from mmdata.cli.parser import Parser
     from mmdata.processes import ignore_warnings_of_pillow
 
     ignore_warnings_of_pillow()
-    command = import_module(f"mmdata.cli.{COMMANDS[name]}")
-    parser = Parser(name, command.__doc__)
+    command, options = parsed(words)
+    return command.run(options)
+
+
+def parsed(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The file of a command, and its options; a mistake in them ends the program."""
+    from mmdata.cli.parser import Parser
+
+    command = import_module(f"mmdata.cli.{COMMANDS[words[0]].replace('/', '.')}")
+    parser = Parser(words[0], command.__doc__)
     command.add(parser)
     options = parser.parse(words[1:])
     options.command_line = words
-    return command.run(options)
+    return command, options
 
 
 def _help() -> str:
     lines = ["usage: mmdata COMMAND ..."]
     for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {module.rpartition('.')[2]:12}{said}" for module, said in group.items())]
+        lines += ["", f"{title}:", *(f"  {file.partition('/')[2]:12}{said}" for file, said in group.items())]
     return LINE_END.join([*lines, "", "'mmdata COMMAND --help' describes one command.", ""])
 
 
