@@ -62,7 +62,6 @@ WRONG = [
     (["replay", "none", "0"], NO_CONFIG),
     (["replay", "c.yaml", "0"], NO_SHARDS),
     (["report", "none"], "folder 'none': no such folder"),
-    (["report", "--run", "none"], NO_RUN),
     (["report", "c.yaml"], "folder 'none': no such folder"),
     (["train", "none"], NO_CONFIG),
     (["train", "c.yaml", "train.steps=1"], NO_SHARDS),
