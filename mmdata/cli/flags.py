@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from mmdata.config.loading import LoadingConfig
+from mmdata.config import LoadingConfig
 from mmdata.config.settings import Settings
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.config.words import TRUE_OR_FALSE, Setting, describe, names_alike

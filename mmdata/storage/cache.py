@@ -25,7 +25,7 @@ from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.processes import held
 
 if TYPE_CHECKING:
-    from mmdata.config.loading import LoadingConfig
+    from mmdata.config import LoadingConfig
 
 GB = 10**9
 LOCK_NAME = ".lock"

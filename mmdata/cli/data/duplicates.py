@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from mmdata.cli.flags import CACHE, add_flags, cache_of
 from mmdata.cli.paths import check_folder
-from mmdata.config.loading import LoadingConfig
+from mmdata.config import LoadingConfig
 from mmdata.errors import ConfigError, counted, printable
 from mmdata.processes import usable_cores
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from mmdata.cli.flags import CACHE, add_flags, cache_of
 from mmdata.cli.paths import next_commands
-from mmdata.config.loading import LoadingConfig
+from mmdata.config import LoadingConfig
 from mmdata.errors import ConfigError, Reason, counted, printable
 from mmdata.progress import progress_in_bytes
 
