@@ -19,30 +19,30 @@ from mmdata.errors import ConfigError, did_you_mean, explain, printable
 
 GROUPS = {
     "From images and captions to a model": {
-        "data/init": "from images and captions to a config that trains",
-        "data/convert": "a raw corpus, or shards, to shards with an index",
-        "data/index": "an index for WebDataset tars; no tar is changed",
-        "model/train": "a dual encoder from shards; the same command resumes a run",
-        "model/report": "an HTML page about a corpus, about runs, and about what a model finds",
-        "model/export": "a trained model as a folder that transformers loads",
+        "data/init": "write a config that trains, from images and captions",
+        "data/convert": "make shards with an index from a raw corpus, or from shards",
+        "data/index": "index WebDataset tars; no tar is changed",
+        "model/train": "train a dual encoder on shards; the same command resumes a run",
+        "model/report": "write an HTML page about a corpus, about runs, and about what a model finds",
+        "model/export": "save a trained model as a folder that transformers loads",
     },
     "Data": {
-        "data/plan": "steps, shapes and padding of an epoch; no image is read",
+        "data/plan": "show steps, shapes and padding of an epoch; no image is read",
         "data/verify": "hash every shard, and compare it with its index and the manifest",
         "data/join": "match tables with an index by key, once",
-        "data/duplicates": "a table of near copies and of leaks into other shards",
+        "data/duplicates": "find near copies, and leaks into other shards",
         "data/push": "share a folder of shards, on the Hugging Face hub or on S3",
-        "data/replay": "one row as the loader makes it, stage by stage",
+        "data/replay": "make one row as the loader does, stage by stage",
     },
     "Models": {
-        "model/evaluate": "a trained model on pairs, classes and compositional tests",
+        "model/evaluate": "score a trained model on pairs, classes and compositional tests",
         "model/neighbours": "groups of near neighbours, which data.groups makes batches of",
     },
     "This machine and mmdata": {
-        "machine/doctor": "is this machine fit? What needs doing, with remedies",
-        "machine/bench": "how fast a config's loader is, and what would make it faster",
-        "machine/settings": "what each setting of a config means, and its default",
-        "machine/demo": "the whole way once: render, convert, train, evaluate, report",
+        "machine/doctor": "check this machine, and say what to fix",
+        "machine/bench": "measure a config's loader, and what would make it faster",
+        "machine/settings": "show what each setting of a config means, and its default",
+        "machine/demo": "run the whole way once: render, convert, train, evaluate, report",
     },
 }
 """All commands by purpose, each with its summary: `mmdata init` runs data/init.py."""

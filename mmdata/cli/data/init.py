@@ -1,9 +1,9 @@
-"""mmdata init: from images and captions to a config that trains.
+"""mmdata init: write a config that trains, from images and captions.
 
 SOURCE is whatever `mmdata convert` takes (a table, a folder of images, class folders, …), a WebDataset tar or a folder
 of tars, or shards with an index. It is converted or indexed into shards/NAME, and its captions are counted by a
-tokenizer. SOURCE itself stays as it is; only of shards with an index the captions are counted in that index. Then a
-config is written whose values fit the corpus and this machine; each has a comment that says why:
+tokenizer. SOURCE itself is not changed, except that shards with an index get the counts in that index. Then a config is
+written whose values fit the corpus and this machine. Each value has a comment that explains it:
 
     mmdata init photos/captions.csv
     mmdata train photos.yaml
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE")
     parser.add_argument("--out", metavar="CONFIG", help="YAML file; default: configs/NAME.yaml or NAME.yaml")
     parser.add_argument("--shards", metavar="OUT", help="folder for the shards or the index; default: shards/NAME")
-    parser.add_argument("--tokenizer", help="folder or Hugging Face name; default: one is trained, or CLIP's is taken")
+    parser.add_argument("--tokenizer", help="folder or Hugging Face name; default: a trained one, or CLIP's")
     parser.add_argument("--overwrite", action="store_true", help="replace the config, and another conversion in OUT")
 
 
