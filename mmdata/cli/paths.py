@@ -92,21 +92,17 @@ def check_shards(data: CorpusConfig) -> None:
             raise ConfigError(f"{setting}: folder '{folder}': no such folder{near(folder)}")
 
 
-def find_part(place: str, split: str | None = None) -> str | None:
-    """The folder of shards to take where `place` holds one for each of PARTS; None for any other place.
-
-    Args:
-        place: a path or a URL.
-        split: one of PARTS; None takes "train".
+def find_part(place: str) -> str | None:
+    """The folder of shards to train on where `place` holds one for each of PARTS; None for any other place, or a URL.
 
     Example:
         find_part("shards/coco") == "shards/coco/train", if `mmdata convert coco.json shards/coco --val-share 0.01`
         has made shards/coco.
     """
-    folder, part = Path(place), split or TRAIN
-    if "://" in place or part not in PARTS or recognize(folder) is Kind.SHARDS:
+    folder = Path(place)
+    if "://" in place or recognize(folder) is Kind.SHARDS:
         return None
-    return str(folder / part) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
+    return str(folder / TRAIN) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
 
 
 def find_val(place: str) -> Path | None:

@@ -72,10 +72,10 @@ def make_index(source: Path, out: str, *, overwrite: bool) -> str:
     if source.is_dir() and has_manifest(source):
         return str(source)
     refuse_unfinished(source)
-    if is_packed(source):
-        do("index", str(source), "--out", out, *(["--overwrite"] if overwrite else []), out=out)
-        return out
     words = ["--overwrite"] if overwrite else []
+    if is_packed(source):
+        do("index", str(source), "--out", out, *words, out=out)
+        return out
     with suppress(ConfigError, DataError):  # the conversion raises them again
         words += [] if open_source(source, ConvertConfig()).has_captions else ["--caption-template", TEMPLATE]
     do("convert", str(source), out, *words, out=out)
