@@ -160,13 +160,13 @@ def held(self, batch):
 
 Trainer._update = held
 del sys.argv[:2]
-sys.exit(main(["train", *sys.argv[1:]]))
+sys.exit(main(sys.argv))
 """
 """A run that waits for its signal before it goes on from a step: a test may be late."""
 
 
 def held_at(step: int, config: Path, output: Path) -> Program:
-    return Program([sys.executable, "-c", HELD, str(step), *command(config, output)[1:]], env=ENVIRONMENT)
+    return Program([sys.executable, "-c", HELD, str(step), *command(config, output)[3:]], env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize("after", [5, 9, 20])
