@@ -41,7 +41,7 @@ def test_cli_help_lists_the_commands_by_purpose():
     listed = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith("  ")]
     assert [name for name, _ in listed] == list(cli.COMMANDS)
     assert [name for name, _ in listed[:6]] == ["init", "convert", "index", "train", "report", "export"]
-    assert ["plan", "steps, shapes and padding of an epoch; no image is read"] in listed
+    assert ["plan", "show steps, shapes and padding of an epoch; no image is read"] in listed
 
 
 def test_cli_without_a_command_is_an_error():

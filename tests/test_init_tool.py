@@ -93,6 +93,7 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
     config_of_shards = check_config(tmp_path / "photos.yaml")
     assert config_of_shards == config
     assert "the one that counted these captions" in (tmp_path / "photos.yaml").read_text()
+    assert convert(tmp_path / "photos", tmp_path / "shards/photos").was_complete  # with a tokenizer that came later
     assert run("init", "photos", "--overwrite").endswith("\nnext: mmdata train photos.yaml\n")
     words = ("shards/photos", "--tokenizer", "clip", "--overwrite")
     assert run("init", *words, code=2) == (
