@@ -101,14 +101,6 @@ def read_json_lines(path: str | os.PathLike[str], needs: Mapping[str, type]) -> 
             yield entry
 
 
-def append_json_line(path: str | os.PathLike[str], entry: Mapping[str, Any]) -> None:
-    """Append a line that `read_json_lines` reads; it takes the place of a last one that a kill cut short."""
-    with open(path, "ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(entry).encode() + b"\n")
-
-
 def _what_lacks(entry: Any, needs: Mapping[str, type]) -> str:
     """Why a value is no entry; "" if it is one."""
     if not isinstance(entry, dict):

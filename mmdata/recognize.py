@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 
-from mmdata.errors import DataError
+from mmdata.errors import DataError, nearest
 
 PRIVATE_NAME = ".mmdata-convert"
 """The hidden folder in which `mmdata convert` makes a conversion. Published, it is gone."""
 PARTS = TRAIN, VAL = "train", "val"
 """Folders of a conversion that sets samples aside for validation."""
 HEAD_BYTES = 512
+MOST_ENTRIES = 1_000
+"""Names of a folder among which that of a missing path may be."""
 CHECKPOINTS, LATEST = "checkpoints", "latest"
 """In the folder of a run: the folder of its checkpoints, and the file there that names the newest."""
 CHECKPOINT_NAME = re.compile(r"step-(\d{10,})(\.pt)?")
@@ -81,6 +86,16 @@ def recognize(path: Path) -> Kind:
     return Kind.BINARY if re.search(rb"[\0-\x08\x0e-\x1a]", head) else Kind.TEXT
 
 
+def near(missing: str | Path) -> str:
+    """The end of a message for a path where nothing is: "; did you mean 'shards/photos'?", or ""."""
+    path = Path(missing)
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        names = [entry.name for entry in islice(entries, MOST_ENTRIES) if not entry.name.startswith(".")]
+        if (name := nearest(path.name, names)) is not None:
+            return f"; did you mean '{path.with_name(name)}'?"
+    return ""
+
+
 def wide_encoding(head: bytes) -> str | None:
     """UTF-16 or UTF-32 if the first four bytes of a file say that its text is in one of them, else None."""
     if head[:4] in (b"\xff\xfe\0\0", b"\0\0\xfe\xff"):
@@ -108,8 +123,8 @@ def refuse_unfinished(folder: Path) -> None:
 def unfinished(folder: str) -> DataError:
     """The error of whoever opens a folder, by its path or URL, with a conversion that has not ended."""
     return DataError(
-        f"folder '{folder}': a conversion into it was stopped, or still runs; run the same `mmdata convert` command "
-        "again: it continues where that ended"
+        f"folder '{folder}': a conversion into it was stopped or refused, or still runs; run the same `mmdata convert` "
+        "command again: it continues where that ended, or says why nothing was published"
     )
 
 

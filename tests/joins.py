@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmdata import Loader
-from mmdata.cli.join import join_tables
+from mmdata.cli.data.join import join_tables
 from mmdata.loader.loader import data_config
 
 

@@ -29,7 +29,9 @@ def mmdata(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.
     )
 
 
-def test_cli_commands_are_the_files_of_tools():
+def test_cli_commands_are_the_files_of_its_folders():
+    files = (ROOT / "mmdata" / "cli").glob("*/*.py")
+    assert sorted(cli.COMMANDS) == sorted(path.stem for path in files if path.stem != "__init__")
     assert sorted(cli.COMMANDS) == sorted(path.stem for path in (ROOT / "tools").glob("*.py"))
 
 
@@ -76,6 +78,10 @@ def test_cli_unknown_command_names_the_near_one_or_all(name: str, message: str, 
             "no option '--batch-size'; write it as data.global_batch_size=2; `mmdata x --help` shows the arguments",
         ),
         (
+            ["c", "--train.lr", "1e-3"],
+            "no option '--train.lr'; write it as train.lr=1e-3; `mmdata x --help` shows the arguments",
+        ),
+        (
             ["c", "--bogus"],
             "no option '--bogus'; settings are given as section.key=value; `mmdata x --help` shows the arguments",
         ),
@@ -93,28 +99,6 @@ def test_cli_mistake_in_arguments_is_one_line(
         parser.parse(words)
     assert (ended.value.code, *capsys.readouterr()) == (2, "", f"error: {message}\n")
     assert parser.parse(["c"]).overrides == []
-
-
-@pytest.mark.parametrize(
-    ("words", "settings"),
-    [
-        (["c", "train.lr=1e-3"], ["train.lr=1e-3"]),
-        (["c", "--train.lr=1e-3"], ["train.lr=1e-3"]),
-        (["c", "--train.lr", "1e-3", "--epoch", "2", "data.seed=1"], ["train.lr=1e-3", "data.seed=1"]),
-        (["c", "--model.logit_bias_init", "-10", "--data.seed", "1"], ["model.logit_bias_init=-10", "data.seed=1"]),
-        (
-            ["c", "--train.compile", "--data.seed=1"],
-            ["train.compile", "data.seed=1"],
-        ),  # loading it says what is missing
-    ],
-)
-def test_cli_setting_may_have_dashes_and_a_space_as_other_programs_write_it(words: list[str], settings: list[str]):
-    parser = Parser("x", "A command.")
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*", metavar=SETTING)
-    parser.add_argument("--epoch", type=int)
-    given = parser.parse(words)
-    assert (given.config, given.overrides) == ("c", settings)
 
 
 def test_cli_command_without_settings_takes_no_setting_with_dashes(capsys: pytest.CaptureFixture[str]):
@@ -191,14 +175,18 @@ def test_cli_help_imports_nothing_heavy():
     assert "usage: mmdata train " in done.stdout
 
 
-def test_cli_command_and_program_say_the_same(tmp_path: Path):
-    command = mmdata("verify", "none", cwd=tmp_path)
-    program = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "verify.py"), "none"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (command.returncode, command.stderr) == (program.returncode, program.stderr)
-    assert command.returncode == 2
-    assert command.stderr == "error: folder 'none': no such folder\n"
+def test_cli_wrong_path_is_one_line(tmp_path: Path):
+    done = mmdata("verify", "none", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: folder 'none': no such folder\n")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_cli_program_of_tools_is_the_command(command: str):
+    said = f'"""`mmdata {command}` from a checkout."""'
+    call = f'sys.exit(main(["{command}", *sys.argv[1:]]))'
+    text = (ROOT / "tools" / f"{command}.py").read_text()
+    assert text.split("\n", 1)[0] == said
+    assert text.endswith(f'if __name__ == "__main__":\n    {call}\n')
 
 
 def test_cli_mistake_in_a_config_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

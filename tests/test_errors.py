@@ -103,7 +103,7 @@ def test_programs_print_no_control_characters_of_keys_and_file_names(tmp_path: P
         assert printable(printed, keep="\n") == printed
 
 
-COMMANDS = ["bench", "compare", "convert", "doctor", "evaluate", "plan", "replay", "report", "train", "verify"]
+COMMANDS = ["bench", "convert", "doctor", "evaluate", "plan", "replay", "report", "train", "verify"]
 
 
 @pytest.mark.parametrize(

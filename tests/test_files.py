@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pytest
 
 from mmdata.errors import DataError
-from mmdata.files import Staged, append_json_line, lock, read_json_lines, remove, shipped, whole_folder, write_whole
+from mmdata.files import Staged, lock, read_json_lines, remove, shipped, whole_folder, write_whole
 from tests.programs import Program
 
 
@@ -73,10 +73,6 @@ def test_json_lines_are_read_but_for_one_that_a_kill_cut(tmp_path):
     path.write_bytes(b'{"step": 1, "a": "x"}\n{"step": 2}\n{"st')
     assert list(read_json_lines(path, {"step": int})) == [{"step": 1, "a": "x"}, {"step": 2}]
     assert list(read_json_lines(tmp_path / "none.jsonl", {})) == []
-    append_json_line(path, {"step": 3})
-    assert path.read_bytes() == b'{"step": 1, "a": "x"}\n{"step": 2}\n{"step": 3}\n'
-    append_json_line(tmp_path / "new.jsonl", {"step": 1})
-    assert list(read_json_lines(tmp_path / "new.jsonl", {"step": int})) == [{"step": 1}]
 
 
 @pytest.mark.parametrize(

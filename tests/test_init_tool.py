@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ from PIL import Image
 
 import datasets
 from mmdata import Index, Loader, cli
-from mmdata.cli.facts import Facts
-from mmdata.cli.starter import Machine, Starter, choose_share, config_text
-from mmdata.cli.starting import Start
 from mmdata.config import load_config
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
+from mmdata.inspect.starter import Facts, Machine, Starter, choose_share, choose_tokenizer, config_text
 from mmdata.text.tokenizer import Tokenizer
 from tests.storage.servers import serve
 
@@ -73,7 +71,8 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
     said = run("init", "photos")
     assert "shards/photos: 50 rows in 1 shard\n  images: 40 to 48 pixels a side; the median is 40 × 48 (he" in said
     assert "captions: 1 a row, 6.0 words on average; the longest has " in said
-    assert "converting: mmdata convert photos shards/photos --train-tokenizer 512\n" in said
+    assert said.startswith("$ mmdata convert photos shards/photos\n")
+    assert "$ mmdata index shards/photos --train-tokenizer 512\n" in said
     assert "50 rows are few: a model memorizes them, and learns little about other images\n" in said
     assert said.endswith("\nnext: mmdata train photos.yaml\n")
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == before
@@ -90,14 +89,17 @@ def test_init_of_a_folder_of_fifty_images_writes_a_config_that_trains(run, tmp_p
         "init", "photos", code=2
     )
     again = run("init", "shards/photos", "--overwrite")
-    assert "converting" not in again
-    assert "counting" not in again
+    assert "$ mmdata" not in again
     config_of_shards = check_config(tmp_path / "photos.yaml")
     assert config_of_shards == config
     assert "the one that counted these captions" in (tmp_path / "photos.yaml").read_text()
+    assert convert(tmp_path / "photos", tmp_path / "shards/photos").was_complete  # with a tokenizer that came later
     assert run("init", "photos", "--overwrite").endswith("\nnext: mmdata train photos.yaml\n")
     words = ("shards/photos", "--tokenizer", "clip", "--overwrite")
-    assert "another tokenizer has counted their captions; give a folder for a new index" in run("init", *words, code=2)
+    assert run("init", *words, code=2) == (
+        "error: 'shards/photos': another tokenizer has counted their captions; name it with --tokenizer, or make "
+        "another index: `mmdata index shards/photos --out FOLDER --tokenizer NAME`, and then `mmdata init FOLDER`\n"
+    )
 
 
 def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_path: Path):
@@ -110,7 +112,7 @@ def test_init_of_a_table_says_what_is_left_out_and_writes_into_configs(run, tmp_
         csv.writer(file).writerows([("filepath", "caption"), *rows])
     (tmp_path / "configs").mkdir()
     said = run("init", folder / "captions.csv")
-    assert re.search(r"left out: 1 \w+, 1 \w+; each row with its reason in shards/corpus/", said)
+    assert "58 images, 58 captions; 2 left out, each with its reason in shards/corpus/" in said
     assert said.endswith("next: mmdata train configs/corpus.yaml\n")
     config = check_config(Path("configs/corpus.yaml"))
     assert config.train.mask_false_negatives  # three captions
@@ -125,7 +127,7 @@ def test_init_of_a_tar_leaves_its_folder_alone(run, tmp_path: Path):
             writer.write({"__key__": f"{i:04d}", "png": paint(tmp_path / "p.png", i).read_bytes(), "txt": f"thing {i}"})
     before = tar.read_bytes()
     said = run("init", tar)
-    assert "indexing into shards/pairs-0000; the tars stay where they are, unchanged\n" in said
+    assert said.startswith(f"$ mmdata index {tar} --out shards/pairs-0000\n")
     assert ([path.name for path in tar.parent.iterdir()], tar.read_bytes()) == (["pairs-0000.tar"], before)
     config = check_config(tmp_path / "pairs-0000.yaml")
     loader = Loader.from_config(config.data)
@@ -161,7 +163,7 @@ def test_init_counts_the_captions_of_an_index_of_urls_in_it(run, tmp_path: Path,
         assert f"`mmdata index '{server.url}/{{0..1}}.tar' --out FOLDER` makes an index of the tars there, for" in said
         run("index", f"{server.url}/{{0..1}}.tar", "--out", "index")
         said = run("init", "index", "--tokenizer", "clip")
-        assert "counting the captions of index; the tars stay unchanged\n" in said
+        assert said.startswith("$ mmdata index index --tokenizer clip\n")
         data = check_config(tmp_path / "index.yaml").data
     assert (data.shards, data.tokenizer) == ("index", "clip")
     assert Index.open("index").tokenizer == Tokenizer.load("clip").fingerprint
@@ -172,7 +174,7 @@ def test_init_takes_a_given_tokenizer(run, tmp_path: Path):
     convert(make_folder(tmp_path / "a"), tmp_path / "s", ConvertConfig(train_tokenizer=300))
     make_folder(tmp_path / "b", 40)
     said = run("init", "b", "--tokenizer", "s/tokenizer", "--shards", "here", "--out", "named.yaml")
-    assert "converting: mmdata convert b here --tokenizer s/tokenizer\n" in said
+    assert "$ mmdata index here --tokenizer s/tokenizer\n" in said
     data = check_config(tmp_path / "named.yaml").data
     assert (data.shards, data.tokenizer) == ("here", "s/tokenizer")
 
@@ -181,11 +183,7 @@ def test_init_of_class_folders_makes_captions_of_the_names(run, tmp_path: Path):
     for i in range(40):
         paint(tmp_path / "pets" / ("cat", "sea_lion")[i % 2] / f"{i}.png", i)
     said = run("init", "pets")
-    assert "  labels: 40 of 40 rows have one\n" in said
-    assert (
-        "converting: mmdata convert pets shards/pets --train-tokenizer 512 --caption-template 'a photo of a {}.'"
-        in said
-    )
+    assert said.startswith("$ mmdata convert pets shards/pets --caption-template 'a photo of a {}.'\n")
     config = check_config(tmp_path / "pets.yaml")
     assert config.train.mask_false_negatives
     index = Index.open("shards/pets")
@@ -202,40 +200,44 @@ def test_init_of_damaged_tars_takes_what_their_index_has(run, tmp_path: Path, ou
                 writer.write({"__key__": f"{i:04d}", "png": image, "txt": f"thing {i}"})
     tar = tmp_path / "theirs/1.tar"
     tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
-    assert "--skip-damaged, which counts what is lost; that is an option of `mmdata index theirs`: then" in run(
-        "init", "theirs", code=2
+    assert (
+        "--skip-damaged, which counts what is lost; that is an option of `mmdata index theirs --out shards/theirs`:"
+        in run("init", "theirs", code=2)
     )
     run("index", "theirs", "--skip-damaged", "--out", out, "--max-bad-share", "0.5")
     indexed = len(Index.open(out))
-    assert f"counting the captions of {out}; the tars stay unchanged\n" in run("init", out)
+    where = "theirs" if out == "theirs" else "theirs --out apart"
+    assert f"$ mmdata index {where} --skip-damaged --train-tokenizer 512\n" in run("init", out)
     loader = Loader.from_config(check_config(tmp_path / f"{out}.yaml").data)
     assert 0 < loader.plan.num_rows < len(Index.open(out)) == indexed < 40
 
 
-def test_init_takes_one_part_of_a_hub_folder(run, tmp_path: Path):
+def test_init_accepts_what_an_index_leaves_out(run, tmp_path: Path):
+    (tmp_path / "theirs").mkdir()
+    with wds.TarWriter(str(tmp_path / "theirs" / "0.tar")) as writer:
+        for i in range(20):
+            image = b"no image" if i < 5 else paint(tmp_path / "p.png", i).read_bytes()
+            writer.write({"__key__": f"{i:04d}", "png": image, "txt": f"thing {i}"})
+    run("index", "theirs", "--max-bad-share", "0.5")
+    assert "$ mmdata index theirs --max-bad-share 1 --train-tokenizer 512\n" in run("init", "theirs")
+
+
+def test_init_takes_a_hub_folder_once_its_parts_are_converted(run, tmp_path: Path):
     rows = [paint(tmp_path / "photos" / f"{i}.png", i).read_bytes() for i in range(45)]
     table = datasets.Dataset.from_dict({"image": rows, "text": [f"thing {i}" for i in range(45)]})
     (tmp_path / "hub/data").mkdir(parents=True)
-    table.select(range(5)).to_parquet(str(tmp_path / "hub/data/validation-00000-of-00001.parquet"))
     table.select(range(40)).to_parquet(str(tmp_path / "hub/data/train-00000-of-00001.parquet"))
     table.select(range(40, 45)).to_parquet(str(tmp_path / "hub/data/test-00000-of-00001.parquet"))
-    message = "source 'hub': has 3 parts, which are converted one by one: test, train, validation; choose one with"
-    assert run("init", "hub", code=2) == f"error: {message} --split train\n"
-    said = run("init", "hub", "--split", "train")
-    assert "converting: mmdata convert hub shards/hub --split train --train-tokenizer 512\n" in said
-    assert "other parts: test, validation\n" in said
-    assert (
-        "to evaluate on the part 'validation': `mmdata convert hub shards/hub-validation --split validation "
-        "--tokenizer shards/hub/tokenizer`; then write `val: {shards: shards/hub-validation}` in hub.yaml\n"
-    ) in said
-    settings = ConvertConfig(split="validation", tokenizer="shards/hub/tokenizer")
-    convert("hub", "shards/hub-validation", settings)
-    validation = load_config(tmp_path / "hub.yaml", ["data.val={shards: shards/hub-validation}"])
-    assert Loader.from_config(evaluation_data(validation.data)).plan.num_rows == 5
-    assert "# made by `mmdata init hub --split train` for 40 rows" in (tmp_path / "hub.yaml").read_text()
-    assert run("init", "shards/hub", "--split", "train", "--overwrite", code=2) == (
-        "error: split 'train': 'shards/hub' holds shards, all of one part; give the folder of the part\n"
+    assert run("init", "hub", code=2) == (
+        "error: source 'hub': has 2 parts, which are converted one by one: test, train; choose one with --split train; "
+        "that is an option of `mmdata convert hub shards/hub`: then `mmdata init shards/hub`\n"
     )
+    convert("hub", "shards/hub/train", ConvertConfig(split="train"))
+    convert("hub", "shards/hub/val", ConvertConfig(split="test"))
+    run("init", "shards/hub")
+    data = check_config(tmp_path / "hub.yaml").data
+    assert (data.shards, data.val.shards) == ("shards/hub/train", "shards/hub/val")
+    assert Loader.from_config(evaluation_data(data)).plan.num_rows == 5
 
 
 def write_labels_only(tar: Path) -> None:
@@ -250,9 +252,11 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     (tmp_path / "nothing").mkdir()
     assert run("init", "nothing", code=2) == "error: source 'nothing': no images in it; the corpus is empty\n"
     assert run("init", "gone", code=2) == "error: source 'gone': no such file or folder\n"
+    message = "error: source 'notihng': no such file or folder; did you mean 'nothing'?\n"
+    assert run("init", "notihng", code=2) == message
     write_labels_only(tmp_path / "labels" / "a.tar")
     said = run("init", "labels", code=2)
-    assert "'labels': shards with labels and no captions, and a dual encoder needs texts: make captions of the" in said
+    assert ": shards with labels and no captions, and a dual encoder needs texts: make captions of the" in said
     assert 'mmdata convert labels OUT --caption-template "a photo of a {}."`, and then `mmdata init OUT`' in said
     for i in range(3):
         (tmp_path / "broken").mkdir(exist_ok=True)
@@ -277,8 +281,10 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
     assert "error: 1 of 1 rows are unusable, over max_bad_share=0.05; nothing is published. 1 missing_image " in said
     assert f"; the table's paths are relative to '{tmp_path}', and '{tmp_path}/gone.png' does not exist: " in said
     assert said.endswith(
-        "; that is an option of `mmdata convert gone.csv shards/gone --train-tokenizer 512`: then "
-        "`mmdata init shards/gone`\n"
+        "; that is an option of `mmdata convert gone.csv shards/gone`: then `mmdata init shards/gone`\n"
+    )
+    assert "a conversion into it was stopped or refused, or still runs; run the same `mmdata convert` command" in run(
+        "init", "shards/gone", code=2
     )
     assert not list(tmp_path.glob("*.yaml"))
 
@@ -292,22 +298,13 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     run("index", "other/train", "--tokenizer", "clip")
     run("index", "other/val", "--train-tokenizer", "300")
     said = run("init", "other/train")
-    command = re.search(r"other/val is not evaluated on, since .* by this tokenizer: `mmdata (index .*)` does", said)
-    assert command is not None
-    assert "then write `val: {shards: other/val-index}` in other.yaml\n" in said
-    run(*command[1].split())
-    config = check_config(tmp_path / "other.yaml").data
-    assert config.val.shards is None
-    assert Index.open("other/val-index").tokenizer == Tokenizer.load(config.tokenizer or "").fingerprint
-
-    said = run("init", "out/train", "--shards", "apart", "--out", "apart.yaml")
-    assert "indexing into apart; the tars stay where they are, unchanged\n" in said
-    assert Index.open("out/train").tokenizer is None
+    assert "other/val is not evaluated on: another tokenizer has counted its captions\n" in said
+    assert check_config(tmp_path / "other.yaml").data.val.shards is None
 
     (tmp_path / "out.yaml").write_text("")
     said = run("init", "out/train", "--overwrite")  # counts both in their place; the config is replaced
-    assert "counting the captions of out/train; the tars stay unchanged\n" in said
-    assert "counting the captions of out/val\n" in said
+    assert "$ mmdata index out/train --train-tokenizer 512\n" in said
+    assert "$ mmdata index out/val --tokenizer out/train/tokenizer\n" in said
     assert "not evaluated on" not in said
     assert not (tmp_path / "shards").exists()
     config = check_config(tmp_path / "out.yaml")
@@ -316,14 +313,12 @@ def test_init_of_the_train_part_of_a_conversion_evaluates_on_its_val_part(run, t
     assert f"{-(-parts[0] // config.data.global_batch_size)} steps an epoch" in (tmp_path / "out.yaml").read_text()
 
 
-def test_init_of_the_source_of_a_whole_conversion_names_the_command_that_takes_it(run, tmp_path: Path):
+def test_init_of_the_source_of_a_whole_conversion_replaces_nothing(run, tmp_path: Path):
     make_folder(tmp_path / "photos")
     convert(tmp_path / "photos", tmp_path / "shards/photos", ConvertConfig(val_share=0.3, tokenizer="clip"))
-    said = run("init", "photos", code=2)
-    assert said.splitlines()[-1] == (
-        "error: output 'shards/photos': holds train and val, which `mmdata convert --val-share` made: `mmdata init "
-        "shards/photos` takes them as they are; or give another folder with --shards"
-    )
+    before = sorted((tmp_path / "shards").rglob("*"))
+    assert "output 'shards/photos'" in run("init", "photos", code=2)
+    assert sorted((tmp_path / "shards").rglob("*")) == before
 
 
 def test_init_and_plan_of_a_whole_conversion_take_its_train_part(run, tmp_path: Path):
@@ -333,10 +328,6 @@ def test_init_and_plan_of_a_whole_conversion_take_its_train_part(run, tmp_path: 
     assert "shards/coco: holds train and val, folders of shards; shards/coco/train is taken\n" in said
     config = check_config(tmp_path / "coco.yaml")
     assert (config.data.shards, config.data.val.shards) == ("shards/coco/train", "shards/coco/val")
-    text = (tmp_path / "coco.yaml").read_text()
-    assert "# made by `mmdata init shards/coco/train` for" in text
-    run("init", "shards/coco", "--split", "train", "--overwrite")
-    assert (tmp_path / "coco.yaml").read_text() == text
     said = run("plan", "shards/coco")
     assert said.startswith("no config is given; assumed: data.shards=shards/coco/train, data.global_batch_size=")
     assert f" {len(Index.open('shards/coco/train'))} rows in " in said
@@ -348,7 +339,7 @@ def test_init_and_plan_of_a_whole_conversion_take_its_train_part(run, tmp_path: 
 
 def facts_of(rows: int, *, short_side: int = 480, longest: int = 20, repeated: int = 0) -> Facts:
     sides = np.full(4, short_side)
-    return Facts(rows, 4, sides, sides + 100, 4, ["a red square"] * 4, 0, longest, repeated)
+    return Facts(rows, 4, sides, sides + 100, 4, ["a red square"] * 4, longest, repeated)
 
 
 GPU, NODE = Machine(16, 1, 80.0), Machine(64, 8, 80.0)
@@ -378,12 +369,8 @@ def test_starter_fits_machine_and_corpus(machine: Machine, rows: int, expected: 
 
 def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
     starter = Starter(facts_of(100_000, longest=130, repeated=2, short_side=100), NODE, 0.05, 5_000)
-    text = config_text(
-        starter, path="a.yaml", made_by="mmdata init a", shards="shards/a b", tokenizer="clip", about_tokenizer="CLIP's"
-    )
-    assert text.startswith(
-        "# torchrun --nproc-per-node 8 -m mmdata train a.yaml\n# made by `mmdata init a` for 100,000"
-    )
+    text = config_text(starter, path="a.yaml", shards="shards/a b", tokenizer="clip", about_tokenizer="CLIP's")
+    assert text.startswith("# torchrun --nproc-per-node 8 -m mmdata train a.yaml\n# made by `mmdata init` for 100,000")
     for line in (
         "  shards: shards/a b ",
         "  max_length: 136 ",
@@ -393,12 +380,19 @@ def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
         assert f"\n{line}" in text
 
 
-def test_init_takes_clips_tokenizer_for_many_english_captions_and_trains_one_for_others():
-    options = argparse.Namespace(source="x", out="y", shards=None, tokenizer=None, overwrite=False, split=None)
-    start = Start(options, CPU, print)
-    english, german = ["a red square"] * 4, ["ein rotes Viereck über Köln"] * 4
-    many = [start._choose_tokenizer(texts, 200_000) for texts in (english, german)]
-    assert [*many, start._choose_tokenizer(english, 5_000)] == [("clip", None), (None, 16_384), (None, 1_024)]
+@pytest.mark.parametrize(
+    ("text", "captions", "words"),
+    [
+        ("a red square", 200_000, ["--tokenizer", "clip"]),
+        ("ein rotes Viereck über Köln", 200_000, ["--train-tokenizer", "16384"]),
+        ("a red square", 5_000, ["--train-tokenizer", "1024"]),
+    ],
+)
+def test_init_takes_clips_tokenizer_for_many_english_captions_and_trains_one_for_others(
+    text: str, captions: int, words: list[str]
+):
+    facts = replace(facts_of(captions), captions=4, texts=[text] * 4)
+    assert choose_tokenizer(facts)[0] == words
 
 
 @pytest.mark.parametrize(
@@ -417,5 +411,5 @@ def test_init_of_too_many_bad_rows_says_how_it_goes_on(run: Callable[..., str], 
     said = run("init", "photos", code=2)
     assert said.endswith(
         "Repair the corpus, or allow more with --max-bad-share; that is an option of `mmdata convert photos "
-        "shards/photos --train-tokenizer 512`: then `mmdata init shards/photos`\n"
+        "shards/photos`: then `mmdata init shards/photos`\n"
     )

@@ -27,7 +27,6 @@ from tests.programs import PATIENCE_S, Program, run_program
 from tests.train.test_loop import last_state
 from tests.waiting import wait_until
 
-TRAIN = Path(__file__).parents[1] / "tools" / "train.py"
 STEPS = 24
 """Four epochs of six batches of eight."""
 
@@ -54,7 +53,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
 
 
 def command(config: Path, output: Path) -> list[str]:
-    return [sys.executable, str(TRAIN), str(config), f"train.output={output}"]
+    return [sys.executable, "-m", "mmdata", "train", str(config), f"train.output={output}"]
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -161,13 +160,13 @@ def held(self, batch):
 
 Trainer._update = held
 del sys.argv[:2]
-sys.exit(main(["train", *sys.argv[1:]]))
+sys.exit(main(sys.argv))
 """
 """A run that waits for its signal before it goes on from a step: a test may be late."""
 
 
 def held_at(step: int, config: Path, output: Path) -> Program:
-    return Program([sys.executable, "-c", HELD, str(step), *command(config, output)[1:]], env=ENVIRONMENT)
+    return Program([sys.executable, "-c", HELD, str(step), *command(config, output)[3:]], env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize("after", [5, 9, 20])

@@ -26,7 +26,6 @@ NO_RUN = "'none': no such run; `mmdata train CONFIG` makes one"
 NO_SHARDS = "data.shards: folder 'none': no such folder"
 CONFIG = """
 data: {shards: none, tokenizer: clip, global_batch_size: 8}
-compare: {output: runs/c, baseline: a, arms: {a: {}, b: {neighbours: 4}}, seeds: [0, 1]}
 """
 
 
@@ -40,12 +39,6 @@ def imported_by(*words: str, folder: Path) -> tuple[int, list[str], str]:
 WRONG = [
     (["bench", "none"], NO_CONFIG),
     (["bench", "c.yaml"], NO_SHARDS),
-    (["compare", "none"], NO_CONFIG),
-    (["compare", "c.yaml", "data.val.shards=x"], NO_SHARDS),
-    (
-        ["compare", "c.yaml", "data.shards=.", "data.val.share=0.1", "--seeds", "5", "5"],
-        "--seeds must differ: got [5, 5]",
-    ),
     (["convert", "none", "out"], "source 'none': no such file or folder"),
     (["convert", "none", "out", "--select", "width > 3"], "source 'none': no such file or folder"),
     (["duplicates", "none", "--out", "o.parquet"], "folder 'none': no such folder"),
@@ -69,7 +62,6 @@ WRONG = [
     (["replay", "none", "0"], NO_CONFIG),
     (["replay", "c.yaml", "0"], NO_SHARDS),
     (["report", "none"], "folder 'none': no such folder"),
-    (["report", "--run", "none"], NO_RUN),
     (["report", "c.yaml"], "folder 'none': no such folder"),
     (["train", "none"], NO_CONFIG),
     (["train", "c.yaml", "train.steps=1"], NO_SHARDS),

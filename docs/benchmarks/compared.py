@@ -1,4 +1,4 @@
-"""What scripts that score the finished runs of `mmdata compare` share: features, scores kept once made, and a table.
+"""What scripts that score the finished runs of examples/compare.py share: features, scores kept once made, and a table.
 
 Runs of one seed are paired; gains come with Student's t, Holm's correction over the arms, and the sign test.
 """
@@ -21,7 +21,6 @@ from mmdata import load_run
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
-from mmdata.inspect.paired import difference
 from mmdata.inspect.queries import retrieve
 from mmdata.loader import Loader
 from mmdata.train.evaluation.evaluate import embed
@@ -63,20 +62,18 @@ def scored(folder: Path, saved: Path, score: Callable[[Path, dict[str, Any]], Sc
     """Scores of the finished runs of an experiment.
 
     Args:
-        folder: `compare.output`.
+        folder: of the experiment's runs.
         saved: JSON file of the scores that are known; a run is scored once.
         score: of a run's folder and the mapping of its config.yaml.
     """
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     known: dict[str, Scores] = json.loads(saved.read_text()) if saved.is_file() else {}
     arms: Arms = defaultdict(dict)
-    for line in lines:
-        name = f"{line['arm']}-{line['seed']}-{line['digest']}"
-        if name not in known:
-            run = folder / "runs" / name
-            known[name] = score(run, yaml.safe_load((run / "config.yaml").read_text()))
+    for path in sorted(folder.glob("*/result.json")):
+        run, result = path.parent, json.loads(path.read_text())
+        if run.name not in known:
+            known[run.name] = score(run, yaml.safe_load((run / "config.yaml").read_text()))
             saved.write_text(json.dumps(known, indent=1))
-        arms[line["arm"]][line["seed"]] = known[name]
+        arms[result["arm"]][result["seed"]] = known[run.name]
     return arms
 
 
@@ -113,15 +110,17 @@ def paired(one: dict[int, Scores], other: dict[int, Scores], name: str) -> dict[
     """Gain of an arm over another in a score, over the seeds that both have."""
     seeds = sorted(one.keys() & other.keys())
     both = [one[seed][name] for seed in seeds], [other[seed][name] for seed in seeds]
-    found = difference(*both)
-    lost = int(np.sum(np.less(*both)))
+    gains = np.subtract(*both)
+    won, lost = int((gains > 0).sum()), int((gains < 0).sum())
+    test = stats.ttest_rel(*both) if len(seeds) > 1 else None
+    low, high = (np.nan, np.nan) if test is None else test.confidence_interval(0.95)
     return {
-        "seeds": found.seeds,
+        "seeds": len(seeds),
         "mean": float(np.mean(both[0])),
-        "gain": found.mean,
-        "low": found.low,
-        "high": found.high,
-        "won": found.won,
-        "p": float(stats.ttest_rel(*both).pvalue) if found.seeds > 1 else 1.0,
-        "sign": stats.binomtest(found.won, found.won + lost).pvalue if found.won + lost else 1.0,
+        "gain": float(gains.mean()),
+        "low": float(low),
+        "high": float(high),
+        "won": won,
+        "p": 1.0 if test is None else float(test.pvalue),
+        "sign": stats.binomtest(won, won + lost).pvalue if won + lost else 1.0,
     }

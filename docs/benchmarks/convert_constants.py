@@ -26,10 +26,11 @@ from convert_memory import make_table
 
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.cut import Units
+from mmdata.convert.row.examine import Examiner
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.repeats import Repeats
 from mmdata.convert.sources.open import open_source
-from mmdata.convert.sources.rows import KEY_BYTES, image_key
+from mmdata.convert.sources.rows import KEY_BYTES
 from mmdata.convert.units.engines import threads
 from mmdata.index import Manifest
 from tests.storage.servers import serve_s3
@@ -88,9 +89,10 @@ def pass_over(folder: Path, rows: int) -> None:
     )
     for name in ("t.csv", "one group.parquet", "small groups.parquet"):
         source = open_source(folder / name, ConvertConfig())
+        examiner = Examiner.from_config(source, ConvertConfig())
         with Merges(folder) as merges:
             with timed(f"{name}: comparing paths", rows):
-                merges.find(map(image_key, source.rows()), source.rows, lambda row: ([], None), rows_at_most=rows)
+                merges.find(lambda what, source=source: source.rows(), examiner, by_content=False, rows_at_most=rows)
             for each in (1, 4):
                 made = rows // each
                 with timed(f"{name}: reading the rows of one unit in {each}, a row of these", made):

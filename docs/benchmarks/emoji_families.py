@@ -4,7 +4,7 @@ python docs/benchmarks/emoji_families.py hold-out emoji/captions.csv shards/emoj
 python docs/benchmarks/emoji_families.py score runs/emoji-mining datasets/emoji/held-out.csv
 
 hold-out writes the keys of 500 rows that have four siblings or more, at most half of each family.
-score embeds all rows with each finished run of `mmdata compare`, and prints for each arm R@1 (the mean of both
+score embeds all rows with each finished run of examples/compare.py, and prints for each arm R@1 (the mean of both
 directions) over all queries, the held-out ones, the others with siblings, and those without; with the paired gain
 over the baseline, Student's t and Holm's correction over the arms, and the sign test.
 """

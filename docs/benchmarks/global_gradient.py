@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8, help="over which a mean is taken")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = load_config(arguments.config, ["compare=null", f"train.steps={arguments.steps}", "train.loss=sogclr"])
+    config = load_config(arguments.config, [f"train.steps={arguments.steps}", "train.loss=sogclr"])
     torch.manual_seed(0)
     loader = Loader.from_config(config.data)
     rows = len(loader.index)

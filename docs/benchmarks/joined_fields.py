@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import mmdata
-from mmdata.cli.join import join_tables
+from mmdata.cli.data.join import join_tables
 from mmdata.config import DataConfig
 from mmdata.index import build_index
 

@@ -1,4 +1,4 @@
-"""Each scene of the test among all, its four swaps with them: scores the finished runs of `mmdata compare`.
+"""Each scene of the test among all, its four swaps with them: scores the finished runs of examples/compare.py.
 
 PYTHONPATH=. python docs/benchmarks/scenes_gallery.py runs/scenes-mining data/scenes-siblings/val
 
@@ -96,7 +96,7 @@ def report_swaps(arms: Arms) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="compare.output")
+    parser.add_argument("runs", type=Path, help="output of the experiment")
     parser.add_argument("gallery", type=Path, help="the folder val that render.py made")
     arguments = parser.parse_args()
     score(arguments.runs, arguments.gallery)

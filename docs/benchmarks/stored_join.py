@@ -23,7 +23,7 @@ import pyarrow.parquet
 from PIL import Image
 
 from mmdata import Loader
-from mmdata.cli.join import join_tables
+from mmdata.cli.data.join import join_tables
 from mmdata.config import DataConfig
 from mmdata.images import probe
 from mmdata.tars.write import Sample

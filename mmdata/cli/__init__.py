@@ -1,4 +1,4 @@
-"""The `mmdata` command. Each command is a file of this folder, which is imported only when the command runs.
+"""The `mmdata` command. Each command is a file of data/, model/ or machine/, imported only when the command runs.
 
 Such a file has `add(parser)`, which says what the command takes, and `run(options)`, which does it and returns the exit
 code. What is slow to import is imported in `run`, after paths have been looked at: a wrong one is told at once.
@@ -6,46 +6,48 @@ code. What is slow to import is imported in `run`, after paths have been looked 
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from mmdata.errors import ConfigError, did_you_mean, explain, printable
 
 GROUPS = {
     "From images and captions to a model": {
-        "init": "write a config that trains, from images and captions",
-        "convert": "make shards with an index from a raw corpus, or from shards",
-        "index": "index WebDataset tars; no tar is changed",
-        "train": "train a dual encoder on shards; the same command resumes a run",
-        "report": "write an HTML page about a corpus, about runs, and about what a model finds",
-        "export": "save a trained model as a folder that transformers loads",
+        "data/init": "write a config that trains, from images and captions",
+        "data/convert": "make shards with an index from a raw corpus, or from shards",
+        "data/index": "index WebDataset tars; no tar is changed",
+        "model/train": "train a dual encoder on shards; the same command resumes a run",
+        "model/report": "write an HTML page about a corpus, about runs, and about what a model finds",
+        "model/export": "save a trained model as a folder that transformers loads",
     },
     "Data": {
-        "plan": "show steps, shapes and padding of an epoch; no image is read",
-        "verify": "hash every shard, and compare it with its index and the manifest",
-        "join": "match tables with an index by key, once",
-        "duplicates": "find near copies, and leaks into other shards",
-        "push": "share a folder of shards, on the Hugging Face hub or on S3",
-        "replay": "make one row as the loader does, stage by stage",
+        "data/plan": "show steps, shapes and padding of an epoch; no image is read",
+        "data/verify": "hash every shard, and compare it with its index and the manifest",
+        "data/join": "match tables with an index by key, once",
+        "data/duplicates": "find near copies, and leaks into other shards",
+        "data/push": "share a folder of shards, on the Hugging Face hub or on S3",
+        "data/replay": "make one row as the loader does, stage by stage",
     },
     "Models": {
-        "evaluate": "score a trained model on pairs, classes and compositional tests",
-        "neighbours": "groups of near neighbours, which data.groups makes batches of",
-        "compare": "several ways to train, each from the same seeds",
+        "model/evaluate": "score a trained model on pairs, classes and compositional tests",
+        "model/neighbours": "groups of near neighbours, which data.groups makes batches of",
     },
     "This machine and mmdata": {
-        "doctor": "check this machine, and say what to fix",
-        "bench": "measure a config's loader, and what would make it faster",
-        "settings": "show what each setting of a config means, and its default",
-        "demo": "run the whole way once: render, convert, train, evaluate, report",
+        "machine/doctor": "check this machine, and say what to fix",
+        "machine/bench": "measure a config's loader, and what would make it faster",
+        "machine/settings": "show what each setting of a config means, and its default",
+        "machine/demo": "run the whole way once: render, convert, train, evaluate, report",
     },
 }
-"""All commands by purpose, each with its summary. `mmdata NAME` runs the file NAME.py of this folder."""
-COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+"""All commands by purpose, each with its summary: `mmdata init` runs data/init.py."""
+COMMANDS = {file.partition("/")[2]: file for group in GROUPS.values() for file in group}
+"""The file of each command in this folder."""
 UNDER_TORCHRUN = ("evaluate", "train")
 """Commands whose work several ranks share."""
 COUNTS_CAPTIONS = ("convert", "index", "init", "plan", "report")
@@ -116,22 +118,29 @@ def _dispatch(words: list[str]) -> int:
         _check_alone(name)
     if name not in COUNTS_CAPTIONS:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from mmdata.cli.parser import Parser
     from mmdata.processes import ignore_warnings_of_pillow
 
     ignore_warnings_of_pillow()
-    command = import_module(f"mmdata.cli.{name}")
-    parser = Parser(name, command.__doc__)
+    command, options = parsed(words)
+    return command.run(options)
+
+
+def parsed(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The file of a command, and its options; a mistake in them ends the program."""
+    from mmdata.cli.parser import Parser
+
+    command = import_module(f"mmdata.cli.{COMMANDS[words[0]].replace('/', '.')}")
+    parser = Parser(words[0], command.__doc__)
     command.add(parser)
     options = parser.parse(words[1:])
     options.command_line = words
-    return command.run(options)
+    return command, options
 
 
 def _help() -> str:
     lines = ["usage: mmdata COMMAND ..."]
     for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:12}{summary}" for name, summary in group.items())]
+        lines += ["", f"{title}:", *(f"  {file.partition('/')[2]:12}{said}" for file, said in group.items())]
     return LINE_END.join([*lines, "", "'mmdata COMMAND --help' describes one command.", ""])
 
 

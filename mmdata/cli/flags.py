@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
+from mmdata.config import LoadingConfig
 from mmdata.config.settings import Settings
+from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.config.words import TRUE_OR_FALSE, Setting, describe, names_alike
 
+if TYPE_CHECKING:
+    from mmdata.storage import ShardCache
+
+CACHE = ("cache_dir", "cache_gb")
+"""Settings of data.loading that a command without a config has as flags."""
 TEXTS = ("text", "path", "[text")
 """How the values of a setting begin whose flag takes any text as it is; the values of others are YAML."""
 NO_DEFAULT = "default null"
@@ -43,6 +51,14 @@ def settings_given(options: argparse.Namespace, kind: type[Settings], names: Ite
             yield f"{name}={json.dumps(value, ensure_ascii=False) if is_text else value}"
 
 
+def cache_of(options: argparse.Namespace) -> ShardCache:
+    """The cache for shards behind URLs that the flags of `CACHE` name."""
+    from mmdata.storage import ShardCache
+
+    given = with_overrides({}, [*settings_given(options, LoadingConfig, CACHE)])
+    return ShardCache.from_config(parse(LoadingConfig, given, origin="--cache-dir and --cache-gb"))
+
+
 def name_of_flag(flag: str) -> str:
     """The setting that a flag is named after: "quality" of "--quality", "quotes" of "--no-quotes"."""
     return flag.removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -52,11 +68,13 @@ def as_settings(flag: str, value: str, settings: Iterable[Setting]) -> list[str]
     """The settings that may be meant by a flag that a command does not have, written as it takes them.
 
     Example:
-        "--quality", "90" is ["quality=90"], "--keep", "id" is ["keep=[id]"], "--no-quotes" is ["quotes=false"].
+        "--quality", "90" is ["quality=90"], "--keep", "id" is ["keep=[id]"], "--no-quotes" is ["quotes=false"],
+        "--train.lr", "1e-3" is ["train.lr=1e-3"].
     """
     known = {one.name: one for one in settings}
     found: list[str] = []
-    for name in names_alike(name_of_flag(flag), known):
+    wanted = name_of_flag(flag)
+    for name in [wanted] if wanted in known else names_alike(wanted, known):
         if known[name].values == TRUE_OR_FALSE:
             value = "false" if flag.startswith("--no-") else "true"
         found.append(f"{name}=[{value}]" if known[name].values.startswith("[") else f"{name}={value}")

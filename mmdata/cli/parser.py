@@ -32,8 +32,8 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*names, **settings)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options of a command line; a setting may have dashes, as Lightning and transformers write it."""
-        self._words = _without_dashes(words) if self._takes(SETTING) else list(words)
+        """The options of a command line."""
+        self._words = list(words)
         return self.parse_intermixed_args(self._words)
 
     def error(self, message: str) -> NoReturn:
@@ -70,22 +70,3 @@ class Parser(argparse.ArgumentParser):
 
     def _takes(self, settings: str) -> bool:
         return any(settings in str(action.metavar) for action in self._actions)
-
-
-def _without_dashes(words: Sequence[str]) -> list[str]:
-    """The words of a command line, in which "--train.lr=1e-3" and "--train.lr", "1e-3" are "train.lr=1e-3".
-
-    No option of a command has a dot, so these can only be settings.
-    """
-    plain: list[str] = []
-    waits_for_value = False
-    for word in words:
-        name = word.removeprefix("--")
-        if waits_for_value and name == word:
-            plain[-1] += f"={word}"
-            waits_for_value = False
-        else:
-            is_setting = name != word and "." in name.partition("=")[0]
-            plain.append(name if is_setting else word)
-            waits_for_value = is_setting and "=" not in name
-    return plain

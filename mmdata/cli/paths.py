@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import PARTS, TRAIN, VAL, Kind, recognize
+from mmdata.recognize import PARTS, TRAIN, VAL, Kind, near, recognize
 
 if TYPE_CHECKING:
     from mmdata.config import Config
@@ -54,7 +55,7 @@ def load_settings(place: str, overrides: list[str], assumed: Mapping[str, Any] |
 def check_folder(folder: str) -> None:
     """Raise a DataError if there is no such folder of shards; a URL is taken as it is."""
     if "://" not in folder and not Path(folder).exists():
-        raise DataError(f"folder '{folder}': no such folder")
+        raise DataError(f"folder '{folder}': no such folder{near(folder)}")
 
 
 def check_source(source: str) -> None:
@@ -66,7 +67,7 @@ def check_source(source: str) -> None:
 
         if exists(source):
             return
-    raise DataError(f"source '{source}': no such file or folder")
+    raise DataError(f"source '{source}': no such file or folder{near(source)}")
 
 
 def check_run(run: Path) -> None:
@@ -88,24 +89,20 @@ def check_shards(data: CorpusConfig) -> None:
         named.append(("data.val.shards", data.val.shards))
     for setting, folder in named:
         if "://" not in folder and not Path(folder).exists():
-            raise ConfigError(f"{setting}: folder '{folder}': no such folder")
+            raise ConfigError(f"{setting}: folder '{folder}': no such folder{near(folder)}")
 
 
-def find_part(place: str, split: str | None = None) -> str | None:
-    """The folder of shards to take where `place` holds one for each of PARTS; None for any other place.
-
-    Args:
-        place: a path or a URL.
-        split: one of PARTS; None takes "train".
+def find_part(place: str) -> str | None:
+    """The folder of shards to train on where `place` holds one for each of PARTS; None for any other place, or a URL.
 
     Example:
         find_part("shards/coco") == "shards/coco/train", if `mmdata convert coco.json shards/coco --val-share 0.01`
         has made shards/coco.
     """
-    folder, part = Path(place), split or TRAIN
-    if "://" in place or part not in PARTS or recognize(folder) is Kind.SHARDS:
+    folder = Path(place)
+    if "://" in place or recognize(folder) is Kind.SHARDS:
         return None
-    return str(folder / part) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
+    return str(folder / TRAIN) if all(recognize(folder / name) is Kind.SHARDS for name in PARTS) else None
 
 
 def find_val(place: str) -> Path | None:
@@ -135,8 +132,24 @@ def next_commands(folder: Path | str, manifest: Manifest) -> list[str]:
         lines.append(f"mmdata report {quoted}    # a page about the corpus")
     if manifest.has_captions and manifest.tokenizer is None and isinstance(folder, Path):
         reads = "fetches each tar again" if behind_urls else "reads no image again"
-        beside = manifest.location == "." or behind_urls
-        tars = quoted if beside else shlex.quote(str(folder / manifest.location))
-        out = "" if tars == quoted else f" --out {quoted}"
-        lines.insert(0, f"mmdata index {tars}{out} --tokenizer clip    # counts captions; {reads}")
+        words = shlex.join(words_of_tars(folder, manifest))
+        lines.insert(0, f"mmdata index {words} --tokenizer clip    # counts captions; {reads}")
     return [("next: " if i == 0 else "      ") + line for i, line in enumerate(lines)]
+
+
+def words_of_tars(folder: Path, manifest: Manifest) -> list[str]:
+    """The arguments of `mmdata index` for the tars of an index that is there, and for what it leaves out."""
+    accounts = manifest.accounts or {}
+    losses = ["--skip-damaged"] if "damaged_shards" in accounts else []
+    if accounts.get("quarantined", 0) > 0.05 * accounts.get("samples", math.inf):  # more than a new index may leave out
+        losses += ["--max-bad-share", "1"]
+    if "://" in manifest.location:
+        return [str(folder), *losses]
+    tars = folder
+    if manifest.location != ".":
+        tars = (folder / manifest.location).resolve()
+        if tars.is_relative_to(Path.cwd()):
+            tars = tars.relative_to(Path.cwd())
+    if manifest.num_shards == 1 and len(list(tars.glob("*.tar"))) > 1:
+        tars /= manifest.listed(0).name
+    return [str(tars), *([] if manifest.location == "." else ["--out", str(folder)]), *losses]

@@ -1,4 +1,4 @@
-"""Settings: one YAML file with the sections data, model, train and compare.
+"""Settings: one YAML file with the sections data, model and train.
 
 - A section is a class of `Settings` (settings.py); `Config` is the whole YAML file.
 - The section data has a class a concern (corpus, batches, images, texts, rows): a room takes the one that it needs.
@@ -8,13 +8,12 @@
 - This package neither opens a shard nor imports torch: settings are checked before anything is built from them.
 """
 
-from mmdata.config.config import CompareConfig, Config, load_config
+from mmdata.config.config import Config, load_config
 from mmdata.config.data import DataConfig, LoadingConfig, evaluation_data
 from mmdata.config.model import ModelConfig
 from mmdata.config.train import TrainConfig
 
 __all__ = [
-    "CompareConfig",
     "Config",
     "DataConfig",
     "LoadingConfig",

@@ -15,10 +15,10 @@ MAY_BE_EMPTY = ("model", "train")
 PAGE = """\
 # All settings
 
-A config is a YAML file with the sections `data`, `model`, `train` and, for `mmdata compare`, `compare`. Each
-setting can be given on the command line too, as in `mmdata train CONFIG data.seed=1`. `mmdata settings NAME`
-prints a part of this page: `mmdata settings data.loading`, `mmdata settings num_workers`. The settings of
-`mmdata convert`, at the end, are the keys of a recipe, and `key=value` on its command line.
+A config is a YAML file with the sections `data`, `model` and `train`. Each setting can be given on the command
+line too, as in `mmdata train CONFIG data.seed=1`. `mmdata settings NAME` prints a part of this page:
+`mmdata settings data.loading`, `mmdata settings num_workers`. The settings of `mmdata convert`, at the end, are the
+keys of a recipe, and `key=value` on its command line.
 
 ↻ marks the settings that may change when a run is resumed. `N` stands for the number of an entry in a list,
 `NAME` for a name that you choose.

@@ -60,7 +60,7 @@ Such a setting changes where files lie, who does the work or what is logged, nev
 """
 
 NUMBERED, NAMED = "N", "NAME"
-"""In the name of a setting: the number of an entry in a list, and a name that the user chooses."""
+"""The number of an entry in a list, in the name of a setting; and a name that the user chooses, in a value."""
 
 MAIN = "__main__:"
 """Begins the names of what is defined in the program itself: another process cannot import it."""
@@ -112,7 +112,7 @@ def sections_within(kind: type[Settings], place: str = "") -> Iterator[tuple[str
 def changeable_settings(kind: type[Settings]) -> Iterator[str]:
     """Dotted names of the settings that a resumed run may change, without positions in lists."""
     for place, section in sections_within(kind):
-        names = [part for part in place.split(".") if part not in ("", NUMBERED, NAMED)]
+        names = [part for part in place.split(".") if part not in ("", NUMBERED)]
         yield from (".".join([*names, name]) for name in section.model_fields if section.may_change(name))
 
 
@@ -122,7 +122,7 @@ def _sections_of(annotation: Any) -> Iterator[tuple[str, type[Settings]]]:
     if not parts and isinstance(annotation, type) and issubclass(annotation, Settings):
         yield "", annotation
     holder: Any = get_origin(annotation)
-    step = {list: f".{NUMBERED}", dict: f".{NAMED}"}.get(holder, "")
+    step = f".{NUMBERED}" if holder is list else ""
     for part in parts:
         yield from ((step + inner, section) for inner, section in _sections_of(part))
 

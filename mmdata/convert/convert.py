@@ -67,7 +67,7 @@ def convert(
             folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
         rows: the rows of the source to take, and no others: their numbers from 0, a text file with a number on each
-            line, or what `mmdata.cli.chosen` selects of tars with an index. None takes all.
+            line, or those that a condition selects of tars with an index. None takes all.
         not_in: a folder of another conversion, or several, whose images are left out as duplicates.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.

@@ -44,7 +44,7 @@ def shapes(index: Index, plan: Plan | None) -> ReportSection:
     charts.append(_aspects(index, sorted({(bucket.height, bucket.width) for bucket in planned if not bucket.patches})))
     missing = "" if counts.size or not index.captions else (
         "No caption lengths: the index was made without a tokenizer. `--tokenizer DIR` of `mmdata convert` and "
-        "`mmdata index` counts them, or give this report a --config."
+        "`mmdata index` counts them, or give this report a config."
     )  # fmt: skip
     return ReportSection("Shapes", missing=missing, charts=charts)
 

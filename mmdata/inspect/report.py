@@ -25,8 +25,8 @@ from mmdata.plan.from_config import build_plan, num_rows
 from mmdata.storage.folder import local_folder
 from mmdata.text.tokenizer import load_tokenizer
 
-NO_CONFIG = "Give the report a --config to see its buckets, and what its plan pads."
-NO_RUN = "No run was given: `mmdata report … --run runs/NAME` adds its scores, and what its model finds."
+NO_CONFIG = "Give the report a config to see its buckets, and what its plan pads."
+NO_RUN = "No run was given: `mmdata report … runs/NAME` adds its scores, and what its model finds."
 
 
 def write_report(

@@ -17,10 +17,15 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from typing_extensions import Self
 
 from mmdata.errors import ConfigError, DataError, Interrupted
 from mmdata.processes import held
+
+if TYPE_CHECKING:
+    from mmdata.config import LoadingConfig
 
 GB = 10**9
 LOCK_NAME = ".lock"
@@ -60,6 +65,11 @@ class ShardCache:
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, max_bytes: int = 100 * GB) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
         self.max_bytes = max_bytes
+
+    @classmethod
+    def from_config(cls, loading: LoadingConfig) -> Self:
+        """The cache that `data.loading` names."""
+        return cls(loading.cache_dir, max_bytes=int(loading.cache_gb * GB))
 
     def path(self, sha256: str) -> Path:
         """Path of a file, whether or not it is cached. Another process may remove the file at any moment: use `open`.

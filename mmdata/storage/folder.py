@@ -20,7 +20,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.recognize import PRIVATE_NAME, Kind, recognize, refuse_unfinished, unfinished
+from mmdata.recognize import PRIVATE_NAME, Kind, near, recognize, refuse_unfinished, unfinished
 from mmdata.safe_read import open_regular, path_of_url, read_regular
 from mmdata.storage.attempts import Absent, status_of
 from mmdata.storage.cache import Incoming, Remote, ShardCache
@@ -128,7 +128,7 @@ class LocalFolder:
         """A message for a folder without the file that makes it one of shards."""
         kind = recognize(self.path)
         if kind is Kind.ABSENT:
-            return f"folder '{self}': no such folder"
+            return f"folder '{self}': no such folder{near(str(self))}"
         if kind is Kind.TAR or self.path.suffix == ".tar":
             return (
                 f"'{self}': a file, and a folder with a {name} is needed; `mmdata index {self}` makes one "

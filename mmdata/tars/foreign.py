@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdata.errors import BadSample, ConfigError, DamagedShard, DataError, Reason
-from mmdata.recognize import Kind, recognize, refuse_unfinished
+from mmdata.recognize import Kind, near, recognize, refuse_unfinished
 from mmdata.safe_read import check_regular, path_of_url
 from mmdata.tars.captions import MAX_CAPTION_BYTES, decode_text, parse_json
 from mmdata.tars.members import USUAL, Members, guess_captions
@@ -86,8 +86,8 @@ def find_shards(source: Path) -> list[Path]:
         DataError: no tar, a compressed one, or one that is not a regular file.
     """
     if not source.exists():
-        some = "; give the folder: `select` takes some of its shards, shard in ['…']" if "{" in str(source) else ""
-        raise DataError(f"'{source}': no such file or folder{some}")
+        braces = "; give the folder: `select` takes some of its shards, shard in ['…']"
+        raise DataError(f"'{source}': no such file or folder{braces if '{' in str(source) else near(source)}")
     if not source.is_dir():
         check_regular(source, "shard")
         check_may_be_tar(source)
@@ -124,7 +124,7 @@ def _tars_at(name: str) -> list[Path]:
         raise ConfigError(f"'{name}': only tars on this machine are read; fetch them first")
     path = Path(name)
     if not os.path.lexists(path):
-        raise DataError(f"'{path}': no such file or folder")
+        raise DataError(f"'{path}': no such file or folder{near(path)}")
     if not path.is_dir():
         return [path]
     return _tars_in(path)

@@ -1,10 +1,11 @@
-"""A trained model in use: loaded from its run, applied to images and texts, exported for other libraries.
+"""Runs: from settings to a trained model, and the model in use: applied to images and texts, evaluated, exported.
 
 - `run`: `load_run` gives a `TrainedRun`: model, tokenizer, preprocessing, settings; features and zero-shot classes.
 - `preprocess`: any image to the pixels that the evaluation's loader makes of it.
 - `pairs`: compositional test sets as batches.
 - `export`: a run as a folder for transformers; `modeling_mmdata` is the code that goes into it with built-in towers.
-- Nothing here trains: `model.init_from` in a config begins a training with a run's weights.
+- `training`: loader, model and trainer of a config, after `check` has looked at all that needs no image.
+- `evaluation`: scores of a run on shards and on pairs.
 """
 
 from mmdata.trained.preprocess import Preprocess

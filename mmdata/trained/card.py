@@ -111,7 +111,6 @@ def _score_table(scores: dict[str, Any]) -> list[str]:
 def _settings(run: TrainedRun) -> dict[str, Any]:
     """Settings that differ from the defaults, without places of this machine."""
     settings = run.config.model_dump(mode="json", exclude_defaults=True)
-    settings.pop("compare", None)
     for name in ("shards", "val_shards", "val", "tokenizer", "loading", "negative_captions"):
         settings.get("data", {}).pop(name, None)
     for name in ("output", "device"):

@@ -62,9 +62,6 @@ def test_describe_names_every_setting_that_a_config_has():
         ("model.clip", "text, mapping or null", "default null", False),
         ("train.loss", "clip, siglip, multi_positive, triplet, hard_negative or sogclr", "default clip", False),
         ("train.tensorboard", "true or false", "default false", True),
-        ("compare.arms", "{NAME: {settings: …, init_from: …, neighbours: …}, …}", "required", False),
-        ("compare.arms.NAME.settings", "[text, …]", "default []", False),
-        ("compare.seeds", "[integer, …]", "required", False),
     ],
 )
 def test_describe_says_values_and_default_as_a_person_does(name: str, values: str, default: str, may_change: bool):
@@ -74,7 +71,6 @@ def test_describe_says_values_and_default_as_a_person_does(name: str, values: st
 
 def test_describe_finds_a_section_a_setting_and_the_last_part_of_a_name():
     assert [section.title for section in find_sections("data.loading")] == ["data.loading"]
-    assert [section.title for section in find_sections("compare")] == ["compare", "compare.arms.NAME"]
     assert [one.name for section in find_sections("data.seed") for one in section.settings] == ["data.seed"]
     seeds = [one.name for section in find_sections("seed") for one in section.settings]
     assert seeds == ["data.seed", "train.seed"]
@@ -125,7 +121,7 @@ def test_schema_refuses_what_an_editor_should_underline(change: dict[str, Any], 
 
 def test_schema_takes_a_section_whose_settings_are_all_commented_out():
     schemas = pytest.importorskip("jsonschema")
-    schemas.validate({"data": SMALL, "model": None, "train": None, "compare": None}, json_schema())
+    schemas.validate({"data": SMALL, "model": None, "train": None}, json_schema())
 
 
 def test_schema_has_the_descriptions():
@@ -156,7 +152,7 @@ def test_settings_command_prints_sections_settings_and_the_schema():
 
 
 NAME = re.compile(
-    r"(?<![\w./'\[-])(?:data|model|train|compare)(?:\.[A-Za-z0-9_]+)+(?![\w(/]|\.\w)"  # no path, index or call
+    r"(?<![\w./'\[-])(?:data|model|train)(?:\.[A-Za-z0-9_]+)+(?![\w(/]|\.\w)"  # no path, index or call
 )
 NO_SETTINGS = {
     *("model.encode_image", "model.json", "model.safetensors", "train.csv", "train.md", "train.parquet"),
@@ -172,7 +168,7 @@ def written_texts() -> Iterator[tuple[Path, str]]:
         *sorted((ROOT / "datasets").rglob("*.md")),
     ]:
         yield path, re.sub(r"```(?:python|py)\n.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for folder in ("mmdata", "tools", "examples"):
+    for folder in ("mmdata", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.cli.convert import FLAGS, add
+from mmdata.cli.data.convert import FLAGS, add
 from mmdata.cli.flags import settings_given
 from mmdata.cli.parser import Parser
 from mmdata.convert import ConvertConfig, load_recipe

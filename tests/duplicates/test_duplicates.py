@@ -275,7 +275,10 @@ def test_program_prints_accounts_and_strict_fails_on_a_leak(tmp_path: Path):
         (["--out", "copies.csv"], "--out 'copies.csv': the table is a Parquet file; end its name with .parquet"),
         (["--out", "c.parquet", "--val-share", "1"], "--val-share 1: must be above 0 and below 1, such as 0.01"),
         (["--out", "c.parquet", "--workers", "0"], "--workers 0: must be at least 1"),
-        (["--out", "c.parquet", "--cache-gb", "-1"], "--cache-gb -1: must be above 0"),
+        (
+            ["--out", "c.parquet", "--cache-gb", "-1"],
+            "--cache-dir and --cache-gb: 'cache_gb': Input should be greater than 0; got -1",
+        ),
     ],
 )
 def test_program_refuses_what_cannot_end_well(words: list[str], message: str):

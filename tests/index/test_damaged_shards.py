@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmdata.cli.index import account_lines
+from mmdata.cli.data.index import account_lines
 from mmdata.errors import DataError
 from mmdata.index import Index, Manifest, build_index, builder, verify
 from mmdata.index.staging import STAGING_NAME

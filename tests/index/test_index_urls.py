@@ -616,8 +616,7 @@ def test_an_empty_tar_is_accepted_and_the_next_is_looked_at(tars, tmp_path, cach
 
 
 def program(*words: object) -> subprocess.CompletedProcess[str]:
-    tool = Path(__file__).parents[2] / "tools" / "index.py"
-    return run_program([sys.executable, str(tool), *map(str, words)], capture_output=True, text=True)
+    return run_program([sys.executable, "-m", "mmdata", "index", *map(str, words)], capture_output=True, text=True)
 
 
 def test_the_command_takes_urls_that_a_shell_has_expanded(tars, tmp_path):
@@ -644,4 +643,4 @@ def test_the_command_takes_urls_that_a_shell_has_expanded(tars, tmp_path):
 def test_the_size_of_the_cache_is_a_number_above_0(tmp_path):
     run = program("https://host/0.tar", "--out", tmp_path, "--cache-gb", "none")
     assert run.returncode == 2
-    assert "argument --cache-gb: 'none' is no number above 0" in run.stderr
+    assert run.stderr.startswith("error: --cache-dir and --cache-gb: 'cache_gb': Input should be a valid number")

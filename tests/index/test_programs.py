@@ -4,17 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
-TOOLS = Path(__file__).parents[2] / "tools"
-
 
 def program(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOLS / f"{name}.py"), *map(str, arguments)]
+    command = [sys.executable, "-m", "mmdata", name, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -51,7 +48,8 @@ def test_index_counts_quarantined_samples_by_reason(tmp_path, tar, photo):
             "lost: 1 json_unreadable (used without its JSON); the first: shard 'x.tar', sample 'a': "
             "JSON member does not parse: Extra data: line 1 column 3 (char 2)",
             f"2 samples in = 1 indexed + 1 quarantined; 1 shard, 0 members ignored; index in {tmp_path}",
-            f"next: mmdata index {tmp_path} --tokenizer clip    # counts captions; reads no image again",
+            f"next: mmdata index {tmp_path} --max-bad-share 1 --tokenizer clip    "
+            "# counts captions; reads no image again",
             f"      mmdata init {tmp_path}    # writes a config to train with",
             f"      mmdata plan {tmp_path}    # batches, shapes and padding",
             f"      mmdata report {tmp_path}    # a page about the corpus",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmdata.cli.verify import sort_given
+from mmdata.cli.data.verify import sort_given
 from mmdata.index import Index, build_index
 from tests.index.test_programs import program
 

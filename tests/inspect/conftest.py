@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from mmdata.cli import main
-from mmdata.cli.training import train
 from mmdata.config import Config
 from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from mmdata.trained.training import train
 from tests.shard_writer import ShardWriter
 
 ROWS = 22

@@ -16,7 +16,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "nu
 COMMANDS = {
     "bench": ["c.yaml", "--steps", "1", "--step-ms", "1000", "data.loading.num_workers=0"],
     "replay": ["c.yaml", "5", "--save", "row.png"],
-    "report": ["--config", "c.yaml", "--out", "r.html"],
+    "report": ["c.yaml", "--out", "r.html"],
     "plan": ["c.yaml"],
 }
 

@@ -129,3 +129,18 @@ def test_command_prints_speed_and_where_the_time_goes(data: dict[str, Any], tmp_
     status, _, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "0")
     assert status == 2
     assert errors == "error: --steps must be 1 or more and --step-ms 0 or more: got 0, 0.0\n"
+
+
+def test_command_names_a_slow_transform_of_the_users(
+    data: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "slow_crops.py").write_text(
+        "import time\n\nimport torch\n\n\ndef centre(image, size, generator):\n    time.sleep(0.05)\n"
+        "    return torch.zeros(3, *size, dtype=torch.uint8)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**data, "transform": "slow_crops:centre"}}))
+    status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "2", "data.loading.num_workers=0")
+    assert (status, errors) == (0, "")
+    assert "; transform takes " in output
+    assert "\nYour code: slow_crops:centre runs in this stage.\n" in output

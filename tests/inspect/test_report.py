@@ -109,7 +109,7 @@ def test_report_without_config_or_run_says_how_to_get_them(data: dict[str, Any],
     write_report(tmp_path / "r.html", shards=Path(data["shards"]))
     missing = re.findall(r'<div class="missing">(.*?)</div>', (tmp_path / "r.html").read_text())
     assert [re.sub(r"(?s)[:;.].*", "", line) for line in missing] == [
-        "Give the report a --config to see its buckets, and what its plan pads",
+        "Give the report a config to see its buckets, and what its plan pads",
         "No run was given",
     ]
 
@@ -137,8 +137,8 @@ def test_report_of_a_corpus_of_labels_only_names_the_classes(photo: Any, tmp_pat
         yaml.safe_dump({"data": {"shards": str(tmp_path / "shards"), "global_batch_size": 8, "image_size": 32}})
     )
     out = tmp_path / "r.html"
-    for arguments in (["--config", str(tmp_path / "c.yaml")], [str(tmp_path / "shards")]):
-        status, _, errors = command("report", *arguments, "--out", str(out))
+    for place in (str(tmp_path / "c.yaml"), str(tmp_path / "shards")):
+        status, _, errors = command("report", place, "--out", str(out))
         assert (status, errors) == (0, "")
         text = out.read_text()
         assert cells(text, "&lt;b&gt;") == ["6"]
@@ -147,7 +147,7 @@ def test_report_of_a_corpus_of_labels_only_names_the_classes(photo: Any, tmp_pat
         assert cells(text, "classes") == ["25"]
         assert "40 × 40 JPEG · label &lt;b&gt;" in text
         assert "No caption lengths" not in text
-        assert (">no texts</td>" in text) == ("--config" in arguments)
+        assert (">no texts</td>" in text) == place.endswith(".yaml")
 
 
 def test_report_counts_the_rows_and_captions_that_settings_cut(
@@ -222,7 +222,7 @@ def test_command_reports_on_all_datasets_of_a_config(
 ):
     shards = [{"shards": str(folder)} for folder in two]
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**data, "shards": shards}}))
-    assert command("report", "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "r.html"))[0] == 0
+    assert command("report", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "r.html"))[0] == 0
     assert "24 of 25, evenly over the index" in (tmp_path / "r.html").read_text()
     status, output, _ = command("plan", str(tmp_path / "c.yaml"))
     assert status == 0
@@ -268,7 +268,7 @@ def test_command_finds_config_and_shards_in_the_run(
     run = tmp_path / "run"
     shutil.copytree(run_folder, run)
     (run / "config.yaml").write_text(yaml.safe_dump({"data": data}))
-    status, output, errors = command("report", "--run", str(run), "--out", str(tmp_path / "r.html"))
+    status, output, errors = command("report", str(run), "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
     assert re.fullmatch(r".*r\.html: \d+ kB; open it in a browser\n", output)
     missing = re.findall(r'<div class="missing">(.*?)</div>', (tmp_path / "r.html").read_text())
@@ -279,14 +279,10 @@ def test_command_finds_config_and_shards_in_the_run(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "error: say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`\n"),
+        ([], "error: say what to report on: `mmdata report SHARDS`, or a run, or a config\n"),
         (
-            ["x", "--run", "no/run"],
-            "error: 'no/run': no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml\n",
-        ),
-        (
-            ["--run", "configs/scenes.yaml"],
-            "error: 'configs/scenes.yaml': a config, and a run is expected; its run is 'runs/scenes'",
+            ["configs/demo.yaml", "configs/scenes.yaml"],
+            "error: one config at a time: got configs/demo.yaml, ",
         ),
         (["no/shards"], "error: folder 'no/shards': no such folder"),
     ],
@@ -320,4 +316,4 @@ def test_report_takes_settings_from_the_command_line(data: dict[str, Any], tmp_p
         assert ", 15 used" in out.read_text()
     status, _, errors = command("report", data["shards"], data["shards"], "data.seed=1")
     assert status == 2
-    assert "data.seed=1: of several folders of shards settings are given in a file (--config)" in errors
+    assert "data.seed=1: of several folders of shards settings are given in a config" in errors

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmdata.cli.report import found_by
+from mmdata.cli.model.report import found_by
 from mmdata.index import Index
 from mmdata.inspect import queries
 from mmdata.inspect.queries import retrieve, sections
@@ -105,7 +105,7 @@ def test_queries_of_a_part_of_the_images_say_so(trained_run: Path, monkeypatch: 
     shown = found_by([trained_run], max_rows=10)[0]
     assert f"among 10 images drawn from {ROWS}" in shown.note
     assert len(shown.queries) == 10
-    monkeypatch.setattr("mmdata.cli.report.MAX_SECONDS", 0.0)
+    monkeypatch.setattr("mmdata.cli.model.report.MAX_SECONDS", 0.0)
     shown = found_by([trained_run], max_rows=1000)[0]
     assert f"among 4 images drawn from {ROWS}" in shown.note
     assert "No more were embedded, as that took 0 s." in shown.note
@@ -125,7 +125,7 @@ def test_several_runs_get_the_same_queries(trained_run: Path, tmp_path: Path):
 def test_report_of_a_trained_run_escapes_captions_and_has_alternative_texts(
     trained_run: Path, tmp_path: Path, command: Any
 ):
-    status, _, errors = command("report", "--run", str(trained_run), "--out", str(tmp_path / "r.html"))
+    status, _, errors = command("report", str(trained_run), "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
     text = (tmp_path / "r.html").read_text()
     assert HOSTILE not in text

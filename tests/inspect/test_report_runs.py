@@ -87,7 +87,7 @@ def test_scores_of_several_runs_stand_in_one_table(two_runs: list[Path]):
     assert "zero-shot top 1" not in rows
     assert table_of_runs(read_runs(two_runs)).note == (
         "Scores are of the last evaluation, in parentheses with the 95 % interval for so many queries. "
-        "Several seeds of each way to train say whether one is better: `mmdata compare`."
+        "Several seeds of each way to train say whether one is better: examples/compare.py."
     )
 
 
@@ -119,8 +119,7 @@ def test_report_of_a_run_without_record_says_so(run_folder: Path, tmp_path: Path
 
 
 def test_command_takes_several_runs(two_runs: list[Path], tmp_path: Path, command: Any):
-    runs = [word for run in two_runs for word in ("--run", str(run))]
-    status, _, errors = command("report", *runs, "--query-rows", "0", "--out", str(tmp_path / "r.html"))
+    status, _, errors = command("report", *map(str, two_runs), "--query-rows", "0", "--out", str(tmp_path / "r.html"))
     assert (status, errors) == (0, "")
     text = (tmp_path / "r.html").read_text()
     assert "<td>train.lr</td><td>0.001</td><td>0.0003</td>" in text

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from mmdata import Loader
-from mmdata.cli.plan import plan_of
+from mmdata.cli.data.plan import plan_of
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import mmdata
 from mmdata import Batch, Loader, cli
-from mmdata.cli.plan import plan_of
+from mmdata.cli.data.plan import plan_of
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError

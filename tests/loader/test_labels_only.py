@@ -17,7 +17,6 @@ import webdataset
 from PIL import Image
 
 import mmdata
-from mmdata.cli.evaluation import evaluate_shards, named_classes
 from mmdata.config import Config
 from mmdata.config.corpus import ValConfig
 from mmdata.config.data import evaluation_data
@@ -32,6 +31,7 @@ from mmdata.text.tokenizer import Tokenizer, need_tokenizer, train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes
 from mmdata.trained import TrainedRun
+from mmdata.trained.evaluation import evaluate_shards, named_classes
 from tests.joins import join_first
 from tests.made_shards import make_tar
 from tests.programs import run_program

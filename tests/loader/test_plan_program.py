@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from mmdata.cli.plan import plan_of
+from mmdata.cli.data.plan import plan_of
 from mmdata.errors import ConfigError
 from tests.joins import join_first
 from tests.programs import run_program
@@ -24,12 +24,10 @@ from tests.shard_writer import ShardWriter
 
 from .test_join import write_table
 
-TOOLS = Path(__file__).parents[2] / "tools"
-
 
 def plan(folder: Path, settings: dict[str, Any], *options: str) -> str:
     (folder / "c.yaml").write_text(yaml.safe_dump({"data": settings}))
-    command = [sys.executable, str(TOOLS / "plan.py"), str(folder / "c.yaml"), *options]
+    command = [sys.executable, "-m", "mmdata", "plan", str(folder / "c.yaml"), *options]
     done = run_program(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -133,7 +131,7 @@ def test_plan_program_leaves_out_shapes_without_a_batch(corpus, tmp_path: Path):
 def test_plan_program_takes_a_folder_of_shards_and_says_what_it_assumes(corpus):
     shards = corpus.settings["shards"]
     done = run_program(
-        [sys.executable, str(TOOLS / "plan.py"), shards, "data.image_size=32"], capture_output=True, text=True
+        [sys.executable, "-m", "mmdata", "plan", shards, "data.image_size=32"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "50 rows in 1 step " in done.stdout
@@ -181,8 +179,7 @@ def test_plan_program_takes_a_condition_in_backquotes_from_the_command_line(corp
 def test_plan_program_of_shards_warns_once(corpus, tmp_path: Path):
     (tmp_path / "keys.txt").write_text("\n".join([*(sample.key for sample in corpus.samples[:20]), "none"]))
     command = [
-        sys.executable,
-        str(TOOLS / "plan.py"),
+        *(sys.executable, "-m", "mmdata", "plan"),
         corpus.settings["shards"],
         f"data.select={tmp_path / 'keys.txt'}",
     ]

@@ -23,7 +23,6 @@ from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 from tests.programs import PATIENCE_S, Program, free_port
 
-TOOLS = Path(__file__).parents[2] / "tools"
 ROWS, BATCH = 24, 6
 
 
@@ -70,7 +69,7 @@ def start(
 ) -> list[subprocess.Popen]:
     port = free_port()
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, str(TOOLS / f"{tool}.py"), str(config), *words]
+    command = [sys.executable, "-m", "mmdata", tool, str(config), *words]
     return [
         Program(
             command + (of_rank or {}).get(rank, []),

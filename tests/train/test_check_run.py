@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mmdata import Loader
-from mmdata.cli.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, Problems
@@ -20,6 +19,7 @@ from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.models.limits import ModelLimits, limits_of, shape_problems
+from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
 from tests.shard_writer import ShardWriter
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

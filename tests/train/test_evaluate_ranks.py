@@ -110,7 +110,7 @@ def test_evaluate_alone_counts_each_row_image_and_caption_once(alone: dict[str, 
 def test_evaluate_under_torchrun_measures_what_one_process_does(
     folder: Path, alone: dict[str, Any], ranks: int, tmp_path: Path
 ):
-    done = torchrun(ranks, ROOT / "tools" / "evaluate.py", *words(folder, tmp_path / "scores.json"))
+    done = torchrun(ranks, "-m", "mmdata", "evaluate", *words(folder, tmp_path / "scores.json"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "scores.json").read_text()) == alone
     assert done.stdout.count("→") == 1, "one rank prints and writes"

@@ -26,7 +26,6 @@ from mmdata.train.run import trainer as run_trainer
 from mmdata.train.run.trainer import Trainer
 from tests.programs import PATIENCE_S, Program, free_port
 
-TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
 CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
@@ -50,7 +49,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[..., 
 def train(config: Path, output: Path, *words: str, ranks: int = 1) -> list[str]:
     """Train in processes of their own, without a launcher; what rank 0 printed."""
     world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
-    command = [sys.executable, str(TRAIN), str(config), f"train.output={output}", *words]
+    command = [sys.executable, "-m", "mmdata", "train", str(config), f"train.output={output}", *words]
     processes = [
         Program(
             command,

@@ -21,7 +21,6 @@ from transformers.models.bert import BertTokenizerFast  # pyright: ignore[report
 
 import mmdata
 from mmdata import Index, cli
-from mmdata.cli.evaluation import evaluate_shards, with_settings
 from mmdata.config import DataConfig
 from mmdata.config.corpus import ValConfig
 from mmdata.convert import ConvertConfig, convert
@@ -29,10 +28,10 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import in_share
 from mmdata.text.tokenizer import CLIP, Tokenizer, train_tokenizer
 from mmdata.trained.carried import keep_tokenizer
+from mmdata.trained.evaluation import evaluate_shards, with_settings
 from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
 
-TOOLS = Path(__file__).parents[2] / "tools"
 CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
@@ -107,7 +106,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     words = [config, "train.epochs=24", "train.evaluate_every_epochs=12", "model.dropout=0.1"]
-    command = [sys.executable, str(TOOLS / "train.py"), *map(str, words)]
+    command = [sys.executable, "-m", "mmdata", "train", *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     # The pipe holds a quarter of the lines: then the program waits for this test, and cannot end before the signal.
     with Program(command, env=environment, stdout=subprocess.PIPE, text=True, pipesize=4096) as process:

@@ -20,8 +20,7 @@ from transformers import (
 )
 
 import mmdata
-from mmdata.cli.plan import plan_of
-from mmdata.cli.training import train
+from mmdata.cli.data.plan import plan_of
 from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
@@ -32,6 +31,7 @@ from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 from mmdata.trained.carried import keep_model
 from mmdata.trained.export import export_to_transformers
+from mmdata.trained.training import train
 from tests.trained.conftest import MakeRun
 from tests.trained.test_export import CLIP, SIGLIP, TEXTS, pretrained
 

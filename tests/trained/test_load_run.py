@@ -12,7 +12,6 @@ from PIL import Image
 import mmdata
 from mmdata import Loader
 from mmdata.cli import main
-from mmdata.cli.evaluation import evaluate_shards, named_classes
 from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
@@ -20,6 +19,7 @@ from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.evaluate import zero_shot
 from mmdata.train.evaluation.prompts import Classes, embed_prompts
 from mmdata.trained import TrainedRun
+from mmdata.trained.evaluation import evaluate_shards, named_classes
 from tests.conftest import make_photo
 from tests.trained.conftest import MakeRun, write_run
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import mmdata
-from mmdata.cli.evaluation import evaluate_shards
 from mmdata.config import ModelConfig
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import DualEncoder
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
+from mmdata.trained.evaluation import evaluate_shards
 from mmdata.trained.export import export_to_transformers
 from tests.trained.conftest import MakeRun
 

@@ -30,7 +30,7 @@ Choice = str | os.PathLike[str] | Sequence[int] | NDArray[np.integer[Any]] | Cal
 
 @dataclass(frozen=True)
 class SelectedRows:
-    """Rows of an index, by the places of their images. Who knows conditions makes it: `mmdata.cli.chosen`.
+    """Rows of an index, by the places of their images. The command makes it, which knows conditions.
 
     Attributes:
         words: the condition, for messages.

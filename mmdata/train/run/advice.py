@@ -158,7 +158,7 @@ def _still_teaches(found: Measured, train: Mapping[str, Any], *, masks: bool) ->
         return (
             ": the batches hold groups of rows (data.groups), which are harder to tell apart than random rows, so the "
             "number does not say whether random batches would still teach. Whether the groups help shows in a "
-            "comparison with as many random batches (`mmdata compare`)."
+            "comparison with as many random batches (docs/mine.md)."
         )
     used = " and ".join(f"train.{name}" for name in ("miner", "queue") if train.get(name))
     without = f" Compare with a run without {used}." if used else ""

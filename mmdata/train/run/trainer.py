@@ -222,7 +222,7 @@ class Trainer:
     def _next(self) -> str:
         """What to do with a finished run; one without the settings of `mmdata train` has weights only."""
         if {"data", "model"} <= set(self.settings):
-            return f"`mmdata report --run {self.output}`, or in Python mmdata.load_run('{self.output}')"
+            return f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
         newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step, sharded=self.sharded)
         load = "mmdata.train.run.checkpoint.load_checkpoint" if self.sharded else "torch.load"
         given = f"Path('{newest}')" if self.sharded else f"'{newest}'"

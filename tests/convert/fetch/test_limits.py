@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, Report, convert, preview
+from mmdata.convert.preview_lines import preview_lines
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from tests.convert.conftest import jsonl

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mmdata.cli.preview_lines import preview_lines
 from mmdata.convert import ConvertConfig, preview
+from mmdata.convert.preview_lines import preview_lines
 from mmdata.errors import Reason
 from tests.convert.conftest import jsonl
 from tests.convert.fetch.sites import Answer, Site

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmdata import Loader, stream
-from mmdata.cli.plan import plan_of
+from mmdata.cli.data.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
@@ -251,8 +251,8 @@ def test_whoever_opens_the_folder_of_a_stopped_conversion_is_told(
     out, table = tmp_path / "out", raw_corpus / "captions.jsonl"
     convert_part(table, out, ConvertConfig(shard_rows=7, val_share=val_share), part=(1, 2), engine=threads(1))
     message = (
-        f"folder '{out}': a conversion into it was stopped, or still runs; run the same `mmdata convert` command "
-        "again: it continues where that ended"
+        f"folder '{out}': a conversion into it was stopped or refused, or still runs; run the same `mmdata "
+        "convert` command again: it continues where that ended, or says why nothing was published"
     )
     settings = {"shards": str(out), "tokenizer": "clip", "global_batch_size": 2}
     openings: list[Callable[[], Any]] = [

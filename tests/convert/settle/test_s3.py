@@ -119,7 +119,7 @@ def test_s3_units_of_files_that_have_changed_are_made_again(s3, table, tmp_path)
 
 def test_s3_folder_of_a_conversion_that_has_not_ended_says_so(s3, table):
     convert_part(table, URL, SETTINGS, part=(1, 2), engine=threads(1))
-    message = r"folder 's3://bucket/a/photos': a conversion into it was stopped, or still runs; run the same"
+    message = r"folder 's3://bucket/a/photos': a conversion into it was stopped or refused, or still runs; run the same"
     with pytest.raises(DataError, match=message):
         Index.open(URL)
 

@@ -20,7 +20,6 @@ from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.settle.not_in import WrittenImages
 from mmdata.convert.units.engines import local, threads
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import shipped
 from mmdata.index import Index, Manifest, build_index
 from mmdata.index.verify import verify
 from tests.convert.conftest import content, jsonl, left_out, tolerant
@@ -350,7 +349,7 @@ def test_list_of_another_conversion_is_an_error(table: Path, tmp_path: Path) -> 
 def test_flags_choose_rows(table: Path, tmp_path: Path) -> None:
     numbers_in(tmp_path / "rows.txt", 2, 3)
     make(table, tmp_path / "a", [3])
-    tool = [sys.executable, str(shipped("tools", "convert.py")), str(table), str(tmp_path / "out")]
+    tool = [sys.executable, "-m", "mmdata", "convert", str(table), str(tmp_path / "out")]
     flags = ["--rows", str(tmp_path / "rows.txt"), "--not-in", str(tmp_path / "a"), "--max-bad-share", "1"]
     done = run_program([*tool, *flags], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -368,7 +367,7 @@ def test_all_images_that_other_folders_have_are_said_in_a_sentence(table: Path, 
 
 
 def run_tool(*words: str | Path) -> Any:
-    command = [sys.executable, str(shipped("tools", "convert.py")), *map(str, words)]
+    command = [sys.executable, "-m", "mmdata", "convert", *map(str, words)]
     return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 

@@ -10,15 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.cli.chosen import chosen_rows
+from mmdata.cli.data.convert import selected_rows
 from mmdata.convert import convert
 from mmdata.convert.sources.chosen import SelectedRows
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index, build_index
 from tests.loader.member_tars import write_tar
 from tests.programs import PATIENCE_S, run_program
-
-TOOL = Path(__file__).parents[3] / "tools/convert.py"
 
 
 @pytest.fixture
@@ -43,17 +41,17 @@ def keys_of(folder: Path) -> list[str]:
 
 
 def test_selected_rows_alone_are_converted(shards: Path, tmp_path: Path) -> None:
-    report = convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24 and height < 28"))
+    report = convert(shards, tmp_path / "out", rows=selected_rows(str(shards), "height >= 24 and height < 28"))
     assert keys_of(tmp_path / "out") == ["0004", "0005", "1000", "1001"]
     assert (report.accounts["written"], report.accounts["rows"]) == (4, 4)
-    again = convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24 and height < 28"))
+    again = convert(shards, tmp_path / "out", rows=selected_rows(str(shards), "height >= 24 and height < 28"))
     assert again.was_complete
 
 
 def test_a_file_of_keys_selects_for_the_program(shards: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": ["0001", "1005"]}), tmp_path / "good.parquet")
     flags = ["--select", str(tmp_path / "good.parquet")]
-    command = [sys.executable, str(TOOL), str(shards), str(tmp_path / "out"), *flags]
+    command = [sys.executable, "-m", "mmdata", "convert", str(shards), str(tmp_path / "out"), *flags]
     done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert keys_of(tmp_path / "out") == ["0001", "1005"]
@@ -61,15 +59,15 @@ def test_a_file_of_keys_selects_for_the_program(shards: Path, tmp_path: Path) ->
 
 
 def test_another_condition_is_another_conversion(shards: Path, tmp_path: Path) -> None:
-    convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height >= 24"))
+    convert(shards, tmp_path / "out", rows=selected_rows(str(shards), "height >= 24"))
     with pytest.raises(Exception, match=r"holds another conversion \(rows: other rows are selected\)"):
-        convert(shards, tmp_path / "out", rows=chosen_rows(str(shards), "height < 24"))
-    in_other_words = chosen_rows(str(shards), "not height < 24")
+        convert(shards, tmp_path / "out", rows=selected_rows(str(shards), "height < 24"))
+    in_other_words = selected_rows(str(shards), "not height < 24")
     assert convert(shards, tmp_path / "out", rows=in_other_words).was_complete
 
 
 def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) -> None:
-    chosen = chosen_rows(str(shards), "height >= 24")
+    chosen = selected_rows(str(shards), "height >= 24")
     with pytest.raises(
         ConfigError, match="the source is no folder of tars; rows of shards with an index can be selected"
     ):
@@ -79,7 +77,7 @@ def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) ->
 @pytest.mark.parametrize("select", ["score > 0.6", "height > 1000", "height >", "none.npy"])
 def test_a_wrong_condition_is_told_of_the_flag(shards: Path, select: str) -> None:
     with pytest.raises((ConfigError, DataError)) as caught:
-        chosen_rows(str(shards), select)
+        selected_rows(str(shards), select)
     assert str(caught.value).startswith("--select")
     assert "data.select" not in str(caught.value)
 
@@ -87,7 +85,7 @@ def test_a_wrong_condition_is_told_of_the_flag(shards: Path, select: str) -> Non
 def test_selected_image_that_is_not_where_the_index_says_is_an_error(
     shards: Path, tmp_path: Path, photo: Callable[..., bytes]
 ) -> None:
-    chosen = chosen_rows(str(shards), "height >= 24 and height < 28")
+    chosen = selected_rows(str(shards), "height >= 24 and height < 28")
     write_tar(shards / "1.tar", {"1000": {"txt": b"a photo", "jpg": photo(26, 40, seed=10)}})
     changed = r"selected images, \d are where it says; `mmdata verify .*shards` names what has changed"
     with pytest.raises(DataError, match=f"select 'height >= 24 and height < 28': the index of '.*' lists 4 {changed}"):

@@ -20,7 +20,6 @@ from mmdata.index import Index
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.storage import ShardCache
-from mmdata.storage.cache import GB
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
 from mmdata.train.objective import check_loss
@@ -210,8 +209,7 @@ def _note(problems: list[str], check: Callable[[], Found], where: str = "") -> F
 
 
 def _open(data: DataConfig) -> Index:
-    cache = ShardCache(data.loading.cache_dir, max_bytes=int(data.loading.cache_gb * GB))
-    return Index.open([source.shards for source in sources(data)], cache=cache)
+    return Index.open([source.shards for source in sources(data)], cache=ShardCache.from_config(data.loading))
 
 
 def _missing_files(data: DataConfig) -> list[str]:

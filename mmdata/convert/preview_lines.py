@@ -79,6 +79,12 @@ def _time(found: Preview) -> str:
     )
 
 
+def is_refused(found: Preview) -> bool:
+    """Whether the conversion would surely publish nothing."""
+    counts = zip((found.bad, found.unfetched), found.config.largest_shares, strict=True)
+    return bool(found.nothing) or any(count.low > share * found.sample.rows for count, share in counts)
+
+
 def _verdict(found: Preview) -> list[str]:
     lines = [f"nothing would be published of this sample: {found.nothing}"] if found.nothing else []
     cannot = "cannot be used; repair the corpus, or allow more with --max-bad-share"

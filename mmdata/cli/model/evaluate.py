@@ -46,12 +46,12 @@ def run(options: argparse.Namespace) -> int:
     check_run(options.run)
     if options.shards is not None:
         check_folder(options.shards)
-    from mmdata.cli.evaluation import evaluate_pairs, evaluate_shards, named_classes, with_settings
     from mmdata.config.corpus import ValConfig, val_in_words
     from mmdata.train.evaluation.prompts import read_classes
     from mmdata.train.ranks import collectives
     from mmdata.train.run.trainer import EVALUATION
     from mmdata.trained import TrainedRun
+    from mmdata.trained.evaluation import evaluate_pairs, evaluate_shards, named_classes, with_settings
     from mmdata.trained.pairs import read_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded

@@ -87,5 +87,5 @@ def commands(out: Path, overrides: list[str]) -> list[list[str]]:
         ["mmdata", "verify", str(shards / "train")],
         train,
         ["mmdata", "evaluate", str(model), *tests],
-        ["mmdata", "report", "--run", str(model), "--out", str(out / "report.html")],
+        ["mmdata", "report", str(model), "--out", str(out / "report.html")],
     ]

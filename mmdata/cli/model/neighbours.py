@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from mmdata.cli.paths import check_run, load_settings
 from mmdata.errors import ConfigError, DataError, printable
 from mmdata.files import write_whole
-from mmdata.recognize import Kind, recognize
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from mmdata.batch import Batch
     from mmdata.config import DataConfig
     from mmdata.config.corpus import CorpusConfig
-    from mmdata.index import Index
     from mmdata.train.memory.neighbours import FeatureSide
     from mmdata.trained import TrainedRun
 
@@ -64,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         check_run(options.run)
     from mmdata.loader.corpus import open_index
     from mmdata.plan.groups import save_groups
-    from mmdata.train.memory.neighbours import mean_similarity, usable_rows
+    from mmdata.train.memory.neighbours import mean_similarity
     from mmdata.train.ranks import collectives
     from mmdata.trained import TrainedRun
 
@@ -81,8 +79,10 @@ def run(options: argparse.Namespace) -> int:
     groups = group(mapped, alike(data), options, device)
     near, random = mean_similarity(mapped, groups, seed=options.seed, device=device)
     save_groups(options.out, groups.numpy(), index)
-    without = without_group(data, index, groups.numpy(), usable_rows(mapped).numpy())
-    print(printable(f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}; {without}"))
+    without = int((groups < 0).sum())
+    why = " (not trained on, not loaded, or left over)" if without else ""
+    made = f"{len(groups):,} rows in {int(groups.max()) + 1:,} groups of {options.size}"
+    print(f"{made}; {without:,} without a group{why}")
     print(f"mean similarity: {near:.3f} within groups, {random:.3f} within random ones")
     print(f"{printable(f'{features} → {options.out}')}; to use it, put this into the config:\n")
     print(settings_for(options.out.resolve(), options.size, data, len(index)))
@@ -168,38 +168,6 @@ def alike(data: DataConfig) -> NDArray[np.int64]:
     return IndexRows(index, captions, equals=equal_rows(data, index, corpus.joined)).all_hashes()
 
 
-def without_group(data: DataConfig, index: Index, groups: NDArray[np.int64], usable: NDArray[np.int64]) -> str:
-    """How many rows have no group, and why: "356 without a group: 354 not trained on (data.val.share), 2 left over".
-
-    Args:
-        data: which rows are trained on.
-        index: of the rows.
-        groups: int64 (N,), -1 for a row without a group.
-        usable: int64 (n,), the rows with features.
-    """
-    import numpy as np
-
-    from mmdata.tables.joined import Joined
-    from mmdata.tables.select import select_rows
-    from mmdata.tables.selection import row_chunks
-
-    without = groups < 0
-    has_features = np.zeros(len(groups), np.bool_)
-    has_features[usable] = True
-    is_loaded = np.zeros(len(groups), np.bool_)
-    for rows in row_chunks(select_rows(data, index, Joined.from_config(data, index)), len(index)):
-        is_loaded[rows] = True
-    chosen_by = {"val.share": data.val.share, "select": data.select}
-    named = ", ".join(f"data.{name}" for name, value in chosen_by.items() if value is not None)
-    reasons = {
-        f"not trained on{named and f' ({named})'}": without & ~has_features & ~is_loaded,
-        "without features, since they could not be loaded or were in no batch": without & ~has_features & is_loaded,
-        "left over": without & has_features,
-    }
-    why = ", ".join(f"{int(rows.sum()):,} {reason}" for reason, rows in reasons.items() if rows.any())
-    return f"{int(without.sum()):,} without a group{why and f': {why}'}"
-
-
 def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
     """Map the features in a .npy file, float (rows, D).
 
@@ -208,9 +176,6 @@ def map_features(path: Path, rows: int) -> NDArray[np.floating[Any]]:
     """
     import numpy as np
 
-    kind = recognize(path)
-    if path.suffix != ".npy" and kind not in (Kind.ABSENT, Kind.BINARY):
-        raise DataError(f"features '{path}': {kind.value}; expected a .npy file, float")
     try:
         features: Any = np.lib.format.open_memmap(path, mode="c")  # no zip archive, no pickle
     except (ValueError, EOFError) as error:

@@ -1,9 +1,10 @@
 """mmdata report: one self-contained HTML page about a corpus, about runs on it, and about what a trained model finds.
 
 mmdata report shards/photos
-mmdata report runs/photos                      # the folder of a run; also as --run
-mmdata report --run runs/a --run runs/b --run runs/c
-mmdata report shards/photos "data.select=width >= 64"      # with the plan of these rows; also CONFIG
+mmdata report runs/photos                      # the folder of a run: adds scores, and what its model finds
+mmdata report runs/a runs/b runs/c
+mmdata report photos.yaml                      # adds batch shapes and padding
+mmdata report shards/photos "data.select=width >= 64"      # with the plan of these rows
 """
 
 from __future__ import annotations
@@ -35,16 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="SHARDS | CONFIG | section.key=value",
-        help="folders with a manifest; default: data.shards of the config",
-    )
-    parser.add_argument("--config", type=Path, help="YAML file: adds buckets and padding; default: that of the run")
-    parser.add_argument(
-        "--run",
-        type=Path,
-        action="append",
-        default=[],
-        help="folder that `mmdata train` wrote: adds scores, and what its model finds; may be given several times",
+        metavar="SHARDS | RUN | CONFIG | section.key=value",
+        help="folders of shards, folders that `mmdata train` wrote, or a YAML file; default: the shards of the config",
     )
     parser.add_argument(
         "--query-rows",
@@ -60,33 +53,25 @@ def run(given: argparse.Namespace) -> int:
     """Write the page and print its path."""
     from mmdata.config import load_config
     from mmdata.config.corpus import sources
-    from mmdata.config.wrong_place import not_a_run
 
     overrides = [word for word in given.words if "=" in word and not Path(word).exists()]
     places = [Path(word) for word in given.words if word not in overrides]
-    # The folder of a run may be given without --run: nobody means a corpus by it. Nor by a YAML file.
-    given.run += [place for place in places if recognize(place) is Kind.RUN]
+    runs = [place for place in places if recognize(place) is Kind.RUN]
     configs = [place for place in places if recognize(place) is Kind.CONFIG]
-    shards = [place for place in places if place not in (*given.run, *configs)]
-    if len(configs) + (given.config is not None) > 1:
-        raise ConfigError(
-            f"one config at a time: got {', '.join(map(str, [given.config or '', *configs])).strip(', ')}"
-        )
-    for folder in given.run:
-        if recognize(folder) is not Kind.RUN:
-            raise DataError(f"'{folder}': {not_a_run(folder)}")
+    shards = [place for place in places if place not in (*runs, *configs)]
+    if len(configs) > 1:
+        raise ConfigError(f"one config at a time: got {', '.join(map(str, configs))}")
     if not 0 <= given.query_rows <= MAX_QUERY_ROWS:
         raise ConfigError(f"--query-rows {given.query_rows}: give 0 to {MAX_QUERY_ROWS:,}")
-    of_run = given.run[0] / "config.yaml" if given.run else None
-    path = given.config or next(iter(configs), None) or (of_run if of_run and of_run.is_file() else None)
-    config = load_config(path, overrides) if path else None
+    configs += [run / "config.yaml" for run in runs if (run / "config.yaml").is_file()]
+    config = load_config(configs[0], overrides) if configs else None
     if config and not shards:
         shards = [local_folder(source.shards) for source in sources(config.data)]
     if not shards:
-        raise ConfigError("say what to report on: `mmdata report SHARDS` or `mmdata report --config CONFIG`")
+        raise ConfigError("say what to report on: `mmdata report SHARDS`, or a run, or a config")
     for folder in shards:
         check_folder(str(folder))
-    from mmdata.cli.plan import plan_of
+    from mmdata.cli.data.plan import plan_of
     from mmdata.inspect.report import write_report
     from mmdata.train.models.expected_inputs import with_inputs_of_model
 
@@ -95,15 +80,15 @@ def run(given: argparse.Namespace) -> int:
     planned = None
     if overrides and config is None:
         if len(shards) > 1:
-            raise ConfigError(f"{overrides[0]}: of several folders of shards settings are given in a file (--config)")
+            raise ConfigError(f"{overrides[0]}: of several folders of shards settings are given in a config")
         planned = plan_of(str(shards[0]), overrides)
         data, shards = planned.data, [local_folder(source.shards) for source in sources(planned.data)]
-    found = found_by(given.run, max_rows=given.query_rows)
+    found = found_by(runs, max_rows=given.query_rows)
     write_report(
         given.out,
         shards=shards,
         data=data,
-        runs=given.run,
+        runs=runs,
         found=found,
         plan=planned.plan if planned else None,
     )

@@ -24,7 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmdata.cli.flags import CACHE, add_flags, cache_of
 from mmdata.cli.paths import check_folder
+from mmdata.config import LoadingConfig
 from mmdata.errors import ConfigError, counted, printable
 from mmdata.processes import usable_cores
 
@@ -42,13 +44,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flipped", action="store_true", help="a mirrored copy is a near copy, too")
     parser.add_argument("--strict", action="store_true", help="exit code 1 if a row leaks or could not be hashed")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="threads; default: all usable cores")
-    parser.add_argument("--cache-dir", type=Path, help="of shards behind URLs, as data.loading.cache_dir")
-    parser.add_argument("--cache-gb", type=float, default=100.0, help="its size, as data.loading.cache_gb (100)")
+    add_flags(parser, LoadingConfig, CACHE)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the table, print how many rows are what; 1 with --strict if a row leaks or has no hash."""
     check(options)
+    cache = cache_of(options)
     for folder in (options.shards, *options.against):
         check_folder(folder)
     check_out(options.out)
@@ -56,8 +58,6 @@ def run(options: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from mmdata.duplicates.table import find_duplicates
-    from mmdata.storage import ShardCache
-    from mmdata.storage.cache import GB
 
     with ExitStack() as stack:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             val_share=options.val_share,
             flipped=options.flipped,
             num_workers=options.workers,
-            cache=ShardCache(options.cache_dir, max_bytes=int(options.cache_gb * GB)),
+            cache=cache,
             progress=progress,
         )
     for line in lines(found, options):
@@ -92,8 +92,6 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--val-share {options.val_share:g}: must be above 0 and below 1, such as 0.01")
     if options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: must be at least 1")
-    if not options.cache_gb > 0:
-        raise ConfigError(f"--cache-gb {options.cache_gb:g}: must be above 0")
 
 
 def check_out(out: Path) -> None:

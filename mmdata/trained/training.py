@@ -11,8 +11,6 @@ import torch
 import yaml
 from torch import nn
 
-from mmdata.cli.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
-from mmdata.cli.evaluation import ledger_of, of_evaluation
 from mmdata.config import Config, DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
@@ -31,6 +29,8 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.trainer import EVALUATION, Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
+from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.trained.evaluation import ledger_of, of_evaluation
 
 logger = logging.getLogger("mmdata")
 

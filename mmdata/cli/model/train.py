@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides)
     check_shards(config.data)
     output = run_folder(options.config, config)
-    from mmdata.cli.training import train
     from mmdata.train.ranks import collectives
+    from mmdata.trained.training import train
 
     return train(config, output, collectives.init(), command=launch_command(options.command_line))

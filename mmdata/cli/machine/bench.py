@@ -38,6 +38,7 @@ def run(given: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
+    from mmdata.config.settings import name_of
     from mmdata.inspect.profile import profile
     from mmdata.inspect.remedies import cores_in_words, remedies, storage_in_words
     from mmdata.loader import Loader
@@ -52,6 +53,9 @@ def run(given: argparse.Namespace) -> int:
     found = profile(batches, given.steps, step_s=given.step_ms / 1000)
     print_profile(console, found)
     console.print(found.in_words(), soft_wrap=True)
+    own = {"transform": data.transform, "tokenize": data.text_transform}.get(found.bottleneck)
+    if own not in (None, "train", "eval"):
+        console.print(f"Your code: {name_of(own)} runs in this stage.", soft_wrap=True)
     if found.bottleneck == "read":
         console.print(f"Storage: {storage_in_words(found)}.", soft_wrap=True)
     if found.keeps_up:

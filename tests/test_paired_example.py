@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.inspect.paired import Difference, difference, markdown, student_t
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))  # as `python examples/compare.py` does
+
+from paired import Difference, difference, markdown, student_t
 
 
 @pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (2, 4.30265), (9, 2.26216), (100, 1.98397)])

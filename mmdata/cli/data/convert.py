@@ -17,6 +17,7 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,11 @@ from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
 from mmdata.storage.urls import is_url
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from mmdata.convert import PartReport, Report
-    from mmdata.convert.sources.chosen import Choice
+    from mmdata.convert.sources.chosen import Choice, SelectedRows
     from mmdata.convert.units.engines import Engine
     from mmdata.index import Manifest
 
@@ -45,26 +49,26 @@ UNPUBLISHED = "nothing was published, run the same command again: it continues w
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert, and print the accounts."""
-    check_flags(options)
-    check_source(options.source)
-    given = [*settings_given(options, ConvertConfig, FLAGS), *options.settings]
-    config = load_recipe(options.recipe, overrides=given)
+    """Convert, and print the accounts and the next commands; with --plan 1 if nothing would be published."""
+    wanted = settings_and_rows(options)
+    signal.signal(signal.SIGTERM, stop)
+    if options.plan:
+        return show_plan(options, *wanted)
+    signal.signal(signal.SIGINT, interrupt)
+    if (report := do(options, wanted)) is not None:
+        folder = options.out if report.val is None else inside(options.out, "train")
+        for line in next_commands(folder, report.manifest):
+            print(printable(line))
+    return 0
+
+
+def do(options: argparse.Namespace, wanted: tuple[ConvertConfig, Choice | None] | None = None) -> Report | None:
+    """Convert, and print the accounts; None of a part. `wanted` are the settings and the rows that `options` name."""
+    config, rows = wanted or settings_and_rows(options)
     from mmdata.convert import PartReport, convert, convert_part
 
-    signal.signal(signal.SIGTERM, stop)
     show_fetching()
-    rows: Choice | None = options.rows
-    if options.select is not None:
-        # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
-        from mmdata.cli.chosen import chosen_rows
-
-        rows = chosen_rows(options.source, options.select)
-    if options.plan:
-        show_plan(options, config, rows)
-        return 0
     engine = choose_engine(options.engine, options.workers)
-    signal.signal(signal.SIGINT, interrupt)
     began = time.monotonic()
     with progress_in_rows() as track:
         common: dict[str, Any] = {"rows": rows, "not_in": options.not_in, "engine": engine, "track": track}
@@ -75,12 +79,49 @@ def run(options: argparse.Namespace) -> int:
             made = convert(options.source, options.out, config, **common, **more)
     if isinstance(made, PartReport):
         show_part(made, options.part)
-    else:
-        show(made, options, config)
-        if not made.was_complete:
-            print(pace(made, made.accounts["rows"] - track.skipped, time.monotonic() - began))
-        show_next(made, options.out)
-    return 0
+        return None
+    show(made, options, config)
+    if not made.was_complete:
+        print(pace(made, made.accounts["rows"] - track.skipped, time.monotonic() - began))
+    return made
+
+
+def settings_and_rows(options: argparse.Namespace) -> tuple[ConvertConfig, Choice | None]:
+    """The settings of the conversion, and the rows that it takes; None takes all."""
+    check_flags(options)
+    check_source(options.source)
+    given = [*settings_given(options, ConvertConfig, FLAGS), *options.settings]
+    config = load_recipe(options.recipe, overrides=given)
+    return config, options.rows if options.select is None else selected_rows(options.source, options.select)
+
+
+def selected_rows(shards: str, select: str) -> SelectedRows:
+    """The rows of a folder with an index that a condition, or a file of keys or a mask, selects, as `data.select`.
+
+    Raises:
+        ConfigError: a wrong condition or file, or one that leaves no row.
+        DataError: the folder has no index.
+    """
+    # Imported here: it alone needs torch, which takes seconds and hundreds of megabytes.
+    import numpy as np
+
+    from mmdata.config import Config
+    from mmdata.config.strict_yaml import parse
+    from mmdata.convert.sources.chosen import SelectedRows
+    from mmdata.loader.corpus import open_index
+    from mmdata.tables.select import select_rows
+
+    content = {"data": {"shards": shards, "select": select, "global_batch_size": 1}}
+    data = parse(Config, content, origin="--select").data
+    index = open_index(data)
+    selection = select_rows(data, index, of="--select")
+    assert selection is not None, "there is a condition"
+    offsets: dict[str, NDArray[np.int64]] = {}
+    for shard in range(index.num_shards):
+        places = selection.of_shard(shard) - int(index.starts[shard])
+        found = index.shard(shard).fixed("image_offset")[places]
+        offsets[index.listed(shard).name] = np.sort(found.astype(np.int64))
+    return SelectedRows(select, offsets)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -210,19 +251,16 @@ def show_part(made: PartReport, part: tuple[int, int]) -> None:
 
 
 def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> None:
-    """Print the accounts, the places of the files, and the next commands."""
-    source, out = options.source, options.out
+    """Print the accounts and the places of the files."""
     from rich.console import Console
     from rich.table import Table
 
-    from mmdata.config.train import MASK_REMEDY
-
     if report.was_complete:
-        print(f"{printable(str(out))} already holds this conversion; nothing to do")
+        print(f"{printable(str(options.out))} already holds this conversion; nothing to do")
+    accounts = report.accounts
     table = Table("rows", "count", box=None, pad_edge=False)
     table.columns[1].justify = "right"
-    table.add_row("in", f"{report.accounts['rows']:,}")
-    accounts = report.accounts
+    table.add_row("in", f"{accounts['rows']:,}")
     for name in ("written", "merged", "duplicate", "filtered", "quarantined"):
         table.add_row(name, f"{accounts[name]:,}")
     for reason, count in accounts["reasons"].items():
@@ -231,61 +269,73 @@ def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> 
     for loss, count in accounts.get("lost", {}).items():
         table.add_row(f"written without: {loss}", f"[dim]{count:,}[/dim]")
     Console().print(table)
-    for name, found in report.source.get("members", {}).items():
-        print(printable(f"{name}: the member {' or '.join(found)}; --{name}-column names another one"))
-    if config.table is None and len(files := report.source.get("files", ())) == 1 and Path(source).is_dir():
-        print(printable(f"table: found {files[0]['name']} in {source}; --table names another one"))
-    named = {name: report.source.get(name) for name in ("image", "captions", "label")}
-    if "images" in report.source:
-        print(printable(f"images: found in the folder '{report.source['images']}'; --images names another one"))
-    if texts := report.source.get("ignored_texts"):
-        print(f"ignored: {counted(texts, 'text')} without an image of the same name")
-    columns = [f"{k} = {' + '.join(v) if isinstance(v, list) else v}" for k, v in named.items() if v]
-    if columns:
-        print(printable(f"columns: {', '.join(columns)}"))
+    parts = {options.out: report.manifest}
+    if report.val is not None:
+        parts = {inside(options.out, "train"): report.manifest, inside(options.out, "val"): report.val}
+    for line in (
+        *source_lines(report.source, options, config),
+        *caption_lines(report, config),
+        *(one_folder(folder, manifest) for folder, manifest in parts.items()),
+        *duplicate_lines(accounts, options),
+    ):
+        print(printable(line))
+
+
+def source_lines(source: dict[str, Any], options: argparse.Namespace, config: ConvertConfig) -> Iterator[str]:
+    """What was found in the source without being named, and what names another."""
+    for name, found in source.get("members", {}).items():
+        yield f"{name}: the member {' or '.join(found)}; --{name}-column names another one"
+    if config.table is None and len(files := source.get("files", ())) == 1 and Path(options.source).is_dir():
+        yield f"table: found {files[0]['name']} in {options.source}; --table names another one"
+    if "images" in source:
+        yield f"images: found in the folder '{source['images']}'; --images names another one"
+    if texts := source.get("ignored_texts"):
+        yield f"ignored: {counted(texts, 'text')} without an image of the same name"
+    named = {name: source[name] for name in ("image", "captions", "label") if source.get(name)}
+    if columns := [f"{name} = {' + '.join(v) if isinstance(v, list) else v}" for name, v in named.items()]:
+        yield f"columns: {', '.join(columns)}"
+
+
+def caption_lines(report: Report, config: ConvertConfig) -> Iterator[str]:
+    """What to know of classes, captions, and images that were not reached."""
+    from mmdata.config.train import MASK_REMEDY
+
+    accounts = report.accounts
     if classes := accounts.get("classes"):
         more = ", …" if len(classes) > CLASSES_SHOWN else ""
-        print(printable(f"classes: {len(classes):,}: {', '.join(classes[:CLASSES_SHOWN])}{more}"))
+        yield f"classes: {len(classes):,}: {', '.join(classes[:CLASSES_SHOWN])}{more}"
     if not report.manifest.has_captions:
-        print(
+        yield (
             "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
             '--caption-template "a photo of a {}."'
         )
     elif config.caption_templates:
-        print(f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}")
+        yield f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}"
     if unfetched := accounts.get("unfetched"):
-        print(f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; --rows converts them again")
+        yield f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; --rows converts them again"
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
-        print(
+        yield (
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
             "--images names the folder that has all images, and a link in it may lead to those elsewhere"
         )
-    parts = {out: report.manifest}
-    if report.val is not None:
-        parts = {inside(out, "train"): report.manifest, inside(out, "val"): report.val}
-    for folder, manifest in parts.items():
-        print(printable(one_folder(folder, manifest)))
+
+
+def duplicate_lines(accounts: dict[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    """Which of equal images were written, and the setting that changes it."""
     if accounts.get("differing"):
-        print(
+        yield (
             f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
             "same image that was written: group_by=content gives that row their captions"
         )
     elif accounts["duplicate"] and options.not_in:
-        print("duplicates: their image is in a folder of --not-in, or an earlier row of the same image was written")
+        yield "duplicates: their image is in a folder of --not-in, or an earlier row of the same image was written"
     elif accounts["duplicate"]:
-        print("duplicates: the first row of each image was written; keep_duplicates=true writes all")
-
-
-def show_next(report: Report, out: Path | str) -> None:
-    """Print the next commands."""
-    folder = out if report.val is None else inside(out, "train")
-    for line in next_commands(folder, report.manifest):
-        print(printable(line))
+        yield "duplicates: the first row of each image was written; keep_duplicates=true writes all"
 
 
 def pace(report: Report, made: int, seconds: float) -> str:
     """A sentence about how long a conversion took; `made` are the rows that no earlier run had examined."""
-    from mmdata.cli.preview_lines import size
+    from mmdata.convert.preview_lines import size
 
     rows = report.accounts["rows"]
     written = size(sum(manifest.bytes for manifest in (report.manifest, report.val) if manifest is not None))
@@ -295,13 +345,14 @@ def pace(report: Report, made: int, seconds: float) -> str:
     return f"{counted(made, 'row')} in {duration(seconds)}, {made / seconds:,.0f} a second{before}; {written}"
 
 
-def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice | None) -> None:
-    """Print what a conversion would give; nothing is written."""
+def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice | None) -> int:
+    """Print what a conversion would give; nothing is written. 1 if nothing would be published."""
     from rich.console import Console
 
-    from mmdata.cli.preview_lines import preview_lines, preview_table
     from mmdata.convert import preview
+    from mmdata.convert.preview_lines import is_refused, preview_lines, preview_table
 
+    show_fetching()
     out = options.out if isinstance(options.out, Path) else None  # of a bucket nothing is known
     with progress_in_rows() as track:
         chosen: dict[str, Any] = {"rows": rows, "not_in": options.not_in}
@@ -309,6 +360,7 @@ def show_plan(options: argparse.Namespace, config: ConvertConfig, rows: Choice |
     Console().print(preview_table(found))
     for line in preview_lines(found):
         print(printable(line))
+    return int(is_refused(found))
 
 
 def inside(out: Path | str, name: str) -> Path | str:

@@ -22,13 +22,14 @@ data.join adds their members to the rows of other tars by key.
 from __future__ import annotations
 
 import argparse
-import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmdata.cli.flags import CACHE, add_flags, cache_of
 from mmdata.cli.paths import next_commands
+from mmdata.config import LoadingConfig
 from mmdata.errors import ConfigError, Reason, counted, printable
 from mmdata.progress import progress_in_bytes
 
@@ -39,15 +40,24 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Index a folder of tars or one tar; 1 if the accounts do not balance."""
+    """Index a folder of tars or one tar; 1 if a sample is not accounted for."""
+    report = do(options)
+    for line in next_commands(report.folder, report.manifest) if report.manifest.has_images else []:
+        print(printable(line))
+    accounts = report.accounts
+    if "samples" not in accounts:  # those of the conversion that made the tars, which has compared them
+        return 0
+    return 0 if accounts["samples"] == accounts.get("indexed", 0) + accounts.get("quarantined", 0) else 1
+
+
+def do(options: argparse.Namespace) -> IndexReport:
+    """Index, and print what was indexed and what was not."""
     if (template := options.caption_template) is not None and (options.tokenizer is None or template.count("{}") != 1):
         raise ConfigError(
             f"--caption-template {template!r}: needs --tokenizer, which counts, and {{}} once, where the caption stands"
         )
     from mmdata.index import build_index
     from mmdata.index.caption_lengths import counts_of
-    from mmdata.storage import ShardCache
-    from mmdata.storage.cache import GB
     from mmdata.tars.members import USUAL, Members
 
     count_tokens, tokenizer = None, None
@@ -57,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
         loaded = Tokenizer.load(options.tokenizer)
         counts = counts_of(loaded, options.caption_template)
         count_tokens, tokenizer = counts.count, counts.fingerprint
+    cache = cache_of(options)
     members = Members.parse(image=options.image, caption=options.caption, label=options.label)
     with progress_in_bytes("index") as progress:
         report = build_index(
@@ -70,17 +81,13 @@ def run(options: argparse.Namespace) -> int:
             skip_damaged=options.skip_damaged,
             overwrite=options.overwrite,
             progress=progress,
-            cache=ShardCache(options.cache_dir, max_bytes=int(options.cache_gb * GB)),
+            cache=cache,
             fill_cache=options.fill_cache,
             num_workers=options.workers,
         )
-    following = next_commands(report.folder, report.manifest) if report.manifest.has_images else []
-    for line in (*account_lines(report), *following):
+    for line in account_lines(report):
         print(printable(line))
-    accounts = report.accounts
-    if "samples" not in accounts:  # those of the conversion that made the tars, which has compared them
-        return 0
-    return 0 if accounts["samples"] == accounts.get("indexed", 0) + accounts.get("quarantined", 0) else 1
+    return report
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -123,20 +130,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the fetched tars in the loader's cache, as many as it holds",
     )
-    parser.add_argument("--cache-dir", type=Path, help="that cache, as data.loading.cache_dir; default: in ~/.cache")
-    parser.add_argument(
-        "--cache-gb", type=_gigabytes, default=100.0, help="its size, as data.loading.cache_gb, in 10⁹ bytes (100)"
-    )
-
-
-def _gigabytes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
-    return value
+    add_flags(parser, LoadingConfig, CACHE)
 
 
 _WITHOUT_JSON = ("json_unreadable", "json_too_large")

@@ -1,4 +1,4 @@
-"""The config that `mmdata init` writes: settings that fit a corpus and this machine, each with the reason beside it."""
+"""The first config of a corpus: settings that fit its rows and this machine, each with the reason beside it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,145 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 
-from mmdata.cli.facts import Facts
-from mmdata.errors import counted
+from mmdata.errors import BadSample, DataError, counted
+from mmdata.index import Index, ShardStore
+from mmdata.plan import IndexRows
 from mmdata.processes import usable_cores
+from mmdata.tables.select import below_share
+from mmdata.tars.captions import captions_of
 
+CLIP = "clip"
+"""Name of the tokenizer that ships with mmdata."""
+ENGLISH_CAPTIONS = 100_000
+"""From so many captions on, nearly all of them in ASCII, CLIP's own tokenizer is taken and none is trained."""
+LOOKED_CAPTIONS = 256
+"""Rows whose captions are read."""
+LOOKED_ROWS = 2**20
+"""Rows whose sizes, captions and labels are counted: more would tell the same."""
 VAL_ROWS = 5000
 """Rows that are evaluated on, at most: retrieval among more takes longer and tells the same."""
 STEPS_ON_CPU, STEPS_ON_GPU = 1_000, 20_000
 """Updates in which a small and a large model learn something."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rows of a corpus are like.
+
+    Attributes:
+        rows: of the corpus.
+        looked: rows that the other facts come from.
+        heights, widths: int64 (n,), pixels as displayed, of those rows.
+        captions: of those rows.
+        texts: some of those captions.
+        longest: tokens of the longest caption; 0 if nobody has counted them.
+        repeated: captions that an earlier row has too.
+    """
+
+    rows: int
+    looked: int
+    heights: Ints
+    widths: Ints
+    captions: int
+    texts: list[str]
+    longest: int = 0
+    repeated: int = 0
+
+    @property
+    def words(self) -> float:
+        """Mean words of a caption."""
+        return float(np.mean([len(text.split()) for text in self.texts])) if self.texts else 0.0
+
+    @property
+    def short_side(self) -> int:
+        """Median of the shorter sides of the images, in pixels."""
+        return int(np.median(np.minimum(self.heights, self.widths)))
+
+    @property
+    def captions_in_all(self) -> int:
+        """Captions of all rows, by those of the rows looked at."""
+        return self.captions * self.rows // max(self.looked, 1)
+
+    def lines(self) -> Iterator[str]:
+        """The facts, for people."""
+        if self.looked < self.rows:
+            yield f"looked at the first {self.looked:,} rows"
+        if self.looked:
+            short, long = np.minimum(self.heights, self.widths), np.maximum(self.heights, self.widths)
+            yield (
+                f"images: {int(short.min()):,} to {int(long.max()):,} pixels a side; "
+                f"the median is {int(np.median(self.heights)):,} × {int(np.median(self.widths)):,} (height × width)"
+            )
+        if self.captions:
+            mean = self.captions / max(self.looked, 1)
+            longest = f"; the longest has {self.longest:,} tokens" if self.longest else ""
+            yield f"captions: {mean:.3g} a row, {self.words:.1f} words on average{longest}"
+        else:
+            yield "captions: none"
+
+
+def facts_of_index(index: Index) -> Facts:
+    """What the rows of an index are like; captions of some rows are read, and no image."""
+    if not len(index):
+        raise DataError(f"shards '{index.sources[0].folder}': no rows in the index; see its quarantine.jsonl")
+    rows = np.arange(min(len(index), LOOKED_ROWS))
+    heights, widths = IndexRows(index).sizes(rows)
+    hashes = index.take_lists(rows, "caption_hash")[1]
+    histogram = index.token_histogram()
+    return Facts(
+        rows=len(index),
+        looked=len(rows),
+        heights=heights,
+        widths=widths,
+        captions=len(hashes),
+        texts=list(_captions(index, _looked_rows(index, rows))),
+        longest=int(np.flatnonzero(histogram)[-1]) if index.captions and index.tokenizer else 0,
+        repeated=len(hashes) - len(np.unique(hashes)),
+    )
+
+
+def _looked_rows(index: Index, rows: Ints) -> Ints:
+    """The rows whose captions are read. Behind a URL they are the first, as each shard that is read is fetched."""
+    return rows[:LOOKED_CAPTIONS] if index.caches else rows[:: -(-len(rows) // LOOKED_CAPTIONS)]
+
+
+def _captions(index: Index, rows: Ints) -> Iterator[str]:
+    """The captions of some rows, as they are in the tars."""
+    if not index.captions:
+        return
+    store = ShardStore(index)
+    columns = index.take(rows, ["caption_offset", "caption_bytes", "caption_format"])
+    shards, _ = index.locate(rows)
+    for i, shard in enumerate(shards.tolist()):
+        data = store.read(shard, int(columns["caption_offset"][i]), int(columns["caption_bytes"][i]))
+        try:
+            yield from captions_of(data, int(columns["caption_format"][i]))
+        except BadSample:
+            continue
+
+
+def choose_tokenizer(facts: Facts) -> tuple[list[str], str]:
+    """The option of `mmdata index` that counts the captions of a corpus, and the reason for it."""
+    texts, captions = facts.texts, facts.captions_in_all
+    is_english = bool(texts) and sum(text.isascii() for text in texts) >= 0.9 * len(texts)
+    if is_english and captions >= ENGLISH_CAPTIONS:
+        return ["--tokenizer", CLIP], "CLIP's, which fits plenty of English captions and ships with mmdata"
+    entries = min(max(2 ** int(math.log2(max(captions * facts.words / 8, 1))), 512), 16_384)
+    return ["--train-tokenizer", str(entries)], "trained on these captions"
+
+
+def kept_for_validation(index: Index) -> tuple[float, int]:
+    """A share of the rows to evaluate on, and how many these are: at least one."""
+    share = choose_share(len(index))
+    while not (kept := sum(int(below_share(index, shard, share).sum()) for shard in range(index.num_shards))):
+        if share >= 0.5:
+            break
+        share *= 2
+    return share, kept
 
 
 @dataclass(frozen=True)
@@ -189,7 +319,7 @@ def choose_share(rows: int) -> float:
     return float(f"{share:.1g}")
 
 
-def config_text(starter: Starter, *, path: str, made_by: str, shards: str, tokenizer: str, about_tokenizer: str) -> str:
+def config_text(starter: Starter, *, path: str, shards: str, tokenizer: str, about_tokenizer: str) -> str:
     """The YAML file, with a comment behind each value."""
     sections = {
         "data": list(starter.data(shards, tokenizer, about_tokenizer)),
@@ -198,7 +328,7 @@ def config_text(starter: Starter, *, path: str, made_by: str, shards: str, token
     }
     lines = [
         f"# {starter.launch} {path}",
-        f"# made by `{made_by}` for {counted(starter.facts.rows, 'row')} and {starter.machine}; change what you know "
+        f"# made by `mmdata init` for {counted(starter.facts.rows, 'row')} and {starter.machine}; change what you know "
         "better",
     ]
     for section, settings in sections.items():

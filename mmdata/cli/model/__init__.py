@@ -1,0 +1,1 @@
+"""Commands about models: train, evaluate, look at and export one."""
