@@ -86,7 +86,7 @@ class UserConfig(MinerConfig):
     target: str
     """The function or class: "module:function" or "module:Class", in a file that Python can import."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments that the class is called with; none for a function."""
+    """Keyword arguments of the class, or of each call of the function."""
 
 
 NamedMinerConfig = Annotated[
