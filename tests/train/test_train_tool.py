@@ -275,6 +275,39 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     assert capsys.readouterr().err.endswith(message)
 
 
+def test_a_run_without_a_usable_row_ends_with_the_first_reason(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(corpus / "shards", tmp_path / "shards")
+    index = Index.open(tmp_path / "shards")
+    with index.shard_path(0).open("r+b") as file:
+        for offset in index.take(np.arange(24), ["image_offset"])["image_offset"]:
+            file.seek(int(offset) + 33)  # behind the header
+            file.write(bytes(30))
+    words = [f"data.shards={tmp_path / 'shards'}", "data.val=null", "train.epochs=null", "train.steps=3"]
+    assert run_tool("train", config, *words, monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr()
+    assert (
+        "error: 18 of 18 rows could not be used (file_changed 18), more than max_bad_share 5.0%; the first: "
+        in said.err
+    )
+    assert "finished" not in said.out
+
+
+def test_train_into_a_folder_of_shards_is_refused_and_changes_nothing(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(corpus / "shards", tmp_path / "shards")
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "shards").rglob("*") if path.is_file()}
+
+    before = content()
+    assert run_tool("train", config, f"train.output={tmp_path / 'shards'}", monkeypatch=monkeypatch) == 2
+    assert f"train.output '{tmp_path / 'shards'}': a folder of shards; it holds files that" in capsys.readouterr().err
+    assert content() == before
+
+
 def test_train_goes_on_with_a_run_whose_own_config_is_given(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -366,7 +366,9 @@ class Trainer:
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
-        checked_state(self.batches, self.source, self.group)
+        state = checked_state(self.batches, self.source, self.group)
+        if self.step == self.total_steps and (check_rows := LoaderExtras.of(self.source).check_rows) is not None:
+            check_rows(state)
         measured = self.meter.read()
         values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
         values |= {
