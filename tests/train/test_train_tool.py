@@ -139,7 +139,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
     assert written["train"]["miner"] == {"name": "top_k", "k": 2, **left_out}
     assert written["data"]["global_batch_size"] == 6
     scores = json.loads((output / "evaluation.json").read_text())
-    assert (scores["step"], scores["epoch"], scores["rows"]) == (4, 1, 24)
+    assert (scores["step"], scores["epochs_done"], scores["rows"]) == (4, 1, 24)
     assert scores["chance_r1"] == pytest.approx(1 / 24)
 
     raw = corpus / "raw"
