@@ -27,7 +27,7 @@ from mmdata.train.run.trainer import Trainer
 from tests.programs import PATIENCE_S, Program, free_port
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
 
 TOOLS = Path(__file__).parents[2] / "tools"
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
