@@ -24,16 +24,17 @@ class Config(Settings):
     """How the towers are trained."""
 
 
-def load_config(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
+def load_config(path: str | os.PathLike[str], overrides: str | list[str] | None = None) -> Config:
     """Read a YAML file into a `Config`.
 
     Args:
         path: the file.
-        overrides: "section.key=value" strings, e.g. "data.loading.num_workers=4"; values are parsed as YAML.
+        overrides: "section.key=value", e.g. "data.loading.num_workers=4", or several; values are parsed as YAML.
 
     Raises:
         ConfigError: no such file, not YAML, an unknown key (the nearest known one is named), a value out of range.
     """
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     return parse(Config, read_yaml(path, overrides), origin=str(path), overrides=overrides)
 
 

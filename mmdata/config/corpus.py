@@ -58,7 +58,7 @@ class SourceConfig(Settings):
     repeat: Annotated[float, Field(gt=0.0, le=1000.0), NOT_BOOLEAN] | None = None
     """Passes over the dataset per epoch; null: one. 2 uses each row twice; 0.5 uses half of the rows, and the other
     half in the next epoch."""
-    select: MayChange[str | None] = None
+    select: str | None = None
     """Rows of this dataset that are used, as for `data.select`, which holds too."""
 
 
@@ -73,7 +73,7 @@ class ValConfig(Settings):
     row's image decides, so equal images are on one side, and a row stays on its side when the shards are written or
     indexed anew."""
 
-    select: MayChange[str | None] = None
+    select: str | None = None
     """Rows of `shards` that are evaluated on, as `data.select` chooses those of `data.shards`; null: all of them."""
 
     @model_validator(mode="after")
@@ -102,10 +102,10 @@ class CorpusConfig(Settings):
     split: Literal["train", "val"] = "train"
     """With `val.share`, the part of the rows that is loaded: train (all other rows) or val. This alone does not make an
     evaluation, which has no dropout, weights or shuffling: `mmdata.config.evaluation_data` gives its settings."""
-    select: MayChange[str | None] = None  # only where its file lies: see `check_same_settings`
+    select: str | None = None
     """Rows that are used; no shard is rewritten. A condition on the index, such as `width >= 256 and height >= 256`, or
     a file of keys (.txt, .parquet, .csv, .tsv), or a mask or DataComp's uids (.npy); null: all rows. See
-    docs/index.md."""
+    docs/index.md. When a run is resumed, only the place of the file may change."""
     join: list[JoinConfig] = Field(default_factory=list)
     """Tables whose columns are joined to the rows by key, such as the scores of a filter; `select` and `fields` name
     the columns. Also tars in other folders, whose members `fields` names."""

@@ -82,4 +82,6 @@ def _in_words(keys: tuple[str, ...], error: Any, values: dict[str, str]) -> Mist
     entry = f", in entry {'.'.join(keys[depth:])}" if depth < len(keys) else ""
     word = error.get("ctx", {}).get("tag", given)
     near = did_you_mean(word, re.findall(r"\w+", expected)) if isinstance(word, str) else ""
+    if error["type"] == "union_tag_invalid":  # of train.miner, the only section of several kinds
+        near = f"{near}; for a miner of your own {{name: user, target: 'module:function'}}"
     return Mistake(key, f"{setting}expected {expected}; got {got}{entry}{near}")

@@ -124,7 +124,10 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, value in node.value:
+            if node.flow_style and ":" in str(key.value) and value.value == "":
+                problem = f"'{key.value}': YAML needs a space after the colon, as in {{name: value}}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     problem = f"key '{key.value}' stands twice"

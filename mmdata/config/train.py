@@ -86,7 +86,7 @@ class UserConfig(MinerConfig):
     target: str
     """The function or class: "module:function" or "module:Class", in a file that Python can import."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments that the class is called with; none for a function."""
+    """Keyword arguments of the class, or of each call of the function."""
 
 
 NamedMinerConfig = Annotated[
@@ -192,7 +192,10 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one")
+            raise ValueError(
+                f"epochs ({self.epochs}) and steps ({self.steps}) exclude each other: give one, and set the other to "
+                "null, as in train.epochs=null"
+            )
         if self.teacher is not None and self.teacher.margin is None and self.queue is None:
             raise ValueError(
                 "teacher.margin null leaves no negative out: give a margin, or let the teacher feed a queue "

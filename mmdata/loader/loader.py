@@ -251,13 +251,14 @@ class Loader(Interoperable):
         return int(self.plan.rows.places[-1])
 
     def check_rows(self, state: dict[str, Any]) -> None:
-        """Check the share of bad rows that a state counts, from 1,000 rows or the end of the first epoch on.
+        """Check the share of bad rows that a state counts: from 1,000 rows or an epoch on, and where all are bad.
 
         Raises:
             DataError: more than `max_bad_share` of the rows could not be used; gives the number for each reason.
         """
         counts = RowCounts.of(state)
-        if counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self._known_steps(0):
+        is_known = counts.seen >= MIN_ROWS_FOR_RATE or state["epoch"] > 0 or state["step"] == self._known_steps(0)
+        if is_known or counts.masked.total() == counts.seen:
             self.ledger.judge(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

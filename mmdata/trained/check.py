@@ -19,6 +19,7 @@ from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
 from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
+from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
@@ -30,6 +31,10 @@ COUNTED_BATCHES = 8
 """Batches of which the false negatives are counted."""
 NOTICEABLE_DUPLICATES = 0.01
 """Share of rows that meet their own image or caption from which on the log says so."""
+BEFORE_A_RUN = (".", "features.")
+"""Beginnings of the names of files that a run writes before its metrics, and of hidden files."""
+LOGS = (".log", ".out", ".err")
+"""Ends of the names of files that a shell or a cluster's scheduler writes into the folder of a new run."""
 
 Found = TypeVar("Found")
 
@@ -51,8 +56,7 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     data, problems = config.data, list[str]()
     if config.train.epochs is None and config.train.steps is None:
         problems.append("train.epochs or train.steps is required: how long to train")
-    if output.exists() and not output.is_dir():
-        problems.append(f"train.output '{output}': a file, and a run needs a folder; give another train.output")
+    _note(problems, lambda: _check_output(output))
     if data.token_budget is None:  # else the plan sizes the batches
         _note(problems, lambda: rank_slice(data.global_batch_size, 0, world_size), "data.")
     _note(problems, lambda: _open(data), "data.shards: ")
@@ -75,6 +79,22 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
         raise Problems(*problems)
     assert tokenizer is not None, "a tokenizer that cannot be loaded is a problem"
     return tokenizer
+
+
+def _check_output(output: Path) -> None:
+    """Raise a ConfigError if the folder for a run is a file, or the folder of something else."""
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"train.output '{output}': a file, and a run needs a folder; give another train.output")
+    kind = recognize(output)
+    if kind in (Kind.RUN, Kind.ABSENT):
+        return
+    names = sorted(path.name for path in output.iterdir())
+    if foreign := [name for name in names if not name.startswith(BEFORE_A_RUN) and not name.endswith(LOGS)]:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ConfigError(
+            f"train.output '{output}': {kind.value}; it holds files that are not a run's ('{foreign[0]}'{more}); "
+            "choose another output"
+        )
 
 
 def _problems_of_groups(config: Config) -> Iterator[str]:

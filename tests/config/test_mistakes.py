@@ -54,7 +54,11 @@ def test_missing_and_unknown_keys_are_named(content: dict[str, Any], message: st
 @pytest.mark.parametrize(
     ("miner", "message"),
     [
-        ({"name": "topk"}, f"'train.miner': expected {MINERS}; got {{'name': 'topk'}}; did you mean 'top_k'?"),
+        (
+            {"name": "topk"},
+            f"'train.miner': expected {MINERS}; got {{'name': 'topk'}}; did you mean 'top_k'?; for a miner of your own "
+            "{name: user, target: 'module:function'}",
+        ),
         ({"k": 3}, f"'train.miner': expected {MINERS}; got {{'k': 3}}"),
         ("hardest", f"'train.miner': expected {MINERS}; got 'hardest'"),
         ({"name": "same_group"}, "'train.miner.size' is required and missing"),

@@ -80,6 +80,12 @@ def test_overrides_replace_what_the_file_says(file: Callable[..., Path]):
     assert config.train.miner.name == "top_k"
 
 
+def test_one_override_needs_no_list(file: Callable[..., Path]):
+    assert load_config(file(), "data.seed=3").data.seed == 3
+    with pytest.raises(ConfigError, match=r"^on the command line: unknown key 'data\.sed'"):
+        load_config(file(), "data.sed=3")
+
+
 @pytest.mark.parametrize("value", ["`clip score` > 0.28", " `clip score` > 0.28 and class_name == 'a: b'"])
 def test_override_that_begins_with_a_backquote_is_a_text(file: Callable[..., Path], value: str):
     assert load_config(file(), [f"data.select={value}"]).data.select == value
@@ -94,6 +100,10 @@ def test_override_that_begins_with_a_backquote_is_a_text(file: Callable[..., Pat
         ("data..seed=3", r"override 'data\.\.seed=3': expected key=value$"),
         ("data.seed.x=3", r"override 'data\.seed\.x=3': 'seed' is a value, not a section$"),
         ("data.shards.0.weight=3", r"override 'data\.shards\.0\.weight=3': 'shards' is a list, which is given whole$"),
+        (
+            "data.fields={score:json:score}",
+            r".*not valid YAML: .*'score:json:score': YAML needs a space after the colon",
+        ),
         ("data.seed=[1", r"override 'data\.seed=\[1': value is not valid YAML: line 1, column 3: "),
         ("data.shards={" + LAUGHS.strip().replace("\n", ", ") + "}", r".*: the alias \*a0: write out what it stands"),
     ],

@@ -158,7 +158,8 @@ def test_loader_rows_are_judged_from_the_thousandth_or_the_end_of_an_epoch_on(co
     loader = corpus.loader(max_bad_share=0.1)
     state = {**loader.state_dict(), "rows_seen": 40, "rows_masked": {"file_changed": 10}}
     loader.check_rows({**state, "step": 6})
-    for change in ({"step": 7}, {"epoch": 1}, {"rows_seen": 1000, "rows_masked": {"file_changed": 101}}):
+    many, all_bad = {"rows_seen": 1000, "rows_masked": {"file_changed": 101}}, {"rows_masked": {"file_changed": 40}}
+    for change in ({"step": 7}, {"epoch": 1}, many, {"step": 6, **all_bad}):
         with pytest.raises(DataError, match=r"rows could not be used \(file_changed"):
             loader.check_rows({**state, **change})
 

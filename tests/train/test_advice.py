@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mmdata.inspect.runs import read_runs, table_of_runs
 from mmdata.train.run.advice import advise
@@ -20,6 +21,7 @@ FALSE = {"admissible_false_negative_share": 0.3}
 MASKED = {"train": {"mask_false_negatives": True}}
 FILE = {"data": {"groups": {"source": "groups.npy", "size": 4}}}
 OF_RUN = {"data": {"groups": {"source": "run", "size": 4, "every_epochs": 2}}}
+ALL = {"name": "all"}
 TOP_K = {"train": {"miner": {"name": "top_k", "k": 1}, "mask_false_negatives": True}}
 
 
@@ -124,8 +126,9 @@ def all_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("all_measured")
 def test_run_and_report_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert make_trainer(tmp_path).run() == 0
+    assert make_trainer(tmp_path, miner=ALL).run() == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in-batch accuracy")]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"train": {"miner": ALL}}))
     section = table_of_runs(read_runs([tmp_path]))
     assert section.note.endswith(told[0].upper() + told[1:])
     assert ("hard negatives, measured", "mean of 3 batches with 24 rows, steps 10 to 12") in section.tables[0].rows
@@ -133,8 +136,8 @@ def test_run_and_report_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("all_measured")
 def test_a_run_that_was_stopped_is_advised_by_its_earlier_lines_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert make_trainer(tmp_path / "whole").run() == 0
-    stopped = make_trainer(tmp_path / "stopped", checkpoint_every_steps=10)
+    assert make_trainer(tmp_path / "whole", miner=ALL).run() == 0
+    stopped = make_trainer(tmp_path / "stopped", checkpoint_every_steps=10, miner=ALL)
     update = stopped._update
 
     def killed(batch: Any) -> None:
@@ -145,7 +148,7 @@ def test_a_run_that_was_stopped_is_advised_by_its_earlier_lines_too(tmp_path: Pa
     stopped._update = killed  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
-    assert make_trainer(tmp_path / "stopped", checkpoint_every_steps=10).run() == 0
+    assert make_trainer(tmp_path / "stopped", checkpoint_every_steps=10, miner=ALL).run() == 0
     lines = capsys.readouterr().out.splitlines()
     first, second = [line for line in lines if line.startswith("in-batch accuracy")]
     assert first == second

@@ -115,6 +115,32 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
         assert line.startswith(beginning)
 
 
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["__mmdata__/manifest.json"], r"a folder of shards; it holds files that are not a run's \('__mmdata__'\); ch"),
+        (["__mmdata__/manifest.json", "metrics.jsonl"], r"a folder of shards; .* \('__mmdata__' and 1 more\); choose"),
+        (["photos/a.jpg", "b.txt", "c.txt"], r"a folder; .* \('b.txt' and 2 more\); choose another output"),
+        (["0.tar", "0.log"], r"a folder of tars; .* \('0.tar'\)"),
+        (["step-0000000003.pt"], "a folder of checkpoints; "),
+        (["checkpoints/latest", "notes.txt"], None),
+        ([".mmdata.lock", "features.npy", "features.steps.npy"], None),
+        ([".gitkeep", "train.log", "slurm-17.out"], None),
+    ],
+)
+def test_output_that_is_not_for_a_run_is_refused(
+    sections: dict[str, Any], tmp_path: Path, files: list[str], said: str | None
+):
+    for name in files:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).touch()
+    if said is None:
+        check_run(config_of(sections), tmp_path / "run", world_size=1)
+        return
+    with pytest.raises(Problems, match=rf"^train.output '{tmp_path / 'run'}': {said}"):
+        check_run(config_of(sections), tmp_path / "run", world_size=1)
+
+
 def test_run_with_one_fault_is_refused_in_one_line(sections: dict[str, Any], tmp_path: Path):
     model = {"name": "pretrained", "clip": CLIP | {"text_config": CLIP["text_config"] | {"vocab_size": 9}}}
     with pytest.raises(

@@ -37,7 +37,7 @@ from tests.programs import PATIENCE_S, Program, free_port, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
 
 
 def load_program() -> ModuleType:
@@ -315,17 +315,18 @@ def test_loop_steps_end_in_mid_epoch_with_evaluation_and_checkpoint(tmp_path: Pa
     trainer = make_trainer(tmp_path, steps=6, evaluate=lambda model: {"score": 0.25}, evaluate_every_epochs=0)
     assert trainer.run() == 0
     assert last_state(tmp_path)["step"] == 6
-    assert read_metrics(tmp_path, "evaluation") == [{"kind": "evaluation", "step": 6, "epoch": 1, "score": 0.25}]
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == {"step": 6, "epoch": 1, "score": 0.25}
+    assert read_metrics(tmp_path, "evaluation") == [{"kind": "evaluation", "step": 6, "epochs_done": 1, "score": 0.25}]
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == {"step": 6, "epochs_done": 1, "score": 0.25}
 
 
 def test_loop_makes_its_own_evaluation_whatever_evaluation_json_says(tmp_path: Path):
     scores = iter([0.25, 0.5])
     make_trainer(tmp_path, steps=2).run()
-    (tmp_path / "evaluation.json").write_text('{"step": 2, "epoch": 0, "rows": 7}')  # as `mmdata evaluate` writes it
+    # As `mmdata evaluate` writes it.
+    (tmp_path / "evaluation.json").write_text('{"step": 2, "epochs_done": 0, "rows": 7}')
     for _ in range(2):
         make_trainer(tmp_path, steps=2, evaluate=lambda model: {"score": next(scores)}).run()
-    assert read_metrics(tmp_path, "evaluation") == [{"kind": "evaluation", "step": 2, "epoch": 0, "score": 0.25}]
+    assert read_metrics(tmp_path, "evaluation") == [{"kind": "evaluation", "step": 2, "epochs_done": 0, "score": 0.25}]
 
 
 def test_loop_resumed_from_further_back_evaluates_each_step_once(tmp_path: Path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from mmdata.train.objective import make_loss
     [
         ({"name": "all"}, miners.All()),
         ({"name": "top_k"}, miners.TopK(64)),
-        ({"name": "user", "target": "mmdata.train.miners:Ratio", "arguments": {"share": 0.2}}, miners.Ratio(0.2)),
         ({"name": "semi_hard"}, miners.SemiHard(0.2)),
         ({"name": "gumbel_top_k", "gradient": "relaxed"}, miners.GumbelTopK(64, gradient="relaxed")),
         ({"name": "same_group", "size": 4, "k": 2}, miners.SameGroup(4, 2)),
@@ -72,6 +72,9 @@ def test_a_function_of_a_user_is_named_where_it_is_at_fault(tmp_path: Path, monk
     (tmp_path / "faulty_miners.py").write_text(
         "def nan_miner(scores, positives, negatives):\n    return scores * float('nan')\n"
         "def narrow(scores, positives, negatives):\n    return negatives[:, :1]\n"
+        "def nothing(scores, positives, negatives):\n    scores > 0\n"
+        "def a_list(scores, positives, negatives):\n    return negatives.tolist()\n"
+        "def boom(scores, positives, negatives):\n    raise ValueError('boom')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     images, texts = torch.eye(6), torch.eye(6)
@@ -85,6 +88,16 @@ def test_a_function_of_a_user_is_named_where_it_is_at_fault(tmp_path: Path, monk
     narrow = loss_of({**settings, "target": "faulty_miners:narrow"}).miner
     with pytest.raises(ValueError, match=r"^miner faulty_miners:narrow returned shape \(6, 1\), expected \(6, 6\)"):
         losses.clip_loss(images, texts, 4.0, miner=narrow)
+    for name, got in (("nothing", "None"), ("a_list", r"a value of type list \(6 items\)")):
+        for more in ({}, {"drop_hardest": 1}):
+            miner = loss_of({**settings, "target": f"faulty_miners:{name}", **more}).miner
+            said = rf"miner faulty_miners:{name} returned {got}, expected a tensor of shape \(6, 6\): bool, or weights"
+            with pytest.raises(ValueError, match=said):
+                losses.clip_loss(images, texts, 4.0, miner=miner)
+    with pytest.raises(RuntimeError, match=r"^train.miner.target 'faulty_miners:boom': boom$") as caught:
+        losses.clip_loss(images, texts, 4.0, miner=loss_of({**settings, "target": "faulty_miners:boom"}).miner)
+    assert caught.value.__cause__ is not None
+    assert traceback.extract_tb(caught.value.__cause__.__traceback__)[-1].filename == str(tmp_path / "faulty_miners.py")
 
 
 def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_path: Path):
@@ -102,22 +115,53 @@ def test_miner_of_a_user_that_cannot_be_made_is_named(own: dict[str, Any], tmp_p
         loss_of({**own, "target": "none_such:A"})
     with pytest.raises(ConfigError, match=r"'needs_another:A': cannot be imported: No .*'none_such'$"):
         loss_of({**own, "target": "needs_another:A"})
-    with pytest.raises(
-        ConfigError, match=r"train.miner.target '': expected 'module:function' or 'module:Class' \(Empty module name"
-    ):
-        loss_of({**own, "target": ""})
+    for target, remedy in (("", ""), ("HarderThan", ""), ("my_miners.HarderThan", "; write my_miners:HarderThan")):
+        said = rf"train.miner.target '{target}': expected 'module:function' or 'module:Class'{remedy}$"
+        with pytest.raises(ConfigError, match=said):
+            loss_of({**own, "target": target})
     with pytest.raises(ConfigError, match=r"train.miner.arguments {'k': 3} of 'my_miners:HarderThan': .*argument 'k'"):
         loss_of({**own, "arguments": {"k": 3}})
 
 
-def test_miner_of_a_user_may_be_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"cosine": 0.5, "k": 3}, "got an unexpected keyword argument 'k'"),
+        ({}, "missing a required argument: 'cosine'"),
+        ({"cosine": 0.5, "scores": 3}, "multiple values for argument 'scores'"),
+    ],
+)
+@pytest.mark.parametrize("target", ["my_functions:above", "my_functions:Above"])
+def test_arguments_that_a_miner_does_not_take_are_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, arguments: dict[str, Any], said: str
+):
+    (tmp_path / "my_functions.py").write_text(
+        "def above(scores, positives, negatives, cosine):\n    return negatives & (scores > cosine)\n"
+        "class Above:\n"
+        "    def __init__(self, cosine): ...\n"
+        "    def __call__(self, scores): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_functions", raising=False)
+    if target.endswith("Above"):
+        arguments, said = {"cosine": 0.5}, "too many positional arguments"
+    with pytest.raises(ConfigError, match=rf"^train.miner.arguments .* of '{target}': {said}; a miner is called with"):
+        loss_of({"name": "user", "target": target, "arguments": arguments})
+
+
+def test_miner_of_a_user_may_be_a_function_or_a_class_of_mmdata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "my_functions.py").write_text(
         "def above(scores, positives, negatives, cosine=0.0):\n    return negatives & (scores > cosine)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_functions", raising=False)
     scores = torch.tensor([[0.1, 0.5, 0.9]])
     positives, negatives = torch.tensor([[True, False, False]]), torch.tensor([[False, True, True]])
     plain = loss_of({"name": "user", "target": "my_functions:above"}).miner
-    assert plain(scores, positives, negatives).tolist() == [[False, True, True]]
+    called = (scores, positives, negatives)
+    assert miners.for_block(plain, "image", slice(1))(*called).tolist() == [[False, True, True]]
     bound = loss_of({"name": "user", "target": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
-    assert bound(scores, positives, negatives).tolist() == [[False, False, True]]
+    assert miners.for_block(bound, "image", slice(1))(*called).tolist() == [[False, False, True]]
+    ratio = {"name": "user", "target": "mmdata.train.miners:Ratio", "arguments": {"share": 0.5}}
+    hardest = miners.for_block(loss_of(ratio).miner, "image", slice(1))
+    assert hardest(*called).tolist() == [[False, False, True]]

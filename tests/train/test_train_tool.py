@@ -32,7 +32,7 @@ from mmdata.trained.evaluation import evaluate_shards, with_settings
 from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
 
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -138,7 +138,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
     assert written["train"]["miner"] == {"name": "top_k", "k": 2, **left_out}
     assert written["data"]["global_batch_size"] == 6
     scores = json.loads((output / "evaluation.json").read_text())
-    assert (scores["step"], scores["epoch"], scores["rows"]) == (4, 1, 24)
+    assert (scores["step"], scores["epochs_done"], scores["rows"]) == (4, 1, 24)
     assert scores["chance_r1"] == pytest.approx(1 / 24)
 
     raw = corpus / "raw"
@@ -272,6 +272,39 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 2
     message = f"error: '{ledger}', line 1: expected a JSON object, got a list; delete the line to go on\n"
     assert capsys.readouterr().err.endswith(message)
+
+
+def test_a_run_without_a_usable_row_ends_with_the_first_reason(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(corpus / "shards", tmp_path / "shards")
+    index = Index.open(tmp_path / "shards")
+    with index.shard_path(0).open("r+b") as file:
+        for offset in index.take(np.arange(24), ["image_offset"])["image_offset"]:
+            file.seek(int(offset) + 33)  # behind the header
+            file.write(bytes(30))
+    words = [f"data.shards={tmp_path / 'shards'}", "data.val=null", "train.epochs=null", "train.steps=3"]
+    assert run_tool("train", config, *words, monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr()
+    assert (
+        "error: 18 of 18 rows could not be used (file_changed 18), more than max_bad_share 5.0%; the first: "
+        in said.err
+    )
+    assert "finished" not in said.out
+
+
+def test_train_into_a_folder_of_shards_is_refused_and_changes_nothing(
+    config: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(corpus / "shards", tmp_path / "shards")
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in (tmp_path / "shards").rglob("*") if path.is_file()}
+
+    before = content()
+    assert run_tool("train", config, f"train.output={tmp_path / 'shards'}", monkeypatch=monkeypatch) == 2
+    assert f"train.output '{tmp_path / 'shards'}': a folder of shards; it holds files that" in capsys.readouterr().err
+    assert content() == before
 
 
 def test_train_goes_on_with_a_run_whose_own_config_is_given(

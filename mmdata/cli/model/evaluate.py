@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--classes needs images with labels: the run has no data.val; give --shards")
     if options.pairs is not None:
         read_pairs(options.pairs)  # a mistake in the file is told before the shards are embedded
-    scores: dict[str, Any] = {"step": trained.step, "epoch": trained.epoch}
+    scores: dict[str, Any] = {"step": trained.step, "epochs_done": trained.epoch}
     path = trained.checkpoint
     out = options.out or (options.run / EVALUATION if options.run.is_dir() else path.with_suffix(".evaluation.json"))
     out.parent.mkdir(parents=True, exist_ok=True)

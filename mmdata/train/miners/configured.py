@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
-from inspect import isfunction
+from inspect import isfunction, signature
 from typing import Any
+
+from torch import Tensor
 
 from mmdata.config.train import MinerConfig, NamedMinerConfig, UserConfig
 from mmdata.errors import ConfigError, where_to_look
 from mmdata.train.miners.hardness import All, DropHardest, SemiHard, TopK
 from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup
-from mmdata.train.miners.protocol import AnyMiner
+from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
 from mmdata.train.miners.sampling import GumbelTopK
 
 BY_NAME = {
@@ -48,21 +50,47 @@ def configured(config: NamedMinerConfig) -> AnyMiner:
 
 
 def _of_user(config: UserConfig) -> AnyMiner:
-    module, _, name = config.target.partition(":")
+    target, given = config.target, config.arguments
+    module, colon, name = target.partition(":")
+    if not colon or not module:
+        written = ":".join(target.rsplit(".", 1))
+        remedy = f"; write {written}" if written != target else ""
+        raise ConfigError(f"train.miner.target '{target}': expected 'module:function' or 'module:Class'{remedy}")
     try:
         kind: Any = getattr(importlib.import_module(module), name)
     except ImportError as error:
         where = where_to_look(error, module)
-        raise ConfigError(f"train.miner.target '{config.target}': cannot be imported: {error}{where}") from error
+        raise ConfigError(f"train.miner.target '{target}': cannot be imported: {error}{where}") from error
     except (AttributeError, ValueError) as error:
         raise ConfigError(
-            f"train.miner.target '{config.target}': expected 'module:function' or 'module:Class' ({error})"
+            f"train.miner.target '{target}': expected 'module:function' or 'module:Class' ({error})"
         ) from error
-    if isfunction(kind):
-        miner = partial(kind, **config.arguments)
-        miner.__qualname__ = config.target  # type: ignore[attr-defined]  # by which messages call it
-        return miner
     try:
-        return kind(**config.arguments)
+        miner = kind if isfunction(kind) else kind(**given)
+        if not isinstance(miner, BlockMiner):
+            signature(miner).bind("scores", "positives", "negatives", **(given if miner is kind else {}))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train.miner.arguments {config.arguments} of '{config.target}': {error}") from error
+        raise ConfigError(
+            f"train.miner.arguments {given} of '{target}': {error}; a miner is called with (scores, positives, "
+            "negatives), and a function with the arguments too"
+        ) from error
+    return _UserMiner(target, partial(kind, **given) if miner is kind else miner)
+
+
+class _UserMiner:
+    """A user's miner, which messages call by its target. A ValueError in it ends the run with a traceback."""
+
+    def __init__(self, target: str, miner: AnyMiner) -> None:
+        self.__qualname__ = target
+        self._miner = miner
+
+    def block(self, side: Side, rows: slice) -> Miner:
+        """The miner for these anchors; see `BlockMiner`."""
+
+        def mine(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+            try:
+                return for_block(self._miner, side, rows)(scores, positives, negatives)
+            except ValueError as error:  # a command would show it in one line, without its place
+                raise RuntimeError(f"train.miner.target '{self.__qualname__}': {error}") from error
+
+        return mine

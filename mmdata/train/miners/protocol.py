@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from mmdata.errors import excerpt
 
 Side = Literal["image", "text"]
 """Side of an anchor: images are contrasted with texts, texts with images."""
@@ -57,7 +59,12 @@ def for_block(miner: AnyMiner, side: Side, rows: slice) -> Miner:
 
 
 def check_shape(miner: AnyMiner, chosen: Tensor, negatives: Tensor) -> None:
-    """Raise a ValueError if a miner's result is not (b, N)."""
+    """Raise a ValueError if a miner's result is not a tensor (b, N)."""
+    if not isinstance(cast(object, chosen), Tensor):
+        raise ValueError(
+            f"miner {name_of_miner(miner)} returned {excerpt(chosen)}, expected a tensor of shape "
+            f"{tuple(negatives.shape)}: bool, or weights from 0 on"
+        )
     if chosen.shape != negatives.shape:
         raise ValueError(
             f"miner {name_of_miner(miner)} returned shape {tuple(chosen.shape)}, expected {tuple(negatives.shape)}"
@@ -70,7 +77,7 @@ def name_of_miner(miner: AnyMiner) -> str:
     Not the repr, which would print a teacher's features and so wait for the device at each loss.
     """
     parts = getattr(miner, "miners", None)
-    if isinstance(parts, (list, tuple)) and all(map(callable, parts)):
+    if isinstance(parts, (list, tuple)) and all(callable(part) or isinstance(part, BlockMiner) for part in parts):
         return f"{type(miner).__qualname__}({', '.join(map(name_of_miner, parts))})"
     return str(getattr(miner, "__qualname__", type(miner).__qualname__))
 

@@ -58,6 +58,12 @@ class Measured:
         return f"mean of {self.batches:,} batches{rows}, steps {self.first_step:,} to {self.last_step:,}"
 
 
+def mines(settings: Mapping[str, Any]) -> bool:
+    """Whether a run asks for harder negatives than those of random batches; `settings` as in config.yaml."""
+    train, data = _section(settings, "train"), _section(settings, "data")
+    return bool(data.get("groups")) or any(train.get(name) for name in ("miner", "teacher", "queue"))
+
+
 def measured(mining: Sequence[Line], settings: Mapping[str, Any]) -> Measured | None:
     """The means of the last part of a run; None without a measurement.
 

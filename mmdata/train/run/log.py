@@ -61,10 +61,10 @@ class RunLog:
             with contextlib.suppress(OSError):
                 self._progress.update(self._task, completed=step)
 
-    def record(self, kind: str, values: Mapping[str, float | list[float] | None]) -> None:
+    def record(self, kind: str, values: Mapping[str, float | list[float] | None], *, aloud: bool = True) -> None:
         """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "step": …, "epoch": …, …}.
 
-        Lists, such as histograms, are written there only.
+        It is printed too if it is `aloud`, without lists, such as histograms.
         """
         if not self._speaks:
             return
@@ -76,12 +76,10 @@ class RunLog:
         numbers = {name: value for name, value in finite.items() if not isinstance(value, list)}
         if self._writer is not None:
             for name, value in numbers.items():
-                if name not in ("step", "epoch") and value is not None:
+                if name not in ("step", "epoch", "epochs_done") and value is not None:
                     self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
-        if kind == "evaluation" and "epoch" in numbers:
-            # An evaluation counts finished epochs, and the lines of training number the epoch that runs, from 0.
-            numbers = {"epochs done" if name == "epoch" else name: value for name, value in numbers.items()}
-        self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
+        if aloud:
+            self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
 
     def say(self, line: str) -> None:
         """Print one line; a lost terminal is no error."""

@@ -122,8 +122,9 @@ def _changed_settings(
 
     def may_differ(key: str) -> bool:
         # A file that selects may lie elsewhere. Another condition has other rows, also to evaluate on.
-        is_moved = all(str(flat.get(key)).lower().endswith(FILES) for flat in (before, now))
-        return _POSITION.sub("", key) in MAY_CHANGE | except_for and (is_moved or not key.endswith(".select"))
+        if key.endswith(".select"):
+            return all(str(flat.get(key)).lower().endswith(FILES) for flat in (before, now))
+        return _POSITION.sub("", key) in MAY_CHANGE | except_for
 
     changed = sorted(key for key in differ if not may_differ(key))
     return [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]

@@ -34,7 +34,7 @@ from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint, sole
-from mmdata.train.run.advice import advise
+from mmdata.train.run.advice import advise, mines
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
@@ -121,6 +121,7 @@ class Trainer:
         self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
+        self.mines = mines(self.settings)
         check_schedule(config, self.total_steps)
         self.updates = FiniteUpdates(self.scaler, output)
         self.epoch = self.epoch_step = self.step = 0
@@ -205,7 +206,8 @@ class Trainer:
                 f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
             )
             return 128 + stopped
-        self._advise()
+        if self.mines:
+            self._advise()
         self.log.say(
             f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; next: {self._next()}"
         )
@@ -314,6 +316,9 @@ class Trainer:
         rate = scheduled_rate(self.step, self.config, self.total_steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
+        begins = self.mines and self.step == self.config.mining_after_steps
+        if begins and self.step > 0:
+            self.log.say(f"mining begins with step {self.step + 1} (train.mining_after_steps)")
         loss, output, of_teacher = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
@@ -331,10 +336,10 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
-        if is_measured(self.step):
+        if begins or is_measured(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
-                self.log.record("mining", values)
+                self.log.record("mining", values, aloud=self.mines)
 
     def _add_gradients(
         self, batch: Batch, *, step: int
@@ -366,7 +371,9 @@ class Trainer:
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
-        checked_state(self.batches, self.source, self.group)
+        state = checked_state(self.batches, self.source, self.group)
+        if self.step == self.total_steps and (check_rows := LoaderExtras.of(self.source).check_rows) is not None:
+            check_rows(state)
         measured = self.meter.read()
         values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
         values |= {
@@ -406,7 +413,7 @@ class Trainer:
         with self.meter.paused(), self.watchdog.evaluating(self.model):
             random_state = rng_state(self.device)
             self.model.eval()
-            values = {"step": self.step, "epoch": self.epoch, **self.evaluate(self.model)}
+            values = {"step": self.step, "epochs_done": self.epoch, **self.evaluate(self.model)}
             self.model.train()
             set_rng_state(random_state, self.device)
             self.watchdog.at("writing a checkpoint")
