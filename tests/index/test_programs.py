@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from tests.programs import run_program
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
 
 def program(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_program(command, capture_output=True, text=True)
 
 
 def test_index_and_verify_end_with_their_accounts(shards, tmp_path):
