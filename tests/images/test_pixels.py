@@ -95,6 +95,12 @@ def noisy(image, shape, generator):
     noise = torch.randint(0, 256, (3, *shape), generator=generator)
     return noise.to(torch.uint8)
 
+class Corner:
+    def __call__(self, image, shape, generator):
+        return image[:, : shape[0], : shape[1]]
+
+corner = Corner()
+
 def fails(image, shape, generator):
     raise KeyError("no such colour")
 
@@ -117,6 +123,11 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "transforms_of_users.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)
     return "transforms_of_users"
+
+
+def test_pixels_users_transform_gets_image_and_shape(users: str, image: Tensor):
+    out = apply(PixelTransform(f"{users}:corner"), image, row=0)
+    assert torch.equal(out, image[:, :32, :32])
 
 
 @pytest.mark.parametrize(

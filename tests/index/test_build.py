@@ -287,10 +287,9 @@ from mmdata.index import build_index
 from tests.convert.killed import before, die
 from tests.index.rewrite import published
 
-shards, good, old, out = map(Path, sys.argv[1:])
+shards, good, old, out = map(Path, sys.argv[1:5])
 
-
-for number in range(1000):
+for number in range(int(sys.argv[5]), 1000, 5):
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(old, out)
     child = os.fork()
@@ -310,12 +309,16 @@ print(number)
 """
 
 
-def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(shards, count, tmp_path):
+@pytest.mark.parametrize("first", range(5))  # of every fifth moment
+@pytest.mark.sweep(keep=1)
+def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(
+    shards, count, tmp_path, first: int
+):
     good, old = tmp_path / "good", tmp_path / "old"
     build_index(shards, out=good)
     build_index(shards, out=old, count_tokens=count, tokenizer="another")
     (old / "__mmdata__/index-00001.arrow").write_bytes(b"of an index of 1,025 shards")
-    places = [str(path) for path in (shards, good, old, tmp_path / "out")]
+    places = [str(path) for path in (shards, good, old, tmp_path / "out", first)]
     root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True, env=root)
     assert done.returncode == 0, done.stderr

@@ -34,6 +34,13 @@ def test_ledger_keeps_the_newest_entries_and_exact_counts():
     assert ledger.counts == RowCounts(10_003, Counter({"corrupt_image": 3, "file_changed": 10_000}))
 
 
+def test_ledger_logs_a_reason_once_also_where_a_batch_has_it_twice(caplog: pytest.LogCaptureFixture):
+    ledger = Ledger(1.0)
+    ledger.add([entry(0, 0, 1), entry(0, 0, 2), entry(0, 0, 3, "file_changed")], 8)
+    ledger.add([entry(0, 1, 4)], 8)
+    assert [record.args[1] for record in caplog.records if record.args] == ["corrupt_image", "file_changed"]  # type: ignore[index]
+
+
 def test_ledger_file_has_an_entry_as_soon_as_it_is_known(tmp_path: Path):
     ledger = Ledger(0.0)
     ledger.write_to(tmp_path / "l.jsonl", epoch=0, step=0)
