@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.config import DataConfig
@@ -155,6 +155,7 @@ def test_rows_that_a_table_lacks_have_no_value_or_are_left_out(
         corpus.loader(join=[{**join, "missing": "error"}])
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_columns_are_those_of_pandas_left_join(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, data: Any):
     rows = data.draw(st.lists(st.integers(0, 60), min_size=1, unique=True).filter(lambda found: min(found) < 50))
