@@ -238,6 +238,11 @@ def test_a_dropped_caption_is_empty_and_stays_in_its_batch(corpus: Corpus):
         assert 10 < seen < 30
 
 
+def test_a_dropout_of_every_caption_is_refused(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"caption_dropout': .*; got 1\.0"):
+        corpus.loader(caption_dropout=1.0)
+
+
 def test_a_function_sees_captions_in_the_template_and_no_dropped_ones(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
