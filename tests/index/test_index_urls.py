@@ -245,6 +245,17 @@ def test_after_an_error_only_what_is_missing_is_read(tars, tmp_path, cache):
         assert asked(server)[:5] == [2, 1, 1, 1, 2]
 
 
+def test_a_tar_whose_damage_was_mended_is_read_again(tars, tmp_path, cache):
+    whole = (tars / "x-0002.tar").read_bytes()
+    with serve(tars) as server:
+        server.answers["/x-0002.tar"] = whole[:3000]
+        with pytest.raises(DataError, match=rf"shard '{server.url}/x-0002\.tar', byte \d+: .*cut; is it whole on its"):
+            of_urls(server, tmp_path / "far", cache)
+        server.answers.clear()
+        assert of_urls(server, tmp_path / "far", cache).accounts["indexed"] == 18
+        assert asked(server) == [2, 1, 2, 1, 1, 1]
+
+
 # An index that exists
 
 
