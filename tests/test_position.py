@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -20,6 +21,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> dict[str, 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, settings: dict[str, Any]) -> Kind:
+    return make_kind(request.param, settings)
+
+
+@pytest.fixture(params=["loader", "stream", "stream of passes"])
+def threaded(request: pytest.FixtureRequest, settings: dict[str, Any]) -> Kind:
+    """One that has threads."""
     return make_kind(request.param, settings)
 
 
@@ -51,6 +58,36 @@ def test_state_loaded_while_an_iteration_is_under_way_overtakes_it(kind: Kind):
         overtaken(kind, older, "load_state_dict has moved", rest=whole[0][step:])
         assert made.state_dict() == state, "the old iteration counts no more"
         assert kind.give(made) == whole[state["epoch"]][state["step"] :]
+
+
+def test_loop_that_counts_to_the_last_step_gets_the_next_epoch(kind: Kind):
+    whole = kind.epochs(2)
+    made = kind.make()
+    assert [kind.give(islice(iter(made), len(epoch))) for epoch in whole] == whole
+
+
+@pytest.mark.parametrize("leave", ["close the iteration", "close it"])
+def test_epoch_that_is_left_early_begins_anew_and_leaves_no_thread(threaded: Kind, leave: str):
+    before = threading.enumerate()
+    whole = threaded.epochs(1)[0]
+    made, iteration = threaded.at(0, 2)
+    (iteration if leave == "close the iteration" else made).close()
+    left = {*threading.enumerate()} - {*before}
+    assert not [thread.name for thread in left if thread.name.startswith("mmdata-")]
+    if leave == "close it":
+        overtaken(threaded, iteration, "close has moved", rest=[])
+    assert threaded.give(made) == whole
+
+
+def test_closed_at_the_last_batch_lets_the_loop_end(threaded: Kind):
+    whole = threaded.epochs(2)
+    with threaded.make() as made:
+        for number, _ in enumerate(made, start=1):
+            if number == len(whole[0]):
+                made.close()
+        assert number == len(whole[0])
+        made.close()
+        assert threaded.give(made) == whole[1]
 
 
 def overtaken(kind: Kind, iteration: Any, message: str, *, rest: list[Any]) -> None:
@@ -118,6 +155,7 @@ def test_set_epoch_goes_where_it_is_told_last(kind: Kind):
     for epoch in (5, 1, 0):
         made.set_epoch(epoch)
     assert [kind.give(made), kind.give(made)] == whole
+    assert whole[0] != whole[1]
     for epoch in (-1, 2**20, 2**70):
         with pytest.raises(ValueError, match=f"epoch must be (0 or more|at most 1048575): got {epoch}"):
             made.set_epoch(epoch)
@@ -134,6 +172,7 @@ def test_copy_has_a_position_of_its_own_or_is_refused(kind: Kind, duplicate: Cal
     made, iteration = kind.at(0, 2)
     if kind.name.endswith("sampler"):
         other = duplicate(made)
+        assert other.sampler is other
         assert kind.give(other) == whole
         assert made.state_dict()["step"] == 2
     else:

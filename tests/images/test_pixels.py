@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from mmdata.config.images import AugmentConfig
 from mmdata.errors import BadSample, ConfigError, Reason
 from mmdata.images.crop import eval_crop, resize_crop
 from mmdata.images.pixels import PixelTransform
@@ -26,13 +28,25 @@ def apply(transform: PixelTransform, image: Tensor, *, row: int, epoch: int = 0,
     return pixels(transform, png(image, number=row), (32, 32), epoch=epoch, fill=fill)
 
 
-def test_pixels_of_a_row_depend_on_row_epoch_and_seed(image: Tensor):
+@pytest.mark.parametrize(
+    ("kind", "drawn"),
+    [
+        ("train", {"crop_scale": (0.2, 0.8)}),
+        ("train", {"crop_scale": (1.0, 1.0), "augment": AugmentConfig(horizontal_flip_prob=0.5, color_jitter=0.4)}),
+        ("transforms_of_users:noisy", {}),
+    ],
+    ids=["crop", "augmentation", "own"],
+)
+def test_pixels_of_a_row_depend_on_row_epoch_and_seed(users: str, image: Tensor, kind: str, drawn: dict[str, Any]):
+    square = image[:, :, :60]  # of which a crop of all is always the same
+
     def draw(row: int, epoch: int, seed: int) -> bytes:
-        transform = PixelTransform("train", crop_scale=(0.2, 0.8), seed=seed)
-        return apply(transform, image, row=row, epoch=epoch).numpy().tobytes()
+        return apply(PixelTransform(kind, seed=seed, **drawn), square, row=row, epoch=epoch).numpy().tobytes()
 
     assert len({draw(*place) for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]}) == 4
-    assert draw(5, 2, 9) == draw(5, 2, 9)
+    again = draw(5, 2, 9)
+    torch.manual_seed(5)
+    assert draw(5, 2, 9) == again
 
 
 def test_pixels_of_a_row_depend_on_nothing_else(image: Tensor):
@@ -114,15 +128,6 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_pixels_users_transform_gets_image_and_shape(users: str, image: Tensor):
     out = apply(PixelTransform(f"{users}:corner"), image, row=0)
     assert torch.equal(out, image[:, :32, :32])
-
-
-def test_pixels_users_transform_draws_from_the_generator_of_its_row(users: str, image: Tensor):
-    def draw(row: int, epoch: int, seed: int) -> bytes:
-        return apply(PixelTransform(f"{users}:noisy", seed=seed), image, row=row, epoch=epoch).numpy().tobytes()
-
-    assert len({draw(*place) for place in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]}) == 4
-    torch.manual_seed(5)
-    assert draw(4, 1, 0) == draw(4, 1, 0)
 
 
 @pytest.mark.parametrize(

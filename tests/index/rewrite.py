@@ -1,4 +1,4 @@
-"""Rewrites the index of a folder as a faulty writer would: hashes and manifest agree with what is written."""
+"""The files of an index, and an index rewritten as a faulty writer would: hashes and manifest agree with it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mmdata.hashing import fast_hash
 from mmdata.index import Manifest, ShardEntry
 from mmdata.index.columns import SCHEMA
 from mmdata.index.encode import encode
+from mmdata.index.staging import STAGING_NAME
 from mmdata.index.writer import ManifestWriter
 
 EMPTY = encode([]).data
@@ -61,3 +62,17 @@ def write_manifest(folder: Path, shards: Iterable[Shard], **settings: Any) -> Ma
     for entry, columns in shards:
         writer.add(entry, columns)
     return writer.close(**settings)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder; without what a run that failed has kept for the next one."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".mmdata.lock" and STAGING_NAME not in p.parts
+    }
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    """The files of the index of a folder."""
+    return {path.name: path.read_bytes() for path in (folder / "__mmdata__").iterdir()}

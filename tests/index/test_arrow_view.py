@@ -22,15 +22,6 @@ with Loader.from_config(data) as loader:
     next(iter(loader))
 print("pandas" in sys.modules)
 """
-PROGRAM = """
-import sys
-import numpy as np
-from mmdata.index import Index
-index = Index.open(sys.argv[1])
-index.take(np.array([0]), ["height", "image_xxh3"])
-index.take_lists(np.array([0]), "caption_hash")
-print("pandas" in sys.modules, "pyarrow.compute" in sys.modules)
-"""
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
@@ -46,11 +37,6 @@ def test_view_is_what_pyarrow_gives_and_shares_its_memory(dtype: type):
 def test_view_of_missing_values_names_the_file():
     with pytest.raises(DataError, match="index 'x': 1 of the 2 values of a column are missing; make it anew"):
         view(pa.array([1, None], pa.int64()), np.int64, of="index 'x'")
-
-
-def test_reading_an_index_imports_no_pandas(shards: Path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, shards], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.split() == ["False", "False"], done.stderr
 
 
 def test_the_first_batch_comes_without_pandas(shards: Path):

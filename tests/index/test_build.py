@@ -16,18 +16,9 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import fast_hash
 from mmdata.images import Limits
 from mmdata.index import Index, Manifest, build_index, verify
-from mmdata.index.staging import STAGING_NAME
 from mmdata.tars.members import Members
+from tests.index.rewrite import content
 from tests.programs import run_program
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """The files of a folder; without what a run that failed has kept for the next one."""
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and p.name != ".mmdata.lock" and STAGING_NAME not in p.parts
-    }
 
 
 @pytest.fixture(scope="module")
@@ -294,15 +285,11 @@ import os, shutil, sys
 from pathlib import Path
 from mmdata.index import build_index
 from tests.convert.settle.killed import before, die
+from tests.index.rewrite import published
 
-shards, good, old, out = map(Path, sys.argv[1:])
+shards, good, old, out = map(Path, sys.argv[1:5])
 
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in (folder / "__mmdata__").iterdir()}
-
-
-for number in range(1000):
+for number in range(int(sys.argv[5]), 1000, 5):
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(old, out)
     child = os.fork()
@@ -312,9 +299,9 @@ for number in range(1000):
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if (out / "__mmdata__/manifest.json").exists():
-        assert content(out) in (content(good), content(old)), number
+        assert published(out) in (published(good), published(old)), number
     build_index(shards, out=out, overwrite=True)
-    assert content(out) == content(good), number
+    assert published(out) == published(good), number
     assert sorted(os.listdir(out)) == [".mmdata.lock", "__mmdata__"], number
     if status == 0:
         break
@@ -322,34 +309,20 @@ print(number)
 """
 
 
-def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(shards, count, tmp_path):
+@pytest.mark.parametrize("first", range(5))  # of every fifth moment
+@pytest.mark.sweep(keep=1)
+def test_an_index_that_is_replaced_is_the_old_or_the_new_one_after_a_kill_at_any_moment(
+    shards, count, tmp_path, first: int
+):
     good, old = tmp_path / "good", tmp_path / "old"
     build_index(shards, out=good)
     build_index(shards, out=old, count_tokens=count, tokenizer="another")
     (old / "__mmdata__/index-00001.arrow").write_bytes(b"of an index of 1,025 shards")
-    places = [str(path) for path in (shards, good, old, tmp_path / "out")]
+    places = [str(path) for path in (shards, good, old, tmp_path / "out", first)]
     root = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = run_program([sys.executable, "-c", KILL_EACH, *places], capture_output=True, text=True, env=root)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20  # moments at which it was killed
-
-
-def test_a_rerun_after_a_kill_is_as_if_undisturbed(shards, tmp_path):
-    build_index(shards, out=tmp_path / "good")
-    killed = tmp_path / "killed"
-    inner = killed / "__mmdata__"
-    inner.mkdir(parents=True)
-    shutil.copy(tmp_path / "good" / "__mmdata__" / "index-00000.arrow", inner)
-    build_index(shards, out=killed)
-    assert content(killed) == content(tmp_path / "good")
-
-
-def test_progress_ends_at_the_bytes_of_all_shards(shards, tmp_path):
-    seen: list[tuple[int, int]] = []
-    build_index(shards, out=tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
-    total = Manifest.read(shards).bytes
-    assert seen[-1] == (total, total)
-    assert seen == sorted(seen)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from mmdata.images import FORMATS
 from mmdata.index import Index, ShardStore
 from mmdata.index import index as index_module
 from mmdata.index.columns import FIXED
-from mmdata.tars import captions_of
 from tests.shard_writer import ShardWriter
 
 
@@ -47,18 +46,6 @@ def test_columns_say_what_was_written(index, samples):
     offsets, lengths = index.lists("caption_tokens")
     assert np.diff(offsets).tolist() == [len(sample.captions) for sample in samples]
     assert lengths.tolist() == [len(c) for sample in samples for c in sample.captions]
-
-
-def test_members_are_read_by_offset(index, samples):
-    store = ShardStore(index)
-    places = index.take(np.arange(10), list(FIXED))
-    shards, _ = index.locate(np.arange(10))
-    for row, sample in enumerate(samples):
-        shard = int(shards[row])
-        image = store.read(shard, int(places["image_offset"][row]), int(places["image_bytes"][row]))
-        assert image == sample.image
-        caption = store.read(shard, int(places["caption_offset"][row]), int(places["caption_bytes"][row]))
-        assert captions_of(caption, int(places["caption_format"][row])) == sample.captions
 
 
 @settings(

@@ -11,7 +11,6 @@ import tarfile
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import mmdata.storage.attempts as attempts_module
@@ -135,41 +134,6 @@ def test_progress_knows_the_sizes_of_tars_that_are_read_before_the_first(tars, t
         of_urls(server, tmp_path / "far", cache, members=Members.parse(caption="json:TEXT"), progress=progress)
     assert (others, of_all) in told
     assert told[-1] == (size_of(tars), size_of(tars))
-
-
-def test_failed_requests_are_repeated_from_the_byte_where_they_ended(tmp_path, cache, tar, monkeypatch):
-    monkeypatch.setattr(remote_module, "PIECE_BYTES", 2**16)
-    folder = tmp_path / "large"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for shard in range(NUM_TARS):
-        samples = [(f"{i}.{end}", data) for i in range(8) for end, data in _sample(rng, i)]
-        (folder / f"x-{shard:04d}.tar").write_bytes(tar(samples))
-    build_index(folder, out=tmp_path / "here")
-    with serve(folder, fault_every=2) as server:
-        server.linger_s = 1.0  # what has arrived is read: else how much is lost is a matter of the buffers
-        of_urls(server, tmp_path / "far", cache)
-        assert {"reset", "error", "cut"} <= set(server.faults)
-        begins = [int(range_[len("bytes=") : -1]) for _, range_ in server.requests if range_ and range_.endswith("-")]
-        assert max(begins) > 0
-        assert server.sent <= 1.05 * size_of(folder)
-    assert files(tmp_path / "far") == files(tmp_path / "here")
-
-
-def _sample(rng: np.random.Generator, i: int) -> list[tuple[str, bytes]]:
-    """An image in BMP, whose size is that of its pixels, and its caption."""
-    height, width = 300, 400
-    head = b"BM" + (54 + 3 * height * width).to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")
-    info = (40).to_bytes(4, "little") + width.to_bytes(4, "little") + height.to_bytes(4, "little")
-    info += (1).to_bytes(2, "little") + (24).to_bytes(2, "little") + bytes(24)
-    return [("bmp", head + info + rng.bytes(3 * height * width)), ("txt", b"noise %d" % i)]
-
-
-def test_a_server_without_ranges_is_read_all_the_same(tars, tmp_path, cache):
-    build_index(tars, out=tmp_path / "here")
-    with serve(tars, ranges=False, fault_every=5) as server:
-        of_urls(server, tmp_path / "far", cache)
-    assert files(tmp_path / "far") == files(tmp_path / "here")
 
 
 def test_tars_of_s3_are_read_in_ranges(tars, tmp_path, cache, monkeypatch):
@@ -360,16 +324,6 @@ def test_a_tokenizer_is_added_to_an_index_of_urls(tars, tmp_path, cache, count):
 # The cache
 
 
-def test_a_filled_cache_needs_no_request(tars, tmp_path, cache):
-    with serve(tars) as server:
-        report = of_urls(server, tmp_path / "far", cache, fill_cache=True)
-        assert (report.cached, asked(server)) == (NUM_TARS, [1] * NUM_TARS)
-    index = Index.open(tmp_path / "far", cache=cache)
-    assert len(index[:]) == 18
-    assert index[17].captions == ["dog 2"]
-    assert size_of(tars) == sum(path.stat().st_size for path in cache.folder.iterdir() if path.name != ".lock")
-
-
 def test_a_cache_that_is_too_small_keeps_what_it_holds(tars, tmp_path):
     one = (tars / "x-0000.tar").stat().st_size
     small = ShardCache(tmp_path / "cache", max_bytes=3 * one + 100)
@@ -387,11 +341,10 @@ def test_fill_cache_is_for_urls(tars, tmp_path):
         build_index(tars, out=tmp_path / "here", fill_cache=True)
 
 
-@pytest.mark.parametrize("fill_cache", [False, True])
-def test_a_cache_that_cannot_be_written_ends_the_run(tars, tmp_path, fill_cache):
+def test_a_cache_that_cannot_be_written_ends_the_run(tars, tmp_path):
     (tmp_path / "cache").write_text("a file")
     with serve(tars) as server, pytest.raises(ConfigError, match=r"cache folder '.*cache': File exists, for 'http"):
-        of_urls(server, tmp_path / "far", ShardCache(tmp_path / "cache"), fill_cache=fill_cache)
+        of_urls(server, tmp_path / "far", ShardCache(tmp_path / "cache"))
 
 
 def test_a_cache_with_room_for_one_tar_is_enough_and_never_holds_more(tars, tmp_path):
@@ -422,87 +375,7 @@ def test_a_cache_with_room_for_one_tar_is_enough_and_never_holds_more(tars, tmp_
     assert files(tmp_path / "far") == files(tmp_path / "here")
 
 
-def test_a_tar_that_the_cache_cannot_hold_or_of_no_size_is_an_error(tars, tmp_path):
-    with serve(tars) as server:
-        with pytest.raises(
-            ConfigError, match=r"x-000\d\.tar': [\d,]+ bytes, and the cache '.*' holds 2,000; set data\.l"
-        ):
-            of_urls(server, tmp_path / "far", ShardCache(tmp_path / "cache", max_bytes=2000))
-        server.answers["/x-0000.tar"] = endless
-        message = r"x-0000\.tar': the server does not say how many bytes it has \(Content-Length\); fetch it yourself"
-        with pytest.raises(DataError, match=message):
-            build_index(f"{server.url}/x-0000.tar", out=tmp_path / "far", cache=ShardCache(tmp_path / "cache"))
-    assert not list((tmp_path / "cache").glob("*.part"))
-
-
-def endless(handler: BaseHTTPRequestHandler) -> None:
-    """A body of no stated length, which goes on as long as somebody reads it, up to 64 MB."""
-    handler.send_response(200)
-    handler.send_header("Connection", "close")
-    handler.end_headers()
-    for _ in range(2**10):
-        handler.wfile.write(bytes(2**16))
-
-
 # Bad servers
-
-
-def page(handler: BaseHTTPRequestHandler) -> None:
-    body = b"<!DOCTYPE html><title>log in</title>"
-    handler.send_response(200)
-    handler.send_header("Content-Type", "text/html; charset=utf-8")
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
-def redirect(handler: BaseHTTPRequestHandler) -> None:
-    handler.send_response(302)
-    handler.send_header("Location", "/login")
-    handler.send_header("Connection", "close")
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
-
-
-def circle(handler: BaseHTTPRequestHandler) -> None:
-    handler.send_response(302)
-    handler.send_header("Location", "/x-0001.tar")
-    handler.send_header("Connection", "close")
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "message"),
-    [
-        (404, DataError, "no such file; upload it, or correct the URL"),
-        (403, ConfigError, "access denied .*403.*; give the credentials"),
-        (
-            503,
-            DataError,
-            r"cannot be fetched, 8 attempts from byte 0 on, the last one: Failed: status 503.*; is the server up",
-        ),
-        (page, DataError, "the server answered with a page of HTML"),
-        (redirect, DataError, "the server answered with a page of HTML"),
-        (circle, DataError, "the server redirects in a circle, or more than 10 times"),
-    ],
-)
-def test_what_is_no_tar_is_an_error_with_its_url(tars, tmp_path, cache, answer, kind, message):
-    with serve(tars) as server:
-        server.answers |= {"/x-0001.tar": answer, "/login": page}
-        with pytest.raises(kind, match=rf"'{server.url}/x-0001\.tar'(: |, ){message}"):
-            of_urls(server, tmp_path / "far", cache)
-        assert len(server.requests) <= NUM_TARS + 12
-    assert not (tmp_path / "far" / "__mmdata__").exists()
-
-
-def test_a_page_in_a_tars_place_is_told_by_its_bytes(tars, tmp_path, cache):
-    with serve(tars) as server:
-        server.answers["/x-0001.tar"] = b"<!DOCTYPE html><title>log in</title>".ljust(600)
-        with pytest.raises(
-            DataError, match=rf"shard '{server.url}/x-0001\.tar': is an HTML page, not a tar: a page of"
-        ):
-            of_urls(server, tmp_path / "far", cache)
 
 
 def test_all_damaged_tars_are_listed_and_may_be_skipped(tars, tmp_path, cache):
@@ -519,27 +392,6 @@ def test_all_damaged_tars_are_listed_and_may_be_skipped(tars, tmp_path, cache):
         assert files(tmp_path / "far") == files(tmp_path / "here")
         assert far.accounts == here.accounts
         assert verify(tmp_path / "far") == []
-
-
-def test_a_tar_that_changed_since_is_refused_when_it_is_fetched(tars, tmp_path, cache):
-    size = (tars / "x-0000.tar").stat().st_size
-    with serve(tars) as server:
-        of_urls(server, tmp_path / "far", cache)
-        index = Index.open(tmp_path / "far", cache=cache)
-        place = re.escape(f"'{server.url}/x-0000.tar'")
-        for answer, message in (
-            (b"x" * size, "its SHA-256 is .*: the file changed since it was indexed; index it anew, or put back"),
-            (b"x" * 1500, f"the server sends 1,500 bytes of type .*, and {size:,} were indexed: another answer than"),
-            (
-                b"x" * (size + 512),
-                f"the server sends {size + 512:,} bytes of type .*, and {size:,} were indexed: another",
-            ),
-            (404, "no such file; upload it, or correct the URL"),
-        ):
-            server.answers["/x-0000.tar"] = answer
-            with pytest.raises(DataError, match=f"{place}: {message}"):
-                index.shard_path(0)
-        assert index.shard_path(1).read_bytes() == (tars / "x-0001.tar").read_bytes()
 
 
 # Bad names

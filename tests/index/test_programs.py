@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from tests.programs import run_program
 
 
 def program(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mmdata", name, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return run_program(command, capture_output=True, text=True)
 
 
 def test_index_and_verify_end_with_their_accounts(shards, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from mmdata.errors import DataError
 from mmdata.index import build_index, verify
 from mmdata.index.verify import verify_tars
+from tests.index.rewrite import published
 
 from .test_damaged_shards import cut
 
@@ -33,13 +34,9 @@ def folder(tmp_path: Path, tar: Any, photo: Any) -> Path:
     return path
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "__mmdata__").iterdir())}
-
-
 def indexed(folder: Path, num_workers: int, **given: Any) -> tuple[dict[str, bytes], Any]:
     report = build_index(folder, num_workers=num_workers, max_bad_share=0.5, **given)
-    found = files(folder), (report.accounts, report.lost, report.quarantined)
+    found = published(folder), (report.accounts, report.lost, report.quarantined)
     shutil.rmtree(folder / "__mmdata__")
     return found
 

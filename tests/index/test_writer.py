@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import webdataset
 
@@ -17,15 +15,8 @@ from mmdata.images import ImageInfo
 from mmdata.index import Index, Manifest, build_index
 from mmdata.index.columns import aspect_bin, unpack_cells
 from mmdata.tars.write import Sample
+from tests.index.rewrite import content
 from tests.shard_writer import ShardWriter
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and p.name != ".mmdata.lock"
-    }
 
 
 def write(folder: Path, samples: Iterable[Sample], **settings) -> Path:
@@ -71,15 +62,6 @@ def test_indexing_written_shards_anew_gives_the_same_index(shards, count, tmp_pa
     assert report.manifest.root == Index.open(shards).fingerprint
     name = "__mmdata__/index-00000.arrow"
     assert (tmp_path / "out" / name).read_bytes() == (shards / name).read_bytes()
-
-
-def test_an_index_file_is_two_arrow_streams(shards):
-    with (shards / "__mmdata__/index-00000.arrow").open("rb") as file:
-        batches = [*pa.ipc.open_stream(file)]
-        assert [batch.num_rows for batch in batches] == [4, 4, 2]
-        keys = [key for batch in batches for key in batch.column("key").to_pylist()]
-        assert keys == Index.open(shards).keys(np.arange(10))
-        assert pa.ipc.open_stream(file).read_all().column("name").to_pylist() == [f"{i:06d}.tar" for i in range(3)]
 
 
 def test_manifest_says_what_lies_there(shards, samples):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -69,6 +71,11 @@ class Corpus:
         """Other shards, indexed with the same tokenizer."""
         write(folder, samples, Tokenizer.load(self.folder / "tokenizer"))
 
+    def table(self, file: Path, rows: Sequence[int] = range(50), **columns: Any) -> str:
+        """A table of some rows, in this order, by their keys."""
+        pyarrow.parquet.write_table(pa.table({"key": [self.samples[row].key for row in rows], **columns}), file)
+        return str(file)
+
     def overwrite(self, row: int, kind: str, data: bytes) -> None:
         """Put bytes at the beginning of a row's member (kind: image or caption); its size stays."""
         shards, _ = self.index.locate(np.array([row]))
@@ -110,6 +117,32 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, photo: Callable[..., bytes]
     train_tokenizer([caption for s in samples for caption in s.captions], folder / "tokenizer", vocab_size=400)
     write(folder / "shards", samples, Tokenizer.load(folder / "tokenizer"))
     return Corpus(folder, samples)
+
+
+@pytest.fixture(scope="session")
+def second(corpus: Corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of nine other rows, three captions each."""
+    samples: list[Sample] = []
+    for i in range(9):
+        image = photo(90, 90 + i, seed=1000 + i)
+        captions = [f"a red dog {i}", f"a small blue cat on the street {i}", f"a large tree near a dog {i}"]
+        samples.append(Sample(f"second{i}", image, probe(image), captions))
+    folder = tmp_path_factory.mktemp("second") / "shards"
+    corpus.write_beside(folder, samples)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def labelled(corpus: Corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of forty rows with labels 0 to 4, every fifth caption the same."""
+    samples: list[Sample] = []
+    for i in range(40):
+        image = photo(40, 40, seed=2000 + i)
+        caption = "a dog" if i % 5 == 0 else f"cat {i}" + " on the street" * (i % 4)
+        samples.append(Sample(f"{i:04d}", image, probe(image), [caption], label=i % 5))
+    folder = tmp_path_factory.mktemp("labelled") / "shards"
+    corpus.write_beside(folder, samples)
+    return folder
 
 
 def turned(image: bytes, orientation: int) -> bytes:
@@ -154,3 +187,24 @@ def join() -> Callable[[list[Batch]], Batch]:
         return joined
 
     return concatenate
+
+
+def rows_of(loader: Loader) -> list[int]:
+    """The rows of the current epoch as they come, padding left out."""
+    return [row for batch in loader for row in batch["rows"].tolist() if row >= 0]
+
+
+def texts_of(loader: Loader, epoch: int = 0) -> dict[int, str]:
+    """The caption of each row in an epoch."""
+    loader.set_epoch(epoch)
+    pairs = (pair for batch in loader for pair in zip(batch["rows"].tolist(), batch["captions"], strict=True))
+    return {row: text for row, text in pairs if row >= 0}
+
+
+def placed(settings: Any, folder: Path) -> Any:
+    """Settings whose texts say FOLDER, with the folder in its place."""
+    if isinstance(settings, dict):
+        return {name: placed(value, folder) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [placed(value, folder) for value in settings]
+    return settings.replace("FOLDER", str(folder)) if isinstance(settings, str) else settings

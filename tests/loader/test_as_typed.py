@@ -15,14 +15,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-import mmdata
 from mmdata import Batch, Loader
 from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 
 from .conftest import Corpus
 
-Same = Callable[[Batch, Batch], bool]
 UNNAMED = r"tests\.loader\.test_as_typed:unnamed\.<locals>\.inner"
 
 
@@ -41,11 +39,6 @@ def unnamed(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return inner
 
 
-def two(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Takes other arguments than a transform."""
-    return image
-
-
 def pixels(loader: Loader) -> list[Tensor]:
     return [batch["pixel_values"].clone() for batch in loader]
 
@@ -58,14 +51,11 @@ def is_equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def test_function_as_transform_and_captions_are_the_same_in_threads_and_processes(corpus: Corpus, same: Same):
-    changes: dict[str, Any] = {"transform": jittered}
-    assert DataConfig.model_validate({**corpus.settings, **changes}).transform == f"{__name__}:jittered"
-    threads = list(corpus.loader(**changes, num_workers=2))
-    processes = list(corpus.loader(**changes, num_processes=1))
-    assert all(same(one, other) for one, other in zip(threads, processes, strict=True))
-    by_name = pixels(corpus.loader(transform=f"{__name__}:jittered", num_workers=0))
-    assert is_equal([batch["pixel_values"] for batch in threads], by_name)
+def test_function_as_transform_is_known_by_its_name(corpus: Corpus):
+    name = f"{__name__}:jittered"
+    assert DataConfig.model_validate({**corpus.settings, "transform": jittered}).transform == name
+    by_name = pixels(corpus.loader(transform=name, num_workers=0))
+    assert is_equal(pixels(corpus.loader(transform=jittered, num_processes=1)), by_name)
 
 
 @pytest.mark.parametrize(
@@ -95,19 +85,11 @@ def test_transform_without_a_name_is_refused_in_a_worker_process(corpus: Corpus)
         corpus.loader(transform=unnamed(torch.clone), num_processes=1)
 
 
-@pytest.mark.parametrize(
-    ("transform", "message"),
-    [
-        (5, r"'transform': expected a text, as \"module:callable\", or a callable; got 5"),
-        (
-            two,
-            r"transform 'tests\.loader\.test_as_typed:two': takes \(image.*\) .*; expected \(image, size, generator\)",
-        ),
-    ],
-)
-def test_transform_of_another_kind_is_refused(corpus: Corpus, transform: Any, message: str):
-    with pytest.raises(ConfigError, match=message):
-        corpus.loader(transform=transform)
+def test_transform_of_another_kind_is_refused(corpus: Corpus):
+    with pytest.raises(
+        ConfigError, match=r"'transform': expected a text, as \"module:callable\", or a callable; got 5"
+    ):
+        corpus.loader(transform=5)
 
 
 def test_captions_are_text_in_the_batch(corpus: Corpus):
@@ -119,15 +101,6 @@ def test_captions_are_text_in_the_batch(corpus: Corpus):
         assert np.array_equal(batch["attention_mask"].numpy()[valid], mask[valid])
         rows = zip(batch["rows"].tolist(), texts, strict=True)
         assert all(text in corpus.samples[row].captions if row >= 0 else text == "" for row, text in rows)
-
-
-def test_captions_are_text_in_the_batches_of_a_stream(corpus: Corpus):
-    settings = {key: value for key, value in corpus.settings.items() if key != "shards"}
-    stream = mmdata.stream(str(corpus.folder / "shards"), {**settings})
-    of_key = {sample.key: sample.captions for sample in corpus.samples}
-    pairs = [pair for batch in stream for pair in zip(batch["keys"], captions(batch), strict=True)]
-    assert {key for key, _ in pairs if key} == of_key.keys()
-    assert all(text in of_key[key] if key else text == "" for key, text in pairs)
 
 
 @pytest.mark.parametrize("given", ["cc", Path("cc"), {"shards": "cc"}], ids=["str", "path", "dict"])

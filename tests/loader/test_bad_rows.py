@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,23 +12,20 @@ import torch
 import webdataset
 from torchvision.transforms import v2
 
-from mmdata import Batch, Index
+from mmdata import Batch
 from mmdata.batch import valid_inputs
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import DataError
 from mmdata.images.pixels import PixelTransform
 from mmdata.index import ShardStore, verify
 from mmdata.inspect.gallery import _card
 from mmdata.inspect.replay import find_step, replay
 from mmdata.loader.ledger import Ledger, LedgerEntry
-from mmdata.loader.reader import RowReader
 from mmdata.text.tokenizer import train_tokenizer
 from tests.images.placed import pixels, png
-from tests.programs import PATIENCE_S
 
 from .conftest import Corpus
 
 ZEROS = bytes(400)
-HTML = b"<html><body>404 Not Found</body></html>" * 8
 
 
 @pytest.fixture
@@ -56,23 +52,6 @@ def compare(damaged: Corpus, corpus: Corpus, bad: set[int], **settings: object) 
     assert loader.stats.rows == 50 - len(bad)
     assert loader.stats.masked == 6 + len(bad)
     return loader.ledger
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("data", [ZEROS, HTML, b"\xff\xd8\xff\xd9"])
-def test_loader_masks_an_image_that_does_not_decode(
-    corpus: Corpus, damaged: Corpus, monkeypatch: pytest.MonkeyPatch, data: bytes, num_workers: int
-):
-    monkeypatch.setattr(RowReader, "image", RowReader.stored_image)  # whose hash is not compared
-    for row in (3, 22):
-        damaged.overwrite(row, "image", data)
-    entries = compare(damaged, corpus, {3, 22}, num_workers=num_workers)
-    assert sorted((entry.row, entry.key, entry.shard) for entry in entries) == [
-        (3, "00003", "000000.tar"),
-        (22, "00022", "000001.tar"),
-    ]
-    assert {entry.reason for entry in entries} == {"corrupt_image"}
-    assert all("does not decode: " in entry.detail for entry in entries)
 
 
 def test_loader_ledger_names_epoch_and_step(corpus: Corpus, damaged: Corpus):
@@ -157,11 +136,6 @@ def test_loader_raises_at_the_end_of_an_epoch_where_a_transform_fails_on_all_row
         list(loader)
 
 
-def test_loader_refuses_a_transform_of_the_image_alone(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"takes \(image\); expected \(image, size, generator\), or a transform of"):
-        corpus.loader(transform=lambda image: image)  # type: ignore[misc]
-
-
 def test_batch_gives_no_text_of_a_row_without_its_image(damaged: Corpus):
     for row in range(50):
         damaged.overwrite(row, "image", ZEROS)
@@ -201,20 +175,6 @@ def entry(reason: str) -> LedgerEntry:
     return LedgerEntry(0, 0, 0, "s.tar", "k", 512, "decode", reason, "d")
 
 
-def test_ledger_judges_after_a_thousand_rows():
-    ledger = Ledger(0.05)
-    ledger.add([entry("a")] * 60, 999)
-    with pytest.raises(DataError, match=r"^60 of 1000 rows could not be used \(a 60\), more than max_bad_share 5\.0%"):
-        ledger.add([], 1)
-
-
-def test_ledger_lists_reasons_by_number():
-    ledger = Ledger(0.0)
-    ledger.add([entry("a"), entry("b"), entry("b")], 10)
-    with pytest.raises(DataError, match=r"^3 of 10 rows could not be used \(b 2, a 1\), more than max_bad_share 0\.0%"):
-        ledger.check()
-
-
 def test_ledger_a_share_of_one_accepts_all():
     ledger = Ledger(1.0)
     ledger.add([entry("a")] * 2000, 2000)
@@ -224,51 +184,15 @@ def test_ledger_a_share_of_one_accepts_all():
 # Shards that are not those that were indexed
 
 
-def broken_loader_message(corpus: Corpus, num_workers: int) -> str:
-    """What an epoch ends with; it ends within seconds, and no thread stays."""
-    result: list[BaseException] = []
-
-    def load() -> None:
-        try:
-            list(corpus.loader(num_workers=num_workers))
-        except DataError as error:
-            result.append(error)
-
-    thread = threading.Thread(target=load, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive(), "the loader hangs"
-    assert [t.name for t in threading.enumerate() if t.name.startswith("mmdata")] == []
-    return str(result[0]) if result else ""
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_loader_names_a_shard_that_is_gone(damaged: Corpus, num_workers: int):
-    path = damaged.index.shard_path(1)
-    path.unlink()
-    assert broken_loader_message(damaged, num_workers).startswith(
-        f"shard '{path}': no such file, and the manifest names it; the shard changed since it was indexed"
-    )
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_names_a_shard_that_was_replaced(damaged: Corpus, num_workers: int):
     path = damaged.index.shard_path(1)
     size = path.stat().st_size
     shutil.copy(damaged.index.shard_path(2), path)
     assert path.stat().st_size != size
-    message = broken_loader_message(damaged, num_workers)
-    assert message.startswith(f"shard '{path}': {path.stat().st_size} bytes, and its index was made of {size}; ")
-
-
-def test_loader_names_an_index_file_that_was_changed(damaged: Corpus):
-    folder = damaged.folder / "shards"
-    path = folder / "__mmdata__" / "index-00000.arrow"
-    entry, content = damaged.index.manifests[0].listed(1), bytearray(path.read_bytes())
-    content[entry.index_offset + entry.index_bytes // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=str(path.name)):
-        list(damaged.loader())
+    message = f"^shard '{path}': {path.stat().st_size} bytes, and its index was made of {size}; "
+    with pytest.raises(DataError, match=message):
+        list(damaged.loader(num_workers=num_workers))
 
 
 JPEG_ROW = 3
@@ -299,20 +223,6 @@ def test_replay_and_report_see_an_image_that_changed(damaged: Corpus):
     assert _card(damaged.index, ShardStore(damaged.index), JPEG_ROW).problem.startswith(
         "file_changed: image is not the one"
     )
-
-
-# The shards are anyone's
-
-
-def test_shards_are_read_back_by_webdataset(corpus: Corpus):
-    index: Index = corpus.index
-    paths = [str(index.shard_path(shard)) for shard in range(index.num_shards)]
-    found = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False))
-    assert [sample["__key__"] for sample in found] == [sample.key for sample in corpus.samples]
-    extensions = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
-    for theirs, ours in zip(found, corpus.samples, strict=True):
-        assert theirs[extensions[ours.info.format]] == ours.image
-        assert theirs["txt"].decode() == ours.captions[0]
 
 
 def test_batch_of_the_loader_holds_the_image_that_webdataset_gives(corpus: Corpus):

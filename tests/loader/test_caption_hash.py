@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mmdata import Loader
-from mmdata.config import DataConfig, evaluation_data
+from mmdata.config import DataConfig
 from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.loader.corpus import open_corpus
@@ -19,7 +19,6 @@ from mmdata.plan.from_config import equal_rows
 from tests.joins import join_first
 
 from .conftest import Corpus
-from .test_join import write_table
 
 
 def hashes_of(loader: Loader, entry: str = "caption_hash") -> dict[int, int]:
@@ -38,7 +37,7 @@ def hashes_of(loader: Loader, entry: str = "caption_hash") -> dict[int, int]:
 def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, num_processes: int, kind: str):
     meant = [None if row >= 40 else row % 4 for row in range(50)]
     column = pa.array([value if kind == "number" or value is None else f"m{value}" for value in meant])
-    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=column)
+    table = corpus.table(tmp_path / "meant.parquet", meant=column)
     loading = {"num_workers": 2, "num_processes": num_processes}
     plain = hashes_of(corpus.loader())
     loader = corpus.loader(join=[{"table": table}], caption_hash="meant", loading=loading)  # adds hashes by itself
@@ -54,7 +53,7 @@ def test_rows_of_one_value_have_one_hash(corpus: Corpus, tmp_path: Path, num_pro
 
 
 def test_captions_that_are_dropped_are_equal_whatever_their_rows_have(corpus: Corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=list(range(50)))
+    table = corpus.table(tmp_path / "meant.parquet", meant=list(range(50)))
     given = {"join": [{"table": table}], "caption_hash": "meant", "caption_dropout": 0.5}
     with corpus.loader(**given) as loader:
         batches: list[dict[str, Any]] = [dict(batch) for batch in loader]
@@ -73,7 +72,7 @@ def test_a_column_of_the_index_may_stand_for_the_hash(corpus: Corpus):
 
 
 def test_all_hashes_are_those_of_image_and_column(corpus: Corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[row % 4 for row in range(50)])
+    table = corpus.table(tmp_path / "meant.parquet", meant=[row % 4 for row in range(50)])
     data = DataConfig.model_validate({**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"})
     join_first(data)
     opened = open_corpus(data)
@@ -85,29 +84,6 @@ def test_all_hashes_are_those_of_image_and_column(corpus: Corpus, tmp_path: Path
     by_text = IndexRows(opened.index).all_hashes()
     plain = hashes_of(corpus.loader())
     assert by_text[:, 1].tolist() == [plain[row] for row in range(50)]
-
-
-def test_a_state_knows_the_values(corpus: Corpus, tmp_path: Path):
-    rows = list(range(50))
-    first = write_table(corpus, tmp_path / "a.parquet", rows, meant=[row % 4 for row in rows])
-    other = write_table(corpus, tmp_path / "b.parquet", rows, meant=[row % 5 for row in rows])
-    with corpus.loader(join=[{"table": first}], caption_hash="meant") as loader:
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-    for changes in (
-        {"join": [{"table": other}], "caption_hash": "meant"},
-        {"join": [{"table": first}]},
-    ):
-        with (
-            corpus.loader(**changes) as loader,
-            pytest.raises(ConfigError, match=r"other batches: caption_hash was '"),
-        ):
-            loader.load_state_dict(state)
-
-
-def test_evaluations_compare_texts(corpus: Corpus):
-    data = DataConfig.model_validate({**corpus.settings, "caption_hash": "width", "val": {"share": 0.3}})
-    assert evaluation_data(data).caption_hash is None
 
 
 @pytest.mark.parametrize(

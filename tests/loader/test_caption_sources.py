@@ -37,17 +37,12 @@ def several(row: int) -> list[str]:
 
 def write_table(corpus: Corpus, file: Path, rows: list[int] = ORDER, **columns: Any) -> list[dict[str, Any]]:
     """A table of captions of some rows, as `data.join`."""
-    table = pa.table(
-        {
-            "key": [corpus.samples[row].key for row in rows],
-            "recap": pa.array([recaption(row) for row in rows], pa.string()),
-            "several": pa.array([several(row) or None for row in rows], pa.list_(pa.string())),
-            "score": [row / 50 for row in rows],
-            **columns,
-        }
-    )
-    pyarrow.parquet.write_table(table, file)
-    return [{"table": str(file)}]
+    captions = {
+        "recap": pa.array([recaption(row) for row in rows], pa.string()),
+        "several": pa.array([several(row) or None for row in rows], pa.list_(pa.string())),
+        "score": [row / 50 for row in rows],
+    }
+    return [{"table": corpus.table(file, rows, **captions, **columns)}]
 
 
 BOTH = {"shards": 0.4, "join:recap": 0.35, "join:several": 0.25}
@@ -104,57 +99,6 @@ def test_counts_of_buckets_are_those_of_the_drawn_captions(corpus: Corpus, mixed
         lengths = [sorted({batch["input_ids"].shape[1] for batch in loader}) for _ in range(3)]
         assert len(lengths[0]) > 1
         assert all(set(one) <= {bucket.length for bucket in loader.plan.policy.buckets} for one in lengths)
-
-
-@pytest.mark.parametrize("num_processes", [0, 1])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.sweep(keep=1)
-def test_batches_are_the_same_from_workers_ranks_and_a_state(
-    corpus: Corpus, mixed: dict[str, Any], same, join, num_processes: int, world_size: int
-):
-    with corpus.loader(**mixed, num_workers=0) as loader:
-        loader.set_epoch(2)
-        expected = list(loader)
-    settings = {**mixed, "num_processes": num_processes}
-    with corpus.loader(**settings) as loader:
-        loader.set_epoch(2)
-        batches = iter(loader)
-        given = [next(batches) for _ in range(3)]
-        state = loader.state_dict()
-    ranks = [corpus.loader(rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
-    for loader in ranks:
-        loader.load_state_dict(state)
-    given += [join(list(parts)) for parts in zip(*ranks, strict=True)]
-    for loader in ranks:
-        loader.close()
-    assert len(given) == len(expected)
-    assert all(same(one, other) for one, other in zip(given, expected, strict=True))
-
-
-def test_a_state_of_other_captions_is_refused(corpus: Corpus, mixed: dict[str, Any], tmp_path: Path):
-    with corpus.loader(**mixed) as loader:
-        state = loader.state_dict()
-    write_table(corpus, tmp_path / "recaps.parquet", sorted(ORDER))  # in another order: the same
-    with corpus.loader(**mixed) as loader:
-        loader.load_state_dict(state)
-    other = {"shards": 0.3, "join:recap": 0.45, "join:several": 0.25}
-    with (
-        corpus.loader(**{**mixed, "captions": other}) as loader,
-        pytest.raises(
-            ConfigError,
-            match=r"captions was 'data.captions shards 0.4, join:recap 0.35, join:several 0.25 \(.*\)' and is "
-            r"'data.captions shards 0.3, join:recap 0.45",
-        ),
-    ):
-        loader.load_state_dict(state)
-    with corpus.loader() as loader, pytest.raises(ConfigError, match=r"captions was 'data.captions .* and is None"):
-        loader.load_state_dict(state)
-    write_table(corpus, tmp_path / "recaps.parquet", recap=[recaption(row) + "." * (row == 7) for row in ORDER])
-    with (
-        corpus.loader(**mixed) as loader,
-        pytest.raises(ConfigError, match=r"captions was 'data\.captions shards"),
-    ):
-        loader.load_state_dict(state)
 
 
 def test_rows_without_a_recaption_keep_their_own(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):

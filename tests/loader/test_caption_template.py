@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,21 +25,12 @@ from mmdata.hashing import hash64
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.text.transform import TextTransform
 
-from .conftest import Corpus
+from .conftest import Corpus, texts_of
 from .test_caption_sources import recaption, write_table
 from .worker_processes import transforms
 
 Same = Callable[[Batch, Batch], bool]
 TEMPLATE = "a small photo of {}, near the street"
-
-
-def texts_of(loader: Loader, epoch: int = 0) -> dict[int, str]:
-    """The text of each row."""
-    loader.set_epoch(epoch)
-    found = (
-        (row, text) for batch in loader for row, text in zip(batch["rows"].tolist(), batch["captions"], strict=True)
-    )
-    return {row: text for row, text in found if row >= 0}
 
 
 @pytest.fixture(scope="module")
@@ -217,31 +207,6 @@ def test_a_row_that_is_dropped_is_dropped_at_any_higher_probability(
     assert TextTransform(dropout=0.0)("b", number=number, epoch=epoch) == "b"
 
 
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 4}, {"num_processes": 1}])
-@pytest.mark.parametrize("world_size", [1, 4])
-@pytest.mark.sweep(keep=1)
-def test_dropped_captions_are_the_same_from_workers_ranks_and_a_state(
-    corpus: Corpus, same: Same, join: Callable[[list[Batch]], Batch], workers: dict[str, Any], world_size: int
-):
-    settings = {**DROPPED, **workers}
-    with corpus.loader(**{**settings, "num_workers": 0, "num_processes": 0}) as loader:
-        loader.set_epoch(1)
-        whole = list(loader)
-    with corpus.loader(**settings) as loader:
-        loader.set_epoch(1)
-        batches = iter(loader)
-        given = [next(batches) for _ in range(2)]
-        state = loader.state_dict()
-    ranks = [corpus.loader(rank=rank, world_size=world_size, **settings) for rank in range(world_size)]
-    for loader in ranks:
-        loader.load_state_dict(state)
-    given += [join(list(parts)) for parts in zip(*ranks, strict=True)]
-    for loader in ranks:
-        loader.close()
-    assert len(given) == len(whole)
-    assert all(same(one, other) for one, other in zip(given, whole, strict=True))
-
-
 def test_a_dropped_caption_is_empty_and_stays_in_its_batch(corpus: Corpus):
     empty = Tokenizer.load(corpus.folder / "tokenizer").encode([""], 2)[0][0].tolist()
     with corpus.loader(**DROPPED) as loader, corpus.loader(caption_template=TEMPLATE) as plain:
@@ -264,6 +229,11 @@ def test_a_dropped_caption_is_empty_and_stays_in_its_batch(corpus: Corpus):
                     assert torch.equal(batch["input_ids"][i], other["input_ids"][i])
                     assert batch["caption_hash"][i] != hash64(b"")
         assert 10 < seen < 30
+
+
+def test_a_dropout_of_every_caption_is_refused(corpus: Corpus):
+    with pytest.raises(ConfigError, match=r"caption_dropout': .*; got 1\.0"):
+        corpus.loader(caption_dropout=1.0)
 
 
 def test_a_function_sees_captions_in_the_template_and_no_dropped_ones(
@@ -291,26 +261,3 @@ def test_a_stream_drops_the_same_samples_in_any_order(corpus: Corpus):
 
     assert 10 < len(found()) < 30
     assert found() == found(shuffle=False)
-
-
-def states(corpus: Corpus, *changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for one in changes:
-        with corpus.loader(**one) as loader:
-            yield loader.state_dict()
-
-
-def test_a_state_of_other_texts_is_refused(corpus: Corpus, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.ERROR, "mmdata")
-    plain, with_dropout = states(corpus, {}, {"caption_dropout": 0.1})
-    with corpus.loader(caption_dropout=0.2) as loader:
-        with pytest.raises(ConfigError, match=r"other batches: caption_dropout was 0\.1 and is 0\.2; resume"):
-            loader.load_state_dict(with_dropout)
-        with pytest.raises(ConfigError, match=r"other batches: caption_dropout was None and is 0\.2; resume"):
-            loader.load_state_dict(plain)
-    with (
-        corpus.loader(caption_template="a {}") as loader,
-        pytest.raises(ConfigError, match="caption_template was None"),
-    ):
-        loader.load_state_dict(plain)
-    with pytest.raises(ConfigError, match=r"caption_dropout.*expected number ≥ 0 and < 1"):
-        corpus.loader(caption_dropout=1.0)

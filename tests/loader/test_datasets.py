@@ -17,13 +17,8 @@ from mmdata.text.tokenizer import Tokenizer
 from tests.shard_writer import ShardWriter
 
 
-@pytest.fixture(scope="module")
-def second(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of nine rows in two shards, without labels, indexed with the tokenizer of `corpus`."""
-    return write(tmp_path_factory.mktemp("second") / "shards", corpus, photo)
-
-
 def write(folder: Path, corpus, photo: Callable[..., bytes], *, rows: int = 9, count: bool = True) -> Path:
+    """Nine rows in two shards, without labels; `count`: indexed with the tokenizer of `corpus`."""
     tokenizer = Tokenizer.load(corpus.settings["tokenizer"])
     counting = {"count_tokens": tokenizer.count, "tokenizer": tokenizer.fingerprint} if count else {}
     with ShardWriter(folder, shard_rows=5, **counting) as writer:
@@ -65,7 +60,7 @@ def test_loader_names_the_dataset_that_is_empty(corpus, photo: Callable[..., byt
 
 
 def test_loader_counts_lengths_and_names_the_datasets_without(
-    corpus, second: Path, photo: Callable[..., bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    corpus, photo: Callable[..., bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     uncounted = write(tmp_path / "uncounted", corpus, photo, count=False)
     with caplog.at_level(logging.WARNING, logger="mmdata"):
@@ -73,7 +68,7 @@ def test_loader_counts_lengths_and_names_the_datasets_without(
     warned = [record.message for record in caplog.records if "caption lengths" in record.message]
     assert len(warned) == 1
     assert warned[0].startswith(f"9 rows of '{uncounted}': caption lengths are not in the index")
-    counted = corpus.loader(shards=mixed(corpus, second))
+    counted = corpus.loader(shards=mixed(corpus, write(tmp_path / "counted", corpus, photo)))
     rows = np.arange(59)
     assert np.array_equal(loader.plan.rows.shapes(rows, 0).length, counted.plan.rows.shapes(rows, 0).length)
 

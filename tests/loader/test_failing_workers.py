@@ -125,8 +125,10 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("seconds_a_batch", [0.0, 30.0])
-@pytest.mark.parametrize("caught", ["caught", "uncaught"])
+@pytest.mark.parametrize(
+    ("caught", "seconds_a_batch"), [("caught", 0.0), ("caught", 30.0), ("uncaught", 30.0), ("uncaught", 0.0)]
+)
+@pytest.mark.sweep(keep=2)
 def test_sigint_in_mid_epoch_leaves_no_thread(corpus: Corpus, tmp_path: Path, caught: str, seconds_a_batch: float):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": corpus.settings}))
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "c.yaml"), str(seconds_a_batch), caught]

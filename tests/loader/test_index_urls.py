@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdata import Index, Loader
+from mmdata import Loader
 from mmdata.batch import Batch
 from mmdata.errors import DataError
 from mmdata.index import build_index
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer
 from tests.flat_settings import grouped
-from tests.storage.servers import Server, serve, serve_s3
+from tests.storage.servers import Server, serve
 
 SHARDS = ("/000000.tar", "/000001.tar", "/000002.tar")
 
@@ -71,11 +71,6 @@ def test_batches_are_those_of_the_folder_indexed_locally(corpus, tars, index_url
         assert tars_asked(server) == set(SHARDS)
 
 
-def test_batches_from_s3_are_those_of_the_folder(corpus, tars, index_urls, same_epoch):
-    with serve_s3(tars), Loader.from_config(index_urls("s3://bucket")) as loader:
-        assert same_epoch(loader, corpus.loader())
-
-
 def test_a_filled_cache_trains_without_a_request(corpus, tars, index_urls, same_epoch):
     with serve(tars) as server:
         config = index_urls(server.url, fill_cache=True)
@@ -101,17 +96,6 @@ def test_shards_without_a_selected_row_are_not_fetched(corpus, tars, index_urls,
         assert tars_asked(server, asked) == {"/000001.tar"}
 
 
-def test_a_state_goes_on_from_the_folder_to_the_urls(corpus, tars, index_urls, same_epoch):
-    loader = corpus.loader()
-    batches = iter(loader)
-    next(batches), next(batches)
-    state = loader.state_dict()
-    rest = list(batches)
-    with serve(tars) as server, Loader.from_config(index_urls(server.url)) as far:
-        far.load_state_dict(state)
-        assert same_epoch(far, rest)
-
-
 def test_a_tar_that_was_replaced_since_ends_the_loop_with_its_url(tars, index_urls):
     with serve(tars) as server:
         config = index_urls(server.url)
@@ -120,12 +104,3 @@ def test_a_tar_that_was_replaced_since_ends_the_loop_with_its_url(tars, index_ur
         place = rf"'{server.url}/000001\.tar': its SHA-256 is .*: the file changed since it was indexed; index it anew"
         with Loader.from_config(config) as loader, pytest.raises(DataError, match=place):
             list(loader)
-
-
-def test_samples_are_shown_from_their_urls(tars, index_urls, tmp_path):
-    with serve(tars) as server:
-        index_urls(server.url)
-        asked = len(server.requests)
-        index = Index.open(tmp_path / "far", cache=ShardCache(tmp_path / "cache"))
-        assert index.sample("00020").image.size[0] > 0
-        assert tars_asked(server, asked) == {"/000001.tar"}

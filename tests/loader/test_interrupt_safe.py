@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import weakref
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -15,20 +14,6 @@ import pytest
 
 from mmdata.loader.workers.threads import Promise, Stop
 from tests.programs import PATIENCE_S
-
-
-def test_promise_is_taken_by_whoever_waits():
-    promise: Promise[int] = Promise()
-    threading.Timer(0.05, promise.keep, [3]).start()
-    assert promise.take() == 3
-
-
-def test_promise_that_is_not_kept_is_the_first_error_that_was_given():
-    promise: Promise[int] = Promise()
-    promise.fail(ValueError("first"))
-    promise.fail(CancelledError())
-    with pytest.raises(ValueError, match="first"):
-        promise.take()
 
 
 def test_promise_goes_with_the_error_that_was_taken_from_it():

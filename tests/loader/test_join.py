@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdata.config import DataConfig
@@ -30,9 +31,9 @@ from .test_select import selected
 SCORES = np.random.default_rng(3).random(50).round(3)
 
 
-def write_table(corpus: Corpus, file: Path, rows: list[int], **columns: Any) -> str:
+def write_table(corpus: Corpus, file: Path, rows: Sequence[int] = range(50), **columns: Any) -> str:
     """A table of some rows of the corpus, in this order, with their scores."""
-    table = pa.table({"uid": [corpus.samples[row].key for row in rows], "score": SCORES[rows], **columns})
+    table = pa.table({"uid": [corpus.samples[row].key for row in rows], "score": SCORES[list(rows)], **columns})
     if file.suffix == ".parquet":
         pyarrow.parquet.write_table(table, file)
     else:
@@ -115,7 +116,7 @@ def test_categories_and_decimal_numbers_are_read_as_what_they_are(corpus: Corpus
     domains = [("web", "art")[row % 2] for row in range(50)]
     price = pa.array([Decimal(row) / 4 for row in range(50)], pa.decimal128(10, 2))
     more = {"domain": pa.array(domains).dictionary_encode(), "price": price}
-    join = [{"table": write_table(corpus, tmp_path / "scores.parquet", list(range(50)), **more)}]
+    join = [{"table": write_table(corpus, tmp_path / "scores.parquet", **more)}]
     assert selected(corpus, join=join, select="domain == 'art' and price < 5") == [*range(1, 20, 2)]
     loader = corpus.loader(join=join, fields={"domain": "join:domain", "price": "join:price"})
     for batch in loader:
@@ -127,7 +128,7 @@ def test_categories_and_decimal_numbers_are_read_as_what_they_are(corpus: Corpus
 
 
 def test_a_column_that_the_index_has_too_is_told(corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    table = write_table(corpus, tmp_path / "sizes.parquet", list(range(50)), width=[0] * 50)
+    table = write_table(corpus, tmp_path / "sizes.parquet", width=[0] * 50)
     selected(corpus, join=[{"table": table}], select="score > 0.5")
     assert not caplog.messages
     selected(corpus, join=[{"table": table}], select="width > 0 and score > 0.5")
@@ -154,6 +155,7 @@ def test_rows_that_a_table_lacks_have_no_value_or_are_left_out(
         corpus.loader(join=[{**join, "missing": "error"}])
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_columns_are_those_of_pandas_left_join(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory, data: Any):
     rows = data.draw(st.lists(st.integers(0, 60), min_size=1, unique=True).filter(lambda found: min(found) < 50))
@@ -208,7 +210,7 @@ def test_columns_are_those_of_pandas_left_join(corpus: Corpus, tmp_path_factory:
     ],
 )
 def test_a_wrong_table_is_refused(corpus: Corpus, tmp_path: Path, change: Any, error: type[Exception], message: str):
-    scores = write_table(corpus, tmp_path / "scores.parquet", list(range(50)))
+    scores = write_table(corpus, tmp_path / "scores.parquet")
     write_table(corpus, tmp_path / "twice.parquet", [5, 3, 8, 3])
     pyarrow.parquet.write_table(pa.table({"uid": ["a", "b"], "score": [1.0, 2.0]}), tmp_path / "other.parquet")
     pyarrow.parquet.write_table(pa.table({"uid": ["a", "b"]}), tmp_path / "fewer.parquet")
@@ -224,31 +226,12 @@ def test_a_wrong_table_is_refused(corpus: Corpus, tmp_path: Path, change: Any, e
 
 
 def test_two_tables_do_not_share_a_column(corpus: Corpus, tmp_path: Path):
-    one = write_table(corpus, tmp_path / "one.parquet", list(range(50)))
-    two = write_table(corpus, tmp_path / "two.parquet", list(range(50)))
+    one = write_table(corpus, tmp_path / "one.parquet")
+    two = write_table(corpus, tmp_path / "two.parquet")
     with pytest.raises(
         ConfigError, match=r"data.join.1: column 'score' is in '.*one.parquet', too; rename one of them"
     ):
         corpus.loader(join=[{"table": one}, {"table": two}], select="score > 0")
-
-
-def test_a_state_is_refused_when_the_table_selects_other_rows(corpus: Corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "scores.parquet", list(range(50)))
-    settings: dict[str, Any] = {"join": [{"table": table}], "select": "score > 0.5"}
-    with corpus.loader(**settings) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    write_table(corpus, tmp_path / "scores.parquet", list(reversed(range(50))))  # in another order: the same
-    with corpus.loader(**settings) as loader:
-        loader.load_state_dict(state)
-    pyarrow.parquet.write_table(
-        pa.table({"uid": [sample.key for sample in corpus.samples], "score": 1 - SCORES}), tmp_path / "scores.parquet"
-    )
-    with (
-        corpus.loader(**settings) as loader,
-        pytest.raises(ConfigError, match="belongs to other batches: selection was"),
-    ):
-        loader.load_state_dict(state)
 
 
 def with_fields(corpus: Corpus, table: str, fields: dict[str, str], **changes: Any) -> dict[str, Any]:
@@ -346,7 +329,7 @@ def test_a_wrong_field_is_refused(corpus: Corpus, tmp_path: Path, fields: dict[s
 
 
 def test_evaluations_load_no_fields_and_blank_batches_have_them(corpus: Corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "scores.parquet", list(range(50)))
+    table = write_table(corpus, tmp_path / "scores.parquet")
     given = {"join": [{"table": table}], "fields": {"score": "join:score"}}
     with corpus.loader(**given) as loader:
         assert all("score" in make() for _, make in loader.blank_batches())
@@ -357,35 +340,18 @@ def test_evaluations_load_no_fields_and_blank_batches_have_them(corpus: Corpus, 
 
 
 def test_whole_numbers_that_no_tensor_holds_are_refused(corpus: Corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), big=pa.array([2**63 + 5] * 50, pa.uint64()))
+    table = write_table(corpus, tmp_path / "a.parquet", big=pa.array([2**63 + 5] * 50, pa.uint64()))
     message = r"^data.join.0: column 'big' has whole numbers above 2\^63 - 1: store them as texts$"
     for changes in ({"select": "big >= 0"}, {"fields": {"big": "join:big"}}):
         with pytest.raises(ConfigError, match=message):
             corpus.loader(join=[{"table": table}], **changes)
 
 
-def test_large_whole_numbers_are_exact_also_where_a_row_has_none(corpus: Corpus, tmp_path: Path):
-    rows = list(range(50))
-    table = write_table(corpus, tmp_path / "a.parquet", rows, id=pa.array([-(2**53) - row for row in rows]))
-    assert selected(corpus, join=[{"table": table}], select=f"id <= {-(2**53) - 41}") == [*range(41, 50)]
-    fewer = write_table(corpus, tmp_path / "b.parquet", rows[:-1], id=pa.array([-(2**53) - row for row in rows[:-1]]))
-    assert selected(corpus, join=[{"table": fewer}], select=f"id <= {-(2**53) - 41}") == [*range(41, 49)]
-    assert selected(corpus, join=[{"table": fewer}], select="id is None", global_batch_size=1) == [49]
-
-
-def test_a_column_that_no_condition_knows_is_named_with_its_type(corpus: Corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), box=pa.array([[0.5]] * 49 + [None]))
-    message = r"column 'box' has values of type list<.*: double>; conditions know .*; at character 1 of 'box > 5'"
-    with pytest.raises(ConfigError, match=message):
-        corpus.loader(join=[{"table": table}], select="box > 5")
-    assert selected(corpus, join=[{"table": table}], select="box is not None") == list(range(49))
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_dates_are_compared_as_dates_and_bools_are_conditions(corpus: Corpus, tmp_path: Path, suffix: str):
     days = pa.array([date(2026, 1, 1) + timedelta(days=row) for row in range(50)])
     columns = {"day": days, "good": pa.array([row % 2 == 0 for row in range(50)])}
-    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), **columns)
+    table = write_table(corpus, tmp_path / "a.parquet", **columns)
     if suffix == ".csv":
         pyarrow.csv.write_csv(pyarrow.parquet.read_table(table), tmp_path / "a.csv")
         table = str(tmp_path / "a.csv")
@@ -406,7 +372,7 @@ def test_times_are_compared_as_times_and_come_as_texts_of_iso_8601(corpus: Corpu
         "time": pa.array(times, pa.timestamp("us", "America/New_York")),
         "local": pa.array([None if row == 3 else one for row, one in enumerate(local)], pa.timestamp("ms")),
     }
-    table = write_table(corpus, tmp_path / "a.parquet", list(range(50)), **columns)
+    table = write_table(corpus, tmp_path / "a.parquet", **columns)
     if suffix == ".csv":
         pyarrow.csv.write_csv(pyarrow.parquet.read_table(table), tmp_path / "a.csv")
         table = str(tmp_path / "a.csv")
@@ -432,16 +398,6 @@ def test_times_are_compared_as_times_and_come_as_texts_of_iso_8601(corpus: Corpu
         assert row == 3 or datetime.fromisoformat(text) == local[row]
 
 
-def test_a_score_of_float32_is_found_as_it_is_written(corpus: Corpus, tmp_path: Path):
-    scores = pa.array([row / 10 for row in range(40)], pa.float32())
-    table = write_table(corpus, tmp_path / "a.parquet", list(range(40)), float=scores)  # ten rows have none
-    given = {"join": [{"table": table}]}
-    assert selected(corpus, **given, select="float == 0.1 or 0.3 <= float <= 0.9", global_batch_size=4) == [
-        1,
-        *range(3, 10),
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
@@ -462,14 +418,6 @@ def test_keys_that_cannot_be_those_of_samples_are_explained(
         file.write_text("\n".join([f"key{separator}score", *(f"{one.key}{separator}1" for one in corpus.samples)]))
     with pytest.raises(ConfigError, match=message):
         corpus.loader(join=[{"table": str(file)}])
-
-
-def test_fields_without_a_table_are_refused(corpus: Corpus):
-    with pytest.raises(
-        ConfigError,
-        match=r"'join:score'; no table is joined \(data\.join\), and members of the samples are written json",
-    ):
-        corpus.loader(fields={"x": "join:score"})
 
 
 @pytest.mark.parametrize(
@@ -494,7 +442,7 @@ def test_whole_numbers_come_where_the_rows_without_them_are_left_out(
 
 def test_rows_with_an_empty_cell_of_whole_numbers_are_left_out_by_a_condition(corpus: Corpus, tmp_path: Path):
     whole = pa.array([None if row % 5 == 0 else row for row in range(50)], pa.int64())
-    table = write_table(corpus, tmp_path / "table.parquet", list(range(50)), whole=whole)
+    table = write_table(corpus, tmp_path / "table.parquet", whole=whole)
     given = {"join": [{"table": table}], "fields": {"whole": "join:whole"}}
     message = r"int64 and 10 rows without a value, .*data.select='whole is not None' all"
     with pytest.raises(ConfigError, match=message):

@@ -189,28 +189,3 @@ def test_a_table_without_any_key_of_the_index_is_not_kept(own: Corpus, tmp_path:
         join_first(grouped(**own.settings, **settings))
     with pytest.raises(ConfigError, match=RUN):
         start(own, **settings)
-
-
-def with_field(corpus: Corpus, file: Path) -> Loader:
-    return corpus.loader(join=[{"table": str(file)}], fields={"clip": "join:score", "recaption": "join:text"})
-
-
-def test_a_state_of_other_fields_is_refused(own: Corpus, tmp_path: Path):
-    file = tmp_path / "recaps.parquet"
-    write_table(own, file, text=[str(row) for row in ORDER])
-    with with_field(own, file) as loader:
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-    write_table(own, file, sorted(ORDER), text=[str(row) for row in sorted(ORDER)])  # in another order: the same
-    with with_field(own, file) as loader:
-        loader.load_state_dict(state)
-    for column, value in (("score", 0.99), ("text", "x")):
-        columns: dict[str, Any] = {"score": [row / 50 for row in ORDER], "text": [str(row) for row in ORDER]}
-        columns[column][7] = value
-        write_table(own, file, **columns)
-        message = (
-            r"^this loader state belongs to other batches: fields was 'data\.fields clip join:score, recaption "
-            r"join:text \(\w{16}\)' and is 'data\.fields clip .* \(\w{16}\)'; resume with"
-        )
-        with with_field(own, file) as loader, pytest.raises(ConfigError, match=message):
-            loader.load_state_dict(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pyarrow.parquet
 import pytest
 import torch
 import webdataset
-from PIL import Image
 
 import mmdata
 from mmdata.config import Config
@@ -93,18 +91,6 @@ def test_tars_of_labels_are_indexed_loaded_and_verified(folder, images):
                 assert torch.equal(made, pixels_of(images[row]))
         assert loader.stats.padding_share == 0.0
     assert seen == {i: i % 3 for i in range(20)}
-
-
-def test_batches_of_labels_equal_webdatasets_samples(folder):
-    """The oracle is webdataset's own reader of the same tars."""
-    build_index(folder)
-    expected = {}
-    for number in range(2):
-        tar = webdataset.WebDataset(str(folder / f"{number}.tar"), shardshuffle=False)
-        expected |= {sample["__key__"]: int(sample["cls"]) for sample in tar}
-    batches = list(Loader.from_config(settings(folder, shuffle=False)))
-    found = {key: int(label) for b in batches for key, label in zip(b["keys"], b["labels"], strict=True)}
-    assert found == expected
 
 
 def test_a_stream_without_a_tokenizer_gives_labels(folder):
@@ -209,13 +195,6 @@ def test_what_needs_texts_says_so(folder):
         need_tokenizer(config, to="train a dual encoder")
 
 
-def test_hashes_without_texts_are_those_of_the_images(folder):
-    build_index(folder)
-    batch = next(iter(Loader.from_config(settings(folder))))
-    assert "image_hash" in batch
-    assert "caption_hash" not in batch
-
-
 def test_zero_shot_classification_of_shards_of_labels(folder, tmp_path, images):
     build_index(folder)
     train_tokenizer([f"a photo of a {name}" for name in CLASSES], tmp_path / "tokenizer", vocab_size=300)
@@ -292,13 +271,6 @@ def test_prompts_of_a_conversion_are_made_as_its_captions_were(tmp_path, images)
     )
     trained = cast(TrainedRun, SimpleNamespace(config=config))
     assert named_classes(trained, None) == Classes(classes=sorted(CLASSES), templates=["{}"])
-
-
-def test_a_label_of_a_class_name_is_numbered(tmp_path, images):
-    members = [(f"{i}.{e}", d) for i in range(3) for e, d in (("jpg", images[i]), ("cls", CLASSES[i].encode()))]
-    (tmp_path / "tars/0.tar").write_bytes(make_tar(members))
-    assert build_index(tmp_path / "tars").accounts["classes"] == CLASSES
-    assert Image.open(io.BytesIO(images[0])).size == (32, 20)
 
 
 def named(folder: Path, images: list[bytes], classes: list[str]) -> str:

@@ -41,6 +41,13 @@ def test_ledger_logs_a_reason_once_also_where_a_batch_has_it_twice(caplog: pytes
     assert [record.args[1] for record in caplog.records if record.args] == ["corrupt_image", "file_changed"]  # type: ignore[index]
 
 
+def test_ledger_lists_reasons_by_number():
+    ledger = Ledger(0.0)
+    ledger.add([entry(0, 0, 1), entry(0, 0, 2, "file_changed"), entry(0, 0, 3, "file_changed")], 10)
+    with pytest.raises(DataError, match=r"^3 of 10 rows could not be used \(file_changed 2, corrupt_image 1\), more"):
+        ledger.check()
+
+
 def test_ledger_file_has_an_entry_as_soon_as_it_is_known(tmp_path: Path):
     ledger = Ledger(0.0)
     ledger.write_to(tmp_path / "l.jsonl", epoch=0, step=0)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,15 +28,10 @@ from tests.shard_writer import ShardWriter
 from .conftest import Corpus
 
 Same = Callable[[Batch, Batch], bool]
-Join = Callable[[list[Batch]], Batch]
 
 
 def valid_rows(batches: list[Batch]) -> list[int]:
     return [row for batch in batches for row in batch["rows"][batch["valid"]].tolist()]
-
-
-def workers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mmdata")]
 
 
 # What a batch holds
@@ -203,19 +197,6 @@ def test_an_evaluation_may_be_smaller_than_a_batch(corpus: Corpus):
         assert sum(int(batch["valid"].sum()) for batch in loader) == 8
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (8, 1)])
-def test_loader_global_batches_are_the_same_for_all(
-    corpus: Corpus, same: Same, join: Join, world_size: int, num_workers: int
-):
-    single = corpus.loader(num_workers=2)
-    ranks = [corpus.loader(rank=rank, world_size=world_size, num_workers=num_workers) for rank in range(world_size)]
-    assert {len(rank) for rank in ranks} == {len(single)}
-    assert {rank.batch_size for rank in ranks} == {8 // world_size}
-    for _ in range(2):
-        for whole, *parts in zip(single, *ranks, strict=True):
-            assert same(whole, join(parts))
-
-
 def test_loader_rank_with_nothing_but_masked_rows_keeps_step(corpus: Corpus):
     # 50 rows in batches of 48: two rows for the last batch of 16 ranks.
     batches = [list(corpus.loader(rank=rank, world_size=16, global_batch_size=48, num_workers=0)) for rank in range(16)]
@@ -241,107 +222,6 @@ def test_loader_refuses_ranks_that_do_not_fit(corpus: Corpus, rank: int, world_s
 # State
 
 
-def test_loader_resumes_at_every_step_with_other_ranks_and_workers(corpus: Corpus, same: Same, join: Join):
-    loader = corpus.loader()
-    loader.set_epoch(1)
-    states, whole = [loader.state_dict()], []
-    for batch in loader:
-        whole.append(batch)
-        states.append(loader.state_dict())
-    resumed = [
-        [corpus.loader(num_workers=0)],
-        [corpus.loader(rank=rank, world_size=2, num_workers=1) for rank in range(2)],
-    ]
-    for step, state in enumerate(states[:-1]):
-        assert (state["epoch"], state["step"]) == (1, step)
-        for ranks in resumed:
-            for rank in ranks:
-                rank.load_state_dict(json.loads(json.dumps(state)))
-            rest = [join(list(parts)) for parts in zip(*ranks, strict=True)]
-            assert len(rest) == len(whole) - step
-            assert all(same(a, b) for a, b in zip(rest, whole[step:], strict=True))
-            assert ranks[0].state_dict()["epoch"] == 2
-
-
-def test_loader_state_of_a_whole_epoch_goes_on_with_the_next(corpus: Corpus, same: Same):
-    loader = corpus.loader()
-    iterator = iter(loader)
-    for _ in range(len(loader)):  # a loop that counts its steps never sees the end of the iterator
-        batch = next(iterator)
-    assert batch["valid"].sum() == 2
-    resumed = corpus.loader()
-    resumed.load_state_dict(loader.state_dict())
-    next_epoch = corpus.loader()
-    next_epoch.set_epoch(1)
-    expected = list(next_epoch)
-    assert all(same(a, b) for a, b in zip(resumed, expected, strict=True))
-    assert all(same(a, b) for a, b in zip(loader, expected, strict=True))
-
-
-def test_loader_state_of_a_whole_epoch_does_not_give_it_again(corpus: Corpus, same: Same):
-    loader = corpus.loader()
-    iterator = iter(loader)
-    for _ in range(len(loader)):
-        next(iterator)
-    resumed, expected = corpus.loader(), corpus.loader()
-    resumed.load_state_dict(loader.state_dict())
-    for epoch in (0, 1):  # as trainers do, from the epoch in the state on
-        resumed.set_epoch(epoch)
-        expected.set_epoch(1)
-        batches = list(resumed)
-        assert len(batches) == (0, len(loader))[epoch]
-        assert all(same(a, b) for a, b in zip(batches, expected, strict=False))
-    resumed.load_state_dict(loader.state_dict())
-    resumed.set_epoch(0)
-    resumed.set_epoch(1)
-    resumed.set_epoch(0)  # asked for anew
-    assert len(list(resumed)) == len(loader)
-
-
-def test_loader_state_is_small_json(corpus: Corpus):
-    loader = corpus.loader()
-    next(iter(loader))
-    state = loader.state_dict()
-    assert json.loads(json.dumps(state)) == state
-    assert len(json.dumps(state)) < 1024
-
-
-def test_loader_state_counts_what_was_yielded_not_what_was_made_ahead(corpus: Corpus):
-    loader = corpus.loader(num_workers=3, prefetch_batches=2)
-    iterator = iter(loader)
-    next(iterator)
-    next(iterator)
-    assert loader.state_dict()["step"] == 2
-
-
-def test_loader_resumed_may_be_told_its_epoch(corpus: Corpus, same: Same):
-    loader = corpus.loader()
-    whole = list(loader)
-    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "step": 4})
-    loader.set_epoch(0)  # as trainers do before each epoch
-    assert all(same(a, b) for a, b in zip(loader, whole[4:], strict=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"seed": 6},
-            r"belongs to other batches: seed was 5 and is 6; resume with the settings and shards it was saved",
-        ),
-        ({"global_batch_size": 16}, r"other batches: global_batch_size was 8 and is 16; resume"),
-        ({"shuffle": False}, r"other batches: shuffle was True and is False; resume"),
-        ({"text_buckets": 2}, r"other batches: policy was '\w+' and is '\w+'; resume"),
-        ({"image_buckets": [[32, 32]]}, r"other batches: policy was '\w+' and is '\w+'; resume"),
-        ({"seed": 6, "shuffle": False}, r"other batches: seed was 5 and is 6, shuffle was True and is False; resume"),
-    ],
-)
-def test_loader_refuses_the_state_of_another_plan(corpus: Corpus, changes: dict[str, Any], message: str):
-    state = corpus.loader().state_dict()
-    with pytest.raises(ConfigError, match=message):
-        corpus.loader(**changes).load_state_dict(state)
-
-
 def test_loader_refuses_the_state_of_other_shards(corpus: Corpus, tmp_path: Path):
     with ShardWriter(tmp_path / "s", shard_rows=17) as writer:
         for sample in corpus.samples[::-1]:
@@ -357,11 +237,6 @@ def test_loader_refuses_the_state_of_other_shards(corpus: Corpus, tmp_path: Path
     assert other.other_shards({"epoch": 0}) == ""
 
 
-def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):
-    with pytest.raises(ConfigError, match=r"^loader state: 'plan' must say what its batches depend on: got None"):
-        corpus.loader().load_state_dict({"samples_seen": 3})
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -369,11 +244,6 @@ def test_loader_refuses_what_is_no_state_of_its_own(corpus: Corpus):
             {"step": 8},
             r"'step' must be a whole number from 0 on, at most 7: got 8; give the dictionary that state_dict",
         ),
-        ({"step": -1}, r"'step' must be a whole number from 0 on, at most 7: got -1"),
-        ({"step": None}, r"'step' must be .*: got None"),
-        ({"step": True}, r"'step' must be .*: got True"),
-        ({"epoch": "1"}, r"'epoch' must be a whole number from 0 on, at most 1048575: got '1'; give"),
-        ({"epoch": 2**70}, r"'epoch' must be .*, at most 1048575: got 1180591620717411303424; give"),
         ({"rows_seen": 2.0}, r"'rows_seen' must be an integer from 0 on, and .*: got 2\.0 and \{\}; give the dict"),
         ({"rows_seen": 3, "rows_masked": {"filtered": 4}}, r".*'rows_seen' in sum: got 3 and \{'filtered': 4\}; give"),
         ({"rows_masked": 4}, r".* integers by reason, at most 'rows_seen' in sum: got 0 and 4; give"),
@@ -389,50 +259,6 @@ def test_loader_names_the_number_of_a_state_that_cannot_be(corpus: Corpus, chang
 
 
 # Epochs and iterators
-
-
-def test_loader_iterated_twice_at_once_stops_the_older_iteration(corpus: Corpus, same: Same):
-    loader, whole = corpus.loader(), list(corpus.loader())
-    older = iter(loader)
-    next(older)
-    newer = iter(loader)
-    assert same(next(newer), whole[0])
-    with pytest.raises(RuntimeError, match=r"^this iteration .* loader has ended early: a newer iteration has moved"):
-        next(older)
-    assert loader.state_dict()["step"] == 1
-    assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))
-
-
-def test_loader_advances_by_itself_and_set_epoch_goes_anywhere(corpus: Corpus, same: Same):
-    loader = corpus.loader()
-    first, second = list(loader), list(loader)
-    assert not same(first[0], second[0])
-    loader.set_epoch(0)
-    assert all(same(a, b) for a, b in zip(loader, first, strict=True))
-    assert all(same(a, b) for a, b in zip(loader, second, strict=True))
-    with pytest.raises(ValueError, match="epoch must be 0 or more: got -1"):
-        loader.set_epoch(-1)
-
-
-def test_loader_left_in_the_middle_begins_anew(corpus: Corpus, same: Same):
-    loader = corpus.loader()
-    whole = list(loader)
-    loader.set_epoch(0)
-    for batch in loader:
-        assert same(batch, whole[0])
-        break
-    assert all(same(a, b) for a, b in zip(loader, whole, strict=True))
-
-
-def test_loader_left_in_the_middle_leaves_no_threads(corpus: Corpus):
-    loader = corpus.loader(num_workers=3)
-    for _ in loader:
-        assert len(workers()) > 0
-        break
-    assert workers() == []
-    list(loader)
-    del loader
-    assert workers() == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -454,43 +280,6 @@ def test_loader_clocks_run(corpus: Corpus, num_workers: int):
     assert min(*stats.wall_s.values(), stats.wait_s) > 0
     if num_workers == 0:  # the caller waits for all of it
         assert stats.wait_s >= sum(stats.wall_s.values())
-
-
-# Memory
-
-
-def test_loader_batches_may_be_kept(corpus: Corpus):
-    loader = corpus.loader()
-    kept, copies = [], []
-    for _ in range(3):
-        for batch in loader:
-            kept.append(batch)
-            copies.append(batch["pixel_values"].clone())
-    for batch, copy in zip(kept, copies, strict=True):
-        assert torch.equal(batch["pixel_values"], copy)
-
-
-def test_loader_a_row_of_a_batch_may_be_kept_alone(corpus: Corpus):
-    loader = corpus.loader()
-    kept: list[Any] = []
-    copies: list[Any] = []
-    for _ in range(3):
-        for batch in loader:
-            kept += [batch["pixel_values"][3], batch["pixel_values"].numpy()[1, :, 2:5]]
-            copies += [kept[-2].clone(), kept[-1].copy()]
-            del batch
-    for view, copy in zip(kept, copies, strict=True):
-        assert np.array_equal(view, copy)
-
-
-def test_loader_memory_of_dropped_batches_is_used_again(corpus: Corpus):
-    loader = corpus.loader(num_workers=1, prefetch_batches=2)
-    places = set()
-    for _ in range(4):
-        for batch in loader:
-            places.add(batch["pixel_values"].data_ptr())
-            del batch
-    assert len(places) <= 6  # of 28 batches: those in the making and in use, and smaller ones that were replaced
 
 
 # Settings
@@ -522,13 +311,6 @@ def test_loader_takes_a_file_a_dictionary_a_section_or_settings(corpus: Corpus, 
 def test_loader_refuses_settings(corpus: Corpus, changes: dict[str, Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         corpus.loader(**changes)
-
-
-def test_loader_of_an_empty_index_is_refused(corpus: Corpus, tmp_path: Path):
-    with ShardWriter(tmp_path / "s"):
-        pass
-    with pytest.raises(DataError, match=r"shards '.*/s': no rows in the index; see __mmdata__/quarantine\.jsonl there"):
-        corpus.loader(shards=str(tmp_path / "s"))
 
 
 @pytest.mark.sweep

@@ -169,23 +169,6 @@ def test_samples_that_the_index_left_out_lie_between_the_rows(
     assert by_row(data, "two", fields={"two": "npz:two"}) == dict(enumerate(kept))
 
 
-def test_resumed_batches_have_the_same_values(tmp_path: Path, samples: dict[str, Members], same: Callable[..., bool]):
-    data = {**write(tmp_path / "tars", samples), "fields": {"url": "json:url", "features": "npy"}}
-    with Loader.from_config(data) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        next(iterator)
-        state = loader.state_dict()
-        rest: list[Any] = list(iterator)
-    with Loader.from_config({**data, "loading": {**data["loading"], "num_processes": 1}}) as loader:
-        loader.load_state_dict(state)
-        again: list[Any] = list(loader)
-    assert len(rest) == len(again) == 3
-    for one, other in zip(rest, again, strict=True):
-        one["features"], other["features"] = one["features"].nan_to_num(7), other["features"].nan_to_num(7)
-        assert same(one, other)
-
-
 DAMAGED: list[tuple[str, str, bytes, str]] = [
     ("url", "json", b'{"url": ', "not JSON: "),
     ("url", "json", b'{"url": "\xff"}', "not UTF-8 at byte 9"),

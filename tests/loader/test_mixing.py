@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmdata.config.batches import GroupsConfig
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import ConfigError
 from mmdata.images import probe
 from mmdata.plan.groups import groups_of, save_groups
 from mmdata.tars.write import Sample
@@ -68,14 +68,6 @@ def test_groups_that_were_saved_for_an_index_are_of_it_alone(corpus, tmp_path: P
         groups_of(settings_for(path), index)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 60, 300])
-def test_groups_of_a_damaged_file(corpus, tmp_path: Path, kept: int):
-    path = saved(tmp_path / "g.npy", np.arange(50))
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(DataError, match=rf"^data.groups.source: '{path}' "):
-        groups_of(settings_for(path), corpus.index)
-
-
 def test_groups_smaller_than_asked_for(corpus, tmp_path: Path):
     path = saved(tmp_path / "g.npy", np.arange(50) // 5)
     corpus.loader(groups={"source": str(path), "size": 4}).close()
@@ -84,17 +76,6 @@ def test_groups_smaller_than_asked_for(corpus, tmp_path: Path):
         message = f"its largest group has 5 rows, and data.groups.{name} is {value}: no 6 rows would stand together"
         with pytest.raises(ConfigError, match=re.escape(message)):
             groups_of(settings_for(path, **settings), corpus.index)
-
-
-def test_groups_in_a_file_that_only_bears_the_name_npy(corpus, tmp_path: Path):
-    path = tmp_path / "g.npy"
-    with path.open("wb") as file:
-        np.savez(file, groups=np.arange(50))
-    for content in (path.read_bytes(), b"PK\x03\x04 no archive", b"0\n1\n2\n"):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=rf"^data.groups.source: '{path}' is no .npy file") as error:
-            groups_of(settings_for(path), corpus.index)
-        assert "pickle" not in str(error.value)
 
 
 def test_groups_of_labels_where_the_corpus_has_none(corpus, photo, tmp_path: Path):

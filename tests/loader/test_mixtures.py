@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +12,6 @@ import pytest
 import torch
 
 from mmdata import Batch
-from mmdata.errors import ConfigError
-from mmdata.images import probe
-from mmdata.tars.write import Sample
-
-
-@pytest.fixture(scope="module")
-def second(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine rows, three captions each."""
-    samples: list[Sample] = []
-    for i in range(9):
-        image = photo(90, 90 + i, seed=1000 + i)
-        captions = [f"a red dog {i}", f"a small blue cat on the street {i}", f"a large tree near a dog {i}"]
-        samples.append(Sample(f"second{i}", image, probe(image), captions))
-    folder = tmp_path_factory.mktemp("second") / "shards"
-    corpus.write_beside(folder, samples)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def labelled(corpus, photo: Callable[..., bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty rows with labels 0 to 4, every fifth caption the same."""
-    samples: list[Sample] = []
-    for i in range(40):
-        image = photo(40, 40, seed=2000 + i)
-        caption = "a dog" if i % 5 == 0 else f"cat {i}" + " on the street" * (i % 4)
-        samples.append(Sample(f"{i:04d}", image, probe(image), [caption], label=i % 5))
-    folder = tmp_path_factory.mktemp("labelled") / "shards"
-    corpus.write_beside(folder, samples)
-    return folder
 
 
 def counted(batches: list[Batch]) -> Counter[int]:
@@ -142,69 +111,10 @@ def test_token_budget_gives_batches_that_ranks_in_threes_share(
     assert {len(rank) for rank in steps} == {len([*loader.plan.steps(0)])}
 
 
-MIXED: list[dict[str, Any]] = [
-    {"weight": True},
-    {"groups": {"size": 2}},
-    {"groups": {"candidates": 1}},
-    {"token_budget": 240, "global_batch_size": 16},
-    {"image_patches": [4, 9], "image_buckets": None, "patch_size": 8},
-]
-
-
-@pytest.mark.parametrize("changes", MIXED, ids=lambda changes: "+".join(changes))
-@pytest.mark.sweep(keep=2)
-def test_every_kind_resumes_at_random_steps_with_other_ranks_and_workers(
-    corpus, second: Path, labelled: Path, changes: dict[str, Any], same, join
-):
-    changes = dict(changes)
-    shards = weighted(corpus, second) if changes.pop("weight", False) else str(labelled)
-    loader = corpus.loader(shards=shards, **changes)
-    loader.set_epoch(2)
-    states, whole = [loader.state_dict()], []
-    for batch in loader:
-        whole.append(batch)
-        states.append(loader.state_dict())
-    assert len(json.dumps(states[-1])) < 1024
-    for step in random.Random(0).sample(range(len(whole)), min(3, len(whole))):
-        for world_size, workers in ((1, 0), (2, 1), (4, 3)):
-            ranks = [
-                corpus.loader(shards=shards, rank=rank, world_size=world_size, num_workers=workers, **changes)
-                for rank in range(world_size)
-            ]
-            for rank in ranks:
-                rank.load_state_dict(states[step])
-            rest = [join(list(parts)) for parts in zip(*ranks, strict=True)]
-            assert len(rest) == len(whole) - step
-            assert all(same(a, b) for a, b in zip(rest, whole[step:], strict=True))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"groups": {"size": 2}}, {"groups": {"size": 4}}], ids=["groups of 2", "groups of 4"]
-)
-def test_state_of_another_mixture_is_refused(corpus, labelled: Path, changes: dict[str, Any]):
-    state = corpus.loader(shards=str(labelled)).state_dict()
-    with pytest.raises(ConfigError, match=r"other batches: mixture was '\w+' and is '\w+'; resume"):
-        corpus.loader(shards=str(labelled), **changes).load_state_dict(state)
-
-
-def test_state_that_does_not_say_its_mixture_is_refused(corpus):
-    state = corpus.loader().state_dict()
-    del state["plan"]["mixture"]
-    with pytest.raises(ConfigError, match=r"other batches: mixture was None and is '\w+'; resume"):
-        corpus.loader().load_state_dict(state)
-
-
 def test_state_of_many_datasets_is_under_1_kb(corpus, second: Path, labelled: Path):
     folders = [corpus.settings["shards"], str(second), str(labelled)]
     shards = [{"shards": folder, "repeat": 1 + 0.1 * i} for i, folder in enumerate(folders)]
     assert len(json.dumps(corpus.loader(shards=shards).state_dict())) < 1024
-
-
-def test_weights_changed_are_another_mixture(corpus, second: Path):
-    state = corpus.loader(shards=weighted(corpus, second)).state_dict()
-    changed = [{**source, "weight": 1} for source in weighted(corpus, second)]
-    with pytest.raises(ConfigError, match="other batches: mixture was"):
-        corpus.loader(shards=changed).load_state_dict(state)
 
 
 def test_groups_of_a_file_are_those_of_the_batches(corpus, labelled: Path, tmp_path: Path):
@@ -212,13 +122,3 @@ def test_groups_of_a_file_are_those_of_the_batches(corpus, labelled: Path, tmp_p
     loader = corpus.loader(shards=str(labelled), groups={"source": str(tmp_path / "groups.npy"), "size": 4})
     rows = torch.cat([batch["rows"] for batch in loader]).reshape(-1, 4)
     assert (rows // 4 == rows[:, :1] // 4).all()
-
-
-def test_state_of_other_groups_in_the_same_file_is_refused(corpus, labelled: Path, tmp_path: Path):
-    path = tmp_path / "groups.npy"
-    changes = {"shards": str(labelled), "groups": {"source": str(path), "size": 4}}
-    np.save(path, np.arange(40) // 4)
-    state = corpus.loader(**changes).state_dict()
-    np.save(path, np.arange(40) % 10)
-    with pytest.raises(ConfigError, match="other batches: mixture was"):
-        corpus.loader(**changes).load_state_dict(state)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from mmdata import Batch, Loader, model_inputs
+from mmdata import Loader, model_inputs
 from mmdata.images.pixels import EncodedImage, PixelTransform
 from mmdata.plan import Bucket
 from tests.images.placed import patches
@@ -82,16 +81,6 @@ def test_native_rows_that_are_masked_are_empty_but_harmless(corpus: Corpus, tmp_
         assert (batch["pixel_values"][place] == 0).all()
         assert batch["spatial_shapes"][place].tolist() == [1, 1]
         assert batch["pixel_attention_mask"][place].nonzero().flatten().tolist() == [0]
-
-
-def test_native_global_batches_are_the_same_for_all_ranks(
-    corpus: Corpus, same: Callable[[Batch, Batch], bool], join: Callable[[list[Batch]], Batch]
-):
-    alone = list(corpus.loader(**NATIVE, num_workers=0))
-    ranks = [corpus.loader(**NATIVE, rank=rank, world_size=4) for rank in range(4)]
-    for whole, *parts in zip(alone, *ranks, strict=True):
-        assert len({part["pixel_values"].shape for part in parts}) == 1
-        assert same(whole, join(parts))
 
 
 def test_model_inputs_keep_masks_and_shapes_of_patches(native: Loader):

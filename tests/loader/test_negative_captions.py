@@ -10,11 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmdata.config.data import once_in_order
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64
 from mmdata.loader import Loader
-from mmdata.loader.loader import data_config
 from mmdata.plan import choose_captions
 from mmdata.text.tokenizer import Tokenizer
 
@@ -97,30 +95,6 @@ def test_extra_caption_of_a_masked_row_is_not_valid(corpus, tmp_path: Path):
     loader = damaged.loader(negative_captions=str(file), max_bad_share=1.0)
     valid = {row: bool(values["negative_valid"]) for row, values in rows_of(loader, 0).items() if row >= 0}
     assert valid == {row: row != 0 for row in range(50)}
-
-
-def test_extra_captions_are_the_same_from_worker_processes(corpus, file: Path):
-    inside = corpus.loader(negative_captions=str(file), num_workers=0)
-    beside = corpus.loader(negative_captions=str(file), num_processes=1)
-    for here, there in zip(inside, beside, strict=True):
-        assert here.keys() == there.keys()
-        for name in ("negative_input_ids", "negative_attention_mask", "negative_valid", "negative_caption_hash"):
-            assert here[name].equal(there[name])
-
-
-def test_extra_captions_are_part_of_what_a_state_belongs_to(corpus, file: Path, tmp_path: Path):
-    other = write(tmp_path / "other.parquet", {corpus.samples[0].key: ["a dog"]})
-    plain, loader = corpus.loader(), corpus.loader(negative_captions=str(file))
-    for ours, theirs in ((loader, corpus.loader(negative_captions=str(other))), (loader, plain), (plain, loader)):
-        with pytest.raises(
-            ConfigError, match=r"other batches: negative_captions was (None|'\w{16}') and is (None|'\w{16}')"
-        ):
-            ours.load_state_dict(theirs.state_dict())
-    corpus.loader(negative_captions=str(file)).load_state_dict(loader.state_dict())
-
-
-def test_extra_captions_are_left_out_of_evaluations(corpus, file: Path):
-    assert once_in_order(data_config({**corpus.settings, "negative_captions": str(file)})).negative_captions is None
 
 
 def refused(corpus, path: Path, kind: type[Exception], message: str) -> None:

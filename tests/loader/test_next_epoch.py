@@ -111,17 +111,6 @@ def test_closed_loader_has_no_worker_and_goes_on_where_it_was(corpus: Corpus, sa
     assert set(children()) <= set(others)
 
 
-def test_iteration_of_a_closed_loader_ends(corpus: Corpus, same: Same):
-    whole = list(corpus.loader())
-    with corpus.loader() as loader:
-        batches = iter(loader)
-        next(batches)
-    with pytest.raises(RuntimeError, match=r"this iteration over the loader has ended early: close has moved"):
-        next(batches)
-    assert workers() == []
-    assert all(same(a, b) for a, b in zip(loader, whole, strict=True)), "as after a loop that was left early"
-
-
 def children() -> list[str]:
     """Processes that this one has started and that run, by their numbers."""
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

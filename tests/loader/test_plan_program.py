@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import yaml
 
@@ -21,8 +19,6 @@ from mmdata.errors import ConfigError
 from tests.joins import join_first
 from tests.programs import run_program
 from tests.shard_writer import ShardWriter
-
-from .test_join import write_table
 
 
 def plan(folder: Path, settings: dict[str, Any], *options: str) -> str:
@@ -110,7 +106,7 @@ def test_plan_program_says_when_a_run_has_groups_of_its_own(corpus, tmp_path: Pa
 
 
 def test_plan_program_counts_duplicates_by_the_column_of_the_hash(corpus, tmp_path: Path):
-    table = write_table(corpus, tmp_path / "meant.parquet", list(range(50)), meant=[0] * 50)
+    table = corpus.table(tmp_path / "meant.parquet", meant=[0] * 50)
     settings = {**corpus.settings, "join": [{"table": table}], "caption_hash": "meant"}
     join_first(settings)
     said = plan(tmp_path, settings)
@@ -167,9 +163,8 @@ def test_plan_of_shards_without_caption_lengths_asks_for_a_tokenizer(corpus, tmp
 
 
 def test_plan_program_takes_a_condition_in_backquotes_from_the_command_line(corpus, tmp_path: Path):
-    table = pa.table({"key": [sample.key for sample in corpus.samples], "clip score": [row / 50 for row in range(50)]})
-    pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
-    settings = {**corpus.settings, "join": [{"table": str(tmp_path / "scores.parquet")}]}
+    table = corpus.table(tmp_path / "scores.parquet", **{"clip score": [row / 50 for row in range(50)]})
+    settings = {**corpus.settings, "join": [{"table": table}]}
     join_first({**settings, "select": "`clip score` > 0.39"})
     said = plan(tmp_path, settings, "data.select=`clip score` > 0.39")
     assert "data.select `clip score` > 0.39 (" in said

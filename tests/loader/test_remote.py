@@ -165,14 +165,6 @@ def test_a_loop_that_is_left_leaves_no_part_and_no_thread(config, far: Path):
     check_clean(Path(config["loading"]["cache_dir"]), room_of(config))
 
 
-def test_what_cannot_be_fetched_ends_the_loop(config, far: Path, monkeypatch):
-    monkeypatch.setattr("mmdata.storage.attempts.WAIT_S", 0.01)
-    with serve(far) as server:
-        server.answers["/000030.tar"] = 500
-        with pytest.raises(DataError, match=rf"'{server.url}/000030\.tar': cannot be fetched, 8 attempts from byte 0"):
-            digest(Loader.from_config({**config, "shards": server.url}))
-
-
 def test_what_the_plan_raises_ends_the_loop(config, far: Path):
     loader = Loader.from_config({**config, "shards": f"file://{far}"})
 

@@ -228,9 +228,8 @@ def test_replay_of_a_row_of_weight_0_says_so_and_of_a_rare_one_when_it_comes(cor
 def test_replay_of_a_row_that_is_left_out_names_the_condition(
     corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    table = pa.table({"key": [sample.key for sample in corpus.samples[:40]], "score": [row / 50 for row in range(40)]})
-    pyarrow.parquet.write_table(table, tmp_path / "scores.parquet")
-    join = [{"table": str(tmp_path / "scores.parquet"), "missing": "mask"}]
+    table = corpus.table(tmp_path / "scores.parquet", range(40), score=[row / 50 for row in range(40)])
+    join = [{"table": table, "missing": "mask"}]
     path = config(corpus, tmp_path, join=join, select="score > 0.1 and width > 0")
     join_first(path)
     assert run_tool(monkeypatch, path, 2) == 2
@@ -249,13 +248,12 @@ def test_replay_shows_fields_and_the_source_of_the_caption(
         "vector": pa.array([[float(row)] * 20 for row in range(50)], pa.list_(pa.float32())),
         "recaption": [["one", "two"] for _ in range(50)],
     }
-    table = pa.table({"key": [sample.key for sample in corpus.samples], **columns})
-    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+    table = corpus.table(tmp_path / "table.parquet", **columns)
     fields = {"score": "join:score", "text": "join:text", "vector": "join:vector"}
     path = config(
         corpus,
         tmp_path,
-        join=[{"table": str(tmp_path / "table.parquet")}],
+        join=[{"table": table}],
         fields=fields,
         captions={"shards": 0, "join:recaption": 1},
     )

@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import yaml
 
 from mmdata import Loader
-from mmdata.config import DataConfig
-from mmdata.config.data import evaluation_data, once_in_order
 from mmdata.errors import ConfigError, DataError
 from tests.programs import run_program
 
@@ -52,10 +48,8 @@ def test_a_file_a_column_and_a_joined_column_weigh_rows(corpus: Corpus, tmp_path
     np.save(tmp_path / "weights.npy", WEIGHTS)
     of_file = counts_of(corpus, epochs=4, row_weights=str(tmp_path / "weights.npy"))
     assert (np.abs(of_file - 4 * WEIGHTS) < 1).all()
-    order = np.random.default_rng(0).permutation(50)
-    keys = [corpus.samples[row].key for row in order]
-    pyarrow.parquet.write_table(pa.table({"key": keys, "weight": WEIGHTS[order]}), tmp_path / "scores.parquet")
-    join = [{"table": str(tmp_path / "scores.parquet")}]
+    order = np.random.default_rng(0).permutation(50).tolist()
+    join = [{"table": corpus.table(tmp_path / "scores.parquet", order, weight=WEIGHTS[order])}]
     assert counts_of(corpus, epochs=4, join=join, row_weights="weight").tolist() == of_file.tolist()
     captions = [len(sample.captions) for sample in corpus.samples]
     assert counts_of(corpus, row_weights="captions").tolist() == captions
@@ -98,56 +92,6 @@ def test_every_gives_each_caption_once_and_never_two_in_a_batch(corpus: Corpus):
                 found.update(zip(batch["keys"], batch["captions"], strict=True))
             del found["", ""]
             assert found == Counter((sample.key, text) for sample in corpus.samples for text in sample.captions)
-
-
-@pytest.mark.parametrize("num_processes", [0, 1])
-@pytest.mark.sweep(keep=1)
-def test_batches_are_the_same_from_workers_ranks_and_a_state(corpus: Corpus, same, join, num_processes: int):
-    settings = {"row_weights": "captions", "num_processes": num_processes}
-    with corpus.loader(captions="one", row_weights="captions", num_workers=0) as loader:
-        loader.set_epoch(1)
-        expected = list(loader)
-    with corpus.loader(**settings) as loader:
-        loader.set_epoch(1)
-        batches = iter(loader)
-        given = [next(batches) for _ in range(5)]
-        state = loader.state_dict()
-    ranks = [corpus.loader(rank=rank, world_size=2, **settings) for rank in range(2)]
-    for loader in ranks:
-        loader.load_state_dict(state)
-    given += [join(list(parts)) for parts in zip(*ranks, strict=True)]
-    for loader in ranks:
-        loader.close()
-    assert len(given) == len(expected)
-    assert all(same(one, other) for one, other in zip(given, expected, strict=True))
-
-
-def test_a_state_of_other_weights_is_refused(corpus: Corpus, tmp_path: Path):
-    np.save(tmp_path / "a.npy", WEIGHTS)
-    np.save(tmp_path / "b.npy", WEIGHTS + 0.5)
-    with corpus.loader(row_weights=str(tmp_path / "a.npy")) as loader:
-        state = loader.state_dict()
-    (tmp_path / "a.npy").rename(tmp_path / "c.npy")
-    with corpus.loader(row_weights=str(tmp_path / "c.npy")) as loader:
-        loader.load_state_dict(state)
-    for other in ({}, {"row_weights": str(tmp_path / "b.npy")}, {"captions": "every"}):
-        with corpus.loader(**other) as loader, pytest.raises(ConfigError, match=r"weights was 'data.row_weights a.npy"):
-            loader.load_state_dict(state)
-    with corpus.loader() as loader:
-        state = loader.state_dict()
-    with (
-        corpus.loader(captions="every") as loader,
-        pytest.raises(ConfigError, match=r"weights was None and is 'data.c"),
-    ):
-        loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize("weighs", [{"captions": "every"}, {"row_weights": "captions"}], ids=str)
-def test_rows_to_evaluate_on_and_to_embed_come_once(corpus: Corpus, weighs: dict[str, str]):
-    data = DataConfig.model_validate({**corpus.settings, **weighs, "val": {"share": 0.5}})
-    for once in (evaluation_data(data), once_in_order(data)):
-        with Loader.from_config(once) as loader:
-            assert sum(map(len, rows_of(loader))) == loader.plan.num_rows
 
 
 def test_mmdata_plan_tells_the_weights_of_several_datasets(corpus: Corpus, tmp_path: Path):
@@ -280,9 +224,7 @@ def test_a_row_of_many_captions_whose_parts_are_smaller_than_a_batch_is_refused(
 
 def test_a_column_with_missing_weights_names_the_condition_that_leaves_them_out(corpus: Corpus, tmp_path: Path):
     weights = [None if row in (7, 9) else 1.0 for row in range(50)]
-    table = pa.table({"key": [sample.key for sample in corpus.samples], "q": weights, "my q": weights})
-    pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
-    join = [{"table": str(tmp_path / "q.parquet")}]
+    join = [{"table": corpus.table(tmp_path / "q.parquet", **{"q": weights, "my q": weights})}]
     for name, shown in (("q", "q"), ("my q", "`my q`")):
         message = (
             f"has the weight nan; a weight is a number from 0 on: leave out the rows without one .data.select='{shown}"
@@ -295,9 +237,7 @@ def test_a_column_with_missing_weights_names_the_condition_that_leaves_them_out(
 def test_a_column_of_weights_that_the_index_has_too_is_told(
     corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    table = pa.table({"key": [sample.key for sample in corpus.samples], "captions": [1] * 50})
-    pyarrow.parquet.write_table(table, tmp_path / "q.parquet")
-    corpus.loader(join=[{"table": str(tmp_path / "q.parquet")}], row_weights="captions")
+    corpus.loader(join=[{"table": corpus.table(tmp_path / "q.parquet", captions=[1] * 50)}], row_weights="captions")
     assert any("data.row_weights: 'captions' is the index's; the column" in message for message in caplog.messages)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 import io
-import re
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +18,11 @@ import pytest
 from PIL import Image, ImageOps
 
 from mmdata import Loader
-from mmdata.cli.data.plan import plan_of
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import hash64, in_share
 from tests.joins import load
-from tests.programs import run_program
 
 from .conftest import Corpus
 
@@ -214,41 +210,6 @@ def test_each_dataset_of_a_mixture_has_a_selection_of_its_own(corpus: Corpus, tm
     captions = [len(sample.captions) for sample in [*corpus.samples, *corpus.samples[20:]]]
     with Loader.from_config(both) as loader:
         assert rows_of(loader) == [row for row in expected if captions[row] == 1]
-
-
-def test_a_state_goes_on_with_the_selected_rows_and_is_refused_for_others(corpus: Corpus, tmp_path: Path):
-    keys = [sample.key for sample in corpus.samples]
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "keys.txt").write_text("\n".join(keys[::2]))
-    (tmp_path / "keys.txt").write_text("\n".join(keys[1::2]))
-    with corpus.loader(select=str(tmp_path / "a" / "keys.txt")) as loader:
-        batches = iter(loader)
-        first = next(batches)["keys"]
-        state = loader.state_dict()
-        rest = [batch["keys"] for batch in batches]
-    (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "b" / "keys.txt").rename(tmp_path / "b" / "good.txt")
-    with corpus.loader(select=str(tmp_path / "b" / "good.txt")) as loader:
-        loader.load_state_dict(state)
-        assert [batch["keys"] for batch in loader] == rest
-        assert first not in rest
-    for other in (None, str(tmp_path / "keys.txt"), "width > 0"):
-        with (
-            corpus.loader(select=other) as loader,
-            pytest.raises(ConfigError, match=r"belongs to other batches: .*selection was 'data.select keys.txt \("),
-        ):
-            loader.load_state_dict(state)
-
-
-def test_mmdata_plan_takes_a_selection_on_the_command_line(corpus: Corpus):
-    height, width = sizes(corpus)
-    planned = plan_of(corpus.settings["shards"], ["data.select=width > height"])
-    assert planned.plan.num_rows == np.count_nonzero(width > height)
-    tool = [sys.executable, "-m", "mmdata", "plan", corpus.settings["shards"], "data.select=width > height"]
-    said = run_program(tool, capture_output=True, text=True, check=True).stdout
-    assert re.search(
-        rf"^data.select width > height \(\w{{16}}\): {planned.plan.num_rows} of 50 rows$", said, re.MULTILINE
-    )
 
 
 @pytest.mark.parametrize(

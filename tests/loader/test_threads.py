@@ -76,30 +76,6 @@ def test_units_of_one_batch_are_shared_by_the_threads():
     assert begun(lambda *_: job, count=3, steps=1).take(0, 0) == 7
 
 
-def test_results_come_in_the_order_of_the_tasks_whichever_is_finished_first():
-    later_is_done = threading.Event()
-
-    def make(step: int, stop: threading.Event) -> Work:
-        unit = (lambda: later_is_done.wait(PATIENCE_S)) if step == 0 else later_is_done.set
-        return Work([unit], lambda: step * 10)
-
-    threads = begun(make, count=2, steps=2)
-    assert [threads.take(0, 0), threads.take(0, 1)] == [0, 10]
-
-
-def test_the_first_error_of_a_batch_is_its_result_and_the_next_batch_is_made():
-    def fail() -> None:
-        raise ValueError("unit 1")
-
-    def make(step: int, stop: threading.Event) -> Work:
-        return Work([lambda: None, fail, lambda: None] if step == 0 else [lambda: None], lambda: step)
-
-    threads = begun(make, count=2, steps=2)
-    with pytest.raises(ValueError, match="unit 1"):
-        threads.take(0, 0)
-    assert threads.take(0, 1) == 1
-
-
 def test_whoever_waits_for_a_batch_that_was_not_begun_is_told_when_the_threads_end():
     at_work = threading.Event()
 

@@ -16,23 +16,17 @@ from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
 from mmdata.hashing import hash64, in_share
 from mmdata.index import build_index
-from mmdata.integrations.adapt import SameEpoch
 from mmdata.plan import CaptionSources, ShardCaptions
 from mmdata.plan.choose import bucket_policy, caption_histogram
 from mmdata.tables.select import select_rows
 
-from .conftest import Corpus
+from .conftest import Corpus, rows_of
 
 SHARE = 0.3
 
 
 def data_of(corpus: Corpus, share: float | None = SHARE, **changes: Any) -> DataConfig:
     return DataConfig.model_validate({**corpus.settings, "val": {"share": share}, **changes})
-
-
-def rows_of(loader: Loader) -> list[int]:
-    """All rows of the current epoch, padding left out."""
-    return [row for batch in loader for row in batch["rows"].tolist() if row >= 0]
 
 
 def expected(corpus: Corpus, share: float = SHARE) -> list[int]:
@@ -79,23 +73,27 @@ def test_equal_images_are_on_one_side_in_all_datasets_of_a_mixture(corpus: Corpu
         assert counts[50:].tolist() == [2 * int(row not in val) for row in range(0, 50, 2)]
 
 
-def test_batches_of_a_split_do_not_depend_on_ranks_workers_or_where_a_run_is_resumed(corpus: Corpus, same, join):
-    whole = list(corpus.loader(val={"share": SHARE}, num_workers=0))
-    ranks = [corpus.loader(val={"share": SHARE}, rank=rank, world_size=2) for rank in range(2)]
-    assert all(same(join(list(parts)), one) for *parts, one in zip(*ranks, whole, strict=True))
-    resumed = corpus.loader(val={"share": SHARE}, num_processes=1)
-    resumed.load_state_dict({**ranks[0].state_dict(), "epoch": 0, "step": 2})
-    with resumed:
-        assert all(same(batch, one) for batch, one in zip(resumed, whole[2:], strict=True))
-
-
-@pytest.mark.parametrize(("share", "told"), [(0.2, "share 0.2'"), (None, "None")])
-def test_state_of_another_share_is_refused_by_name(corpus: Corpus, share: float | None, told: str):
-    state = corpus.loader(val={"share": SHARE}, text_buckets=[32]).state_dict()
-    with pytest.raises(
-        ConfigError, match=rf"selection was 'data\.split train of data\.val\.share 0\.3' and is .*{told}"
-    ):
-        corpus.loader(val={"share": share}, text_buckets=[32]).load_state_dict(state)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transform": "train", "crop_scale": [0.3, 0.9], "augment": {"horizontal_flip_prob": 0.5}},
+        {"caption_dropout": 0.9, "text_transform": "module:function"},
+        {"caption_hash": "width"},
+        {"negative_captions": "wrong.parquet"},
+        {"captions": "every"},
+        {"row_weights": "width"},
+        {"order": "order.npy", "shuffle": False},
+        {"leftover": "pad", "groups": {"size": 2}},
+        {"token_budget": 4000},
+        {"join": [{"table": "scores.parquet"}], "fields": {"score": "join:score"}},
+    ],
+    ids=str,
+)
+def test_an_evaluation_has_nothing_of_what_a_training_alone_has(corpus: Corpus, changes: dict[str, Any]):
+    plain, found = (evaluation_data(data).model_dump() for data in (data_of(corpus), data_of(corpus, **changes)))
+    for settings in (plain, found):
+        del settings["join"], settings["crop_scale"]  # which are not looked at
+    assert found == plain
 
 
 def test_shapes_are_chosen_for_the_selected_rows(corpus: Corpus):
@@ -165,16 +163,3 @@ def test_shares_that_leave_too_few_rows_are_refused(corpus: Corpus, changes: dic
 def test_evaluation_on_a_share_of_no_row_is_refused(corpus: Corpus):
     with pytest.raises(ConfigError, match="leaves 50 to train on and 0 to evaluate on"):
         Loader.from_config(evaluation_data(data_of(corpus, 1e-9)))
-
-
-def test_the_settings_of_an_evaluation_have_nothing_of_a_training(corpus: Corpus):
-    changes: dict[str, Any] = {"caption_dropout": 0.9, "caption_template": "a photo of {}", "row_weights": "width"}
-    data = DataConfig.model_validate({**corpus.settings, **changes, "val": {"share": 0.3}})
-    with corpus.loader(val={"share": 0.3}, split="val") as loader:
-        of_split = {row for batch in loader for row in batch["rows"].tolist() if row >= 0}
-    with Loader.from_config(evaluation_data(data), rank=0, world_size=1) as loader:
-        first, second = ([dict(batch) for batch in SameEpoch(loader)] for _ in range(2))
-    assert [batch["captions"] for batch in first] == [batch["captions"] for batch in second]
-    rows = [row for batch in first for row in batch["rows"].tolist() if row >= 0]
-    assert sorted(rows) == sorted(of_split)  # each once
-    assert all(text.startswith("a photo of ") for batch in first for text in batch["captions"] if text)

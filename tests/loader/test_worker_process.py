@@ -26,7 +26,6 @@ from .conftest import Corpus
 from .worker_processes import PROCESS, nothing_left, open_files, program, transforms, worker_processes
 
 Same = Callable[[Batch, Batch], bool]
-Join = Callable[[list[Batch]], Batch]
 __all__ = ["nothing_left"]  # a fixture
 
 
@@ -37,11 +36,7 @@ __all__ = ["nothing_left"]  # a fixture
     "changes",
     [
         {"num_workers": 1, "prefetch_batches": 1},
-        {"num_workers": 3},
         {"num_workers": 3, "num_processes": 2},
-        {"image_buckets": None, "image_patches": [4, 9, 16], "patch_size": 8, "transform": "eval"},
-        {"groups": {"candidates": 1}},
-        {"token_budget": 800, "global_batch_size": 32},
     ],
 )
 @pytest.mark.sweep(keep=1)
@@ -55,19 +50,6 @@ def test_worker_process_gives_the_batches_of_threads(corpus: Corpus, same: Same,
     counted = ("rows", "masked", "tokens", "token_places")
     assert [getattr(loader.stats, name) for name in counted] == [getattr(threads.stats, name) for name in counted]
     assert min(*loader.stats.wall_s.values(), loader.stats.wait_s) > 0
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_worker_process_resumes_in_the_middle_of_an_epoch_on_two_ranks(
-    corpus: Corpus, same: Same, join: Join, num_processes: int
-):
-    whole = list(corpus.loader())
-    ranks = [corpus.loader(rank=rank, world_size=2, num_processes=num_processes) for rank in range(2)]
-    state = {**ranks[0].state_dict(), "step": 3}
-    for rank in ranks:
-        rank.load_state_dict(state)
-    rest = [join(list(parts)) for parts in zip(*ranks, strict=True)]
-    assert all(same(a, b) for a, b in zip(rest, whole[3:], strict=True))
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
@@ -86,22 +68,12 @@ def test_worker_process_left_in_the_middle_begins_anew(corpus: Corpus, same: Sam
     assert len(started) == num_processes  # once, for all iterations
 
 
-def test_worker_process_older_of_two_iterations_stops(corpus: Corpus, same: Same):
-    loader, whole = corpus.loader(**PROCESS), list(corpus.loader())
-    older = iter(loader)
-    next(older)
-    newer = iter(loader)
-    assert same(next(newer), whole[0])
-    with pytest.raises(RuntimeError, match="this iteration over the loader has ended early: a newer iteration"):
-        next(older)
-    assert all(same(a, b) for a, b in zip(newer, whole[1:], strict=True))
-
-
 # Memory
 
 
-def test_worker_process_batches_may_be_kept_whole_and_in_part(corpus: Corpus):
-    loader = corpus.loader(**PROCESS)
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_batches_may_be_kept_whole_and_in_part(corpus: Corpus, num_processes: int):
+    loader = corpus.loader(num_processes=num_processes)
     kept: list[Any] = []
     copies: list[Any] = []
     for _ in range(3):
@@ -180,8 +152,15 @@ def test_transform_that_raises_in_a_process_masks_its_row(
     assert loader.ledger.masked == threads.ledger.masked
 
 
-def test_worker_process_transform_that_fails_at_import_is_an_error(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("undefined", "NameError: name 'undefined' is not defined"),
+        ("raise SystemExit('no licence')", "^SystemExit: no licence$"),
+    ],
+)
+def test_worker_process_module_that_fails_at_import_is_an_error(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ):
     transforms(
         tmp_path,
@@ -190,7 +169,7 @@ def test_worker_process_transform_that_fails_at_import_is_an_error(
         import os
 
         if os.getpid() != {os.getpid()}:
-            undefined
+            {statement}
 
         def mine(image, size, generator):
             return image
@@ -198,10 +177,11 @@ def test_worker_process_transform_that_fails_at_import_is_an_error(
     )
     loader = corpus.loader(**PROCESS, transform="my_transforms:mine")
     for _ in range(2):
-        with pytest.raises(LoadError, match="NameError: name 'undefined' is not defined") as caught:
+        with pytest.raises(LoadError, match=message) as caught:
             next(iter(loader))
         assert "my_transforms.py" in str(caught.value.__cause__)
         assert str(caught.value.__cause__).startswith("in the loader's worker process:\nTraceback")
+    assert worker_processes() == []
 
 
 def test_worker_process_error_of_a_shard_keeps_its_type_and_ends_the_epoch(corpus: Corpus, tmp_path: Path):

@@ -126,24 +126,6 @@ def test_worker_process_transform_that_would_end_a_program_is_an_error(
     assert worker_processes() == []
 
 
-def test_worker_process_module_that_would_end_a_program_is_an_error(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    text = f"""
-    import os
-
-    if os.getpid() != {os.getpid()}:
-        raise SystemExit("no licence")
-
-    def mine(image, size, generator):
-        return image
-    """
-    transforms(tmp_path, monkeypatch, text)
-    with pytest.raises(LoadError, match=r"^SystemExit: no licence$"):
-        list(corpus.loader(**PROCESS, transform="my_transforms:mine"))
-    assert worker_processes() == []
-
-
 def test_worker_process_goes_on_into_the_next_epoch_while_nobody_asks(corpus: Corpus, same: Same):
     loader, threads = corpus.loader(**PROCESS), corpus.loader()
     assert all(same(a, b) for a, b in zip(loader, threads, strict=True))

@@ -46,6 +46,11 @@ class FakeRows(Rows):
         return counts
 
 
+def shapes(*rows: tuple[int, int, int]) -> Shapes:
+    """Shapes from (length, height, width) rows."""
+    return Shapes(*np.array(rows, np.int64).reshape(-1, 3).T)
+
+
 @pytest.fixture(scope="session")
 def fake_rows():
     """`fake_rows([4, 0, 3], lengths, …, height=None, width=None)`: 7 rows in three shards."""

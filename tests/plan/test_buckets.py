@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy, Plan, Shapes
 from mmdata.plan.buckets import fit_into_budget, merge_groups
 
-
-def shapes(*rows: tuple[int, int, int]) -> Shapes:
-    """Shapes from (length, height, width) rows."""
-    return Shapes(*np.array(rows, np.int64).reshape(-1, 3).T)
+from .conftest import shapes
 
 
 def test_length_aspect_policy_names_its_buckets():

@@ -74,19 +74,6 @@ def test_plan_refuses_lanes_that_do_not_fit(fake_rows, num_lanes: int, message: 
         Plan(fake_rows([5, 5]), POLICY, global_batch_size=8, num_lanes=num_lanes)
 
 
-def test_plan_resumed_reads_only_the_windows_whose_rows_still_wait(fake_rows):
-    rows = fake_rows([100] * 50, [5, 12] * 2500)
-    plan = Plan(rows, POLICY, global_batch_size=20, window_rows=100)
-    whole = [step.rows.tolist() for step in plan.steps(0)]
-    for start in (50, 125, 249):
-        rows.asked.clear()
-        assert (
-            next(Plan(rows, POLICY, global_batch_size=20, window_rows=100).steps(0, start=start)).rows.tolist()
-            == (whole[start])
-        )
-        assert len(rows.asked) <= 3
-
-
 @pytest.mark.parametrize(
     ("counts", "order"),
     [([2, 4], [2, 0, 3, 4, 1, 5]), ([3], [0, 1, 2]), ([2, 2], [0, 2, 1, 3]), ([0, 2], [0, 1]), ([], [])],

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdata.plan import Bucket, NativePolicy, Plan, Shapes
+from mmdata.plan import Bucket, NativePolicy, Plan
 from mmdata.plan.buckets import merge_groups
 
-
-def shapes(*rows: tuple[int, int, int]) -> Shapes:
-    """Shapes from (length, height, width) rows."""
-    return Shapes(*np.array(rows, np.int64).reshape(-1, 3).T)
+from .conftest import shapes
 
 
 def test_native_policy_names_its_buckets():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import pickle
 import re
 from typing import Any
 
@@ -87,43 +85,6 @@ def test_last_batch_that_does_not_divide_repeats_rows_at_its_end():
 
 
 @BOTH
-def test_epochs_differ_and_advance_by_themselves(make: Any):
-    sampler = make()
-    epochs = [list(sampler) for _ in range(3)]
-    assert epochs[0] != epochs[1] != epochs[2]
-    again = make()
-    for epoch in (2, 0, 1):
-        again.set_epoch(epoch)
-        assert list(again) == epochs[epoch]
-    assert list(make(seed=1)) != epochs[0]
-
-
-@BOTH
-def test_loop_that_counts_to_len_advances_the_epoch(make: Any):
-    sampler, other = make(), make()
-    iterator = iter(sampler)
-    first = [next(iterator) for _ in range(len(sampler))]
-    assert [first, list(sampler)] == [list(other), list(other)]
-
-
-@BOTH
-def test_broken_off_epoch_begins_anew(make: Any):
-    sampler = make()
-    next(iter(sampler))
-    assert list(sampler) == list(make())
-
-
-@BOTH
-def test_iteration_that_began_before_set_epoch_does_not_move_the_place(make: Any):
-    sampler = make()
-    old = iter(sampler)
-    next(old)
-    sampler.set_epoch(3)
-    list(old)
-    assert (sampler.state_dict()["epoch"], sampler.state_dict()["step"]) == (3, 0)
-
-
-@BOTH
 def test_state_is_small_json_and_of_a_loops_own_place_too(make: Any):
     sampler = make()
     iterator = iter(sampler)
@@ -136,19 +97,6 @@ def test_state_is_small_json_and_of_a_loops_own_place_too(make: Any):
     resumed.load_state_dict(json.loads(json.dumps(state)))
     resumed.set_epoch(0)  # as trainers do
     assert list(resumed) == list(iterator)
-
-
-@BOTH
-def test_state_of_a_finished_epoch_goes_on_with_the_next_unless_that_epoch_is_asked_for(make: Any):
-    whole = make()
-    epochs = [list(whole) for _ in range(2)]
-    resumed = make()
-    resumed.load_state_dict(whole.state_at(0, len(whole)))
-    assert list(resumed) == epochs[1]
-    resumed.load_state_dict(whole.state_at(0, len(whole)))
-    resumed.set_epoch(0)
-    assert list(resumed) == []
-    assert list(resumed) == epochs[1]
 
 
 @pytest.mark.parametrize(
@@ -170,13 +118,6 @@ def test_state_of_a_finished_epoch_goes_on_with_the_next_unless_that_epoch_is_as
 def test_state_of_other_batches_is_refused_with_what_changed(saved: Any, loaded: Any, changed: str):
     with pytest.raises(ConfigError, match=f"belongs to other batches: .*{re.escape(changed)}.*or start anew"):
         loaded.load_state_dict(saved.state_dict())
-
-
-@pytest.mark.parametrize(("name", "value"), [("step", 4), ("step", None), ("epoch", -1), ("epoch", True)])
-def test_state_with_a_wrong_number_is_refused(name: str, value: Any):
-    message = rf"'{name}' must be a whole number from 0 on, at most \d+: got {value}; give the dictionary that"
-    with pytest.raises(ConfigError, match=message):
-        bucket().load_state_dict(bucket().state_dict() | {name: value})
 
 
 @pytest.mark.parametrize(
@@ -233,12 +174,6 @@ def test_two_stream_takes_overlapping_rows_where_told():
     assert list(sampler) == [[0, 1, 2, 3, 20, 9], [4, 5, 6, 7, 3, 20], [8, 9, 9, 3]]
 
 
-@BOTH
-def test_set_epoch_refuses_negative(make: Any):
-    with pytest.raises(ValueError, match="epoch must be 0 or more: got -1"):
-        make().set_epoch(-1)
-
-
 def test_rank_comes_from_a_distributed_sampler():
     sampler = bucket(batch_size=2, sampler=DistributedSampler(LENGTHS, num_replicas=2, rank=1))
     assert (sampler.rank, sampler.world_size) == (1, 2)
@@ -253,17 +188,6 @@ def test_dataloader_gives_the_batches_epoch_after_epoch(num_workers: int):
     wanted = bucket()
     for _ in range(2):
         assert [batch.tolist() for batch in loader] == list(wanted)
-
-
-@BOTH
-def test_copies_have_places_of_their_own(make: Any):
-    sampler = make()
-    next(iter(sampler))
-    for other in (copy.copy(sampler), copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))):
-        assert other.state_dict() == sampler.state_dict()
-        assert other.sampler is other
-        other.set_epoch(5)
-        assert sampler.state_dict()["epoch"] == 0
 
 
 def test_names_are_public():

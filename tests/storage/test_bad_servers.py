@@ -191,15 +191,6 @@ def test_a_wrong_part_after_a_cut_answer_is_an_error_at_once(server: Server, cac
     assert asked(server) == 2
 
 
-@pytest.mark.parametrize("kind", ["a page of HTML", "compressed", "no content", "a circle", "another protocol"])
-def test_a_wrong_answer_to_a_stream_is_an_error_at_once(server: Server, cache: ShardCache, kind: str):
-    answer, message = WRONG[kind]
-    server.answers[SHARD] = answer
-    with pytest.raises(DataError, match=re.escape(f"'{server.url}{SHARD}': ") + f".*{message}"):
-        open_stream(server, cache)
-    assert asked(server) == (remote_module.MAX_REDIRECTS if kind == "a circle" else 1)
-
-
 def test_an_endless_answer_is_not_read_beyond_what_the_manifest_says(server: Server, cache: ShardCache):
     sent: list[int] = []
     store = ShardStore(Index.open(server.url, cache=cache))
@@ -288,7 +279,7 @@ def test_a_consumer_that_takes_its_time_is_not_a_slow_server(
 def test_statuses_that_pass_are_asked_again_and_hold_no_secrets(server: Server, cache: ShardCache):
     store = ShardStore(Index.open(f"{server.url}?signature=secret", cache=cache))
     server.answers[SHARD] = 429
-    with pytest.raises(DataError, match=r"8 attempts .*, the last one: Failed: status 429 Too Many Re") as caught:
+    with pytest.raises(DataError, match=r"8 attempts .*: Failed: status 429 .*is the server up") as caught:
         store.read(0, 0, 1)
     assert "secret" not in str(caught.value)
     assert asked(server) == 8

@@ -164,20 +164,6 @@ def test_a_server_that_sends_so_many_bytes_for_a_request_is_read_to_the_end(shar
     assert read_in_two(shards, served(whole, most=most)) == whole
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        lambda start: {"Content-Range": f"bytes {start + 512}-999999/1000000"} if start else {},
-        lambda start: {"Content-Range": f"bytes {start}-{start + 99}/1000000"} if start else {},
-        lambda start: {"Content-Range": "items"} if start else {},
-    ],
-)
-def test_another_part_than_that_asked_for_is_an_error(shards, headers):
-    whole = (shards / "000000.tar").read_bytes()
-    with pytest.raises(DataError, match=r"bytes from 1000 on were asked .* with Content-Range '.*' and \d"):
-        read_in_two(shards, served(whole), then=served(whole, headers))
-
-
 def test_a_connection_that_breaks_behind_the_last_byte_is_not_asked_again(shards):
     whole = (shards / "000000.tar").read_bytes()
     with running(Versions(folder=shards)) as server:

@@ -115,22 +115,6 @@ def test_an_index_behind_any_server_is_the_local_one(shards, cache, behind, faul
         assert set(server.faults) == faults
 
 
-def test_a_budget_of_requests_is_spent(shards, cache):
-    with serve(shards) as server:
-        store = ShardStore(Index.open(server.url, cache=cache))
-        server.answers["/000001.tar"] = 503
-        with pytest.raises(
-            DataError,
-            match=rf"'{server.url}/000001\.tar': cannot be fetched, 8 attempts from byte 0 on, the last one: .*503"
-            ".*is the server up, and the network",
-        ):
-            store.read(1, 0, 1)
-        assert [path for path, _ in server.requests].count("/000001.tar") == 8
-        server.answers.clear()
-        assert len(store.read(1, 0, 1)) == 1
-    assert not list(cache.folder.glob("*.part"))
-
-
 def test_a_manifest_is_fetched_even_when_all_else_is_cached(shards, cache):
     with serve(shards) as server:
         images(Index.open(server.url, cache=cache))
@@ -210,14 +194,6 @@ def test_protocols_that_are_not_known_are_refused(cache):
         Index.open("nope://x", cache=cache)
     with pytest.raises(ConfigError, match="'zip://x::http://y': a chain of protocols is not followed; give one URL"):
         Index.open("zip://x::http://y", cache=cache)
-
-
-def test_messages_hold_no_secrets(shards, cache):
-    with serve(shards) as server:
-        server.answers["/__mmdata__/manifest.json"] = 404
-        host = server.url.removeprefix("http://")
-        with pytest.raises(DataError, match=re.escape(f"'http://{host}/__mmdata__/manifest.json': no such file")):
-            Index.open(f"http://user:pw@{host}?signature=s", cache=cache)
 
 
 def test_verifying_from_afar_is_refused():

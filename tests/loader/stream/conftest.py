@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from tests.flat_settings import grouped
 from tests.shard_writer import ShardWriter
+from tests.storage import servers as servers_of_tests
 
 NUM_SAMPLES = 38
 
@@ -95,30 +95,8 @@ def uneven(tmp_path, tar, photo):
     return make
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
-def serve():
-    """`serve(folder) -> "http://…"`: a real server; files whose name starts with "cut" end after half their bytes."""
-    servers: list[ThreadingHTTPServer] = []
-
-    class Handler(_Handler):
-        def copyfile(self, source, outputfile) -> None:
-            data = source.read()
-            cut = Path(self.path).name.startswith("cut")
-            outputfile.write(data[: len(data) // 2] if cut else data)
-            self.close_connection = True
-
-    def start(folder: Path) -> str:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+def serve() -> Iterator[Callable[[Path], str]]:
+    """`serve(folder) -> "http://…"`: a real server, until the test ends."""
+    with ExitStack() as servers:
+        yield lambda folder: servers.enter_context(servers_of_tests.serve(folder)).url

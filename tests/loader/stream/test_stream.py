@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from itertools import chain
 
 import pytest
@@ -52,74 +51,12 @@ def test_stream_gives_the_rows_of_the_indexed_loader(shards, config, image_bucke
     assert_equal_rows({key: got[key] for key in same_shape}, {key: expected[key] for key in same_shape})
 
 
-def test_stream_tokenizes_as_the_loader_does(shards, config):
-    settings = config(shards=str(shards), text_buckets=[48])
-    names = ["caption_hash", "input_ids", "attention_mask"]
-    got = valid_rows([*mmdata.stream(None, settings)], *names)
-    expected = valid_rows([*mmdata.Loader.from_config(settings)], *names)
-    single = [f"{i:04d}" for i in range(0, NUM_SAMPLES, 3)]  # with one caption there is nothing to choose
-    assert_equal_rows({key: got[key] for key in single}, {key: expected[key] for key in single})
-
-
-def test_stream_batches_have_the_contract_of_batch(shards, config):
-    batches = [*mmdata.stream(str(shards), config())]
-    for batch in batches:
-        length = batch["input_ids"].shape[1]
-        assert batch["pixel_values"].dtype == torch.uint8
-        assert batch["pixel_values"].shape == (4, 3, 16, 16)
-        assert batch["input_ids"].shape == batch["attention_mask"].shape == (4, length)
-        assert {batch[name].dtype for name in ("input_ids", "attention_mask", "labels", "rows")} == {torch.int64}
-        assert bool((batch["attention_mask"][:, 0] == 1).all())
-        assert (batch["rows"] >= 0).tolist() == batch["valid"].tolist() == [key != "" for key in batch["keys"]]
-    assert len(batches) == math.ceil(NUM_SAMPLES / 4)
-    rows = [row for batch in batches for row in batch["rows"].tolist() if row >= 0]
-    assert len(set(rows)) == NUM_SAMPLES
-    assert len({batch["input_ids"].shape[1] for batch in batches}) > 1
-
-
-def test_stream_pads_less_than_a_single_text_length(shards, config):
-    bucketed = mmdata.stream(str(shards), config())
-    single = mmdata.stream(str(shards), config(text_buckets=[48]))
-    assert len([*bucketed]) == len([*single])
-    assert bucketed.stats.tokens == single.stats.tokens
-    assert bucketed.stats.token_places < 0.8 * single.stats.token_places
-
-
 def test_stream_reads_brace_patterns_and_lists_alike(shards, config):
     plain = [shards / f"{i:06d}.tar" for i in range(4)]
     expected = keys_in_order([*mmdata.stream(shards, config())])
     assert keys_in_order([*mmdata.stream(f"{shards}/{{000000..000003}}.tar", config())]) == expected
     assert keys_in_order([*mmdata.stream(plain, config())]) == expected
     assert keys_in_order([*mmdata.stream(list(map(str, plain)), {"data": config()})]) == expected
-
-
-def test_stream_names_the_shard_of_a_cut_connection_or_a_missing_file(shards, config, tmp_path, serve):
-    (tmp_path / "cut.tar").write_bytes((shards / "000000.tar").read_bytes())
-    url = serve(tmp_path)
-    with pytest.raises(DataError, match=rf"'{url}/cut.tar': cannot be fetched, .* byte \d+ on, the last one: Client"):
-        mmdata.stream(f"{url}/cut.tar", config())
-    with pytest.raises(DataError, match=rf"'{url}/none.tar': no such file; upload it, or correct the URL"):
-        mmdata.stream(f"{url}/none.tar?signature=secret", config())
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_stream_is_the_same_for_any_number_of_workers(shards, config, num_workers):
-    first = [*mmdata.stream(shards, config(num_workers=0, transform="train"))]
-    other = [*mmdata.stream(shards, config(num_workers=num_workers, transform="train"))]
-    assert keys_in_order(first) == keys_in_order(other)
-    assert_equal_rows(valid_rows(other, "pixel_values"), valid_rows(first, "pixel_values"))
-
-
-def test_stream_epochs_differ_in_order_and_set_epoch_repeats_one(shards, config):
-    stream = mmdata.stream(shards, config())
-    first, second = keys_in_order([*stream]), keys_in_order([*stream])
-    assert first != second
-    assert sorted(chain(*first)) == sorted(chain(*second))
-    stream.set_epoch(0)
-    assert keys_in_order([*stream]) == first
-    assert keys_in_order([*stream]) == second
-    with pytest.raises(ValueError, match="epoch must be 0 or more: got -1"):
-        stream.set_epoch(-1)
 
 
 def test_stream_without_shuffle_keeps_the_order_of_the_shards(shards, config):
@@ -149,11 +86,6 @@ def test_stream_ranks_share_the_samples_and_crop_them_alike(shards, config, worl
     assert_equal_rows(valid_rows(batches, "pixel_values"), alone)
     rows = [row for batch in batches for row in batch["rows"].tolist() if row >= 0]
     assert len(set(rows)) == NUM_SAMPLES
-
-
-def test_ranks_that_do_not_divide_the_batch_are_refused(shards, config):
-    with pytest.raises(ValueError, match="global_batch_size 4 is not a multiple of world_size 3; 3 is"):
-        mmdata.stream(shards, config(), rank=0, world_size=3)
 
 
 @pytest.mark.parametrize("shards", ["pipe:cat x.tar", ["a.tar", "pipe:curl http://x/"], "{pipe:a,b}.tar", "x::pipe:y"])

@@ -8,7 +8,6 @@ import pytest
 
 import mmdata
 from mmdata.errors import DataError
-from mmdata.storage import attempts
 from tests.storage.servers import serve as serve_with_faults
 from tests.storage.servers import serve_s3
 
@@ -32,15 +31,6 @@ def test_a_stream_survives_a_server_that_fails_every_second_time(shards, config,
         assert {"reset", "error", "cut"} <= set(server.faults)
     assert found == expected
     assert any("attempt 1 of 8 failed" in message for message in caplog.messages)
-
-
-def test_a_server_that_stays_down_is_an_error_after_the_attempts(shards, config, monkeypatch):
-    monkeypatch.setattr(attempts, "ATTEMPTS", 3)
-    with serve_with_faults(shards) as server:
-        server.answers["/000000.tar"] = 500
-        with pytest.raises(DataError, match=r"cannot be fetched, 3 attempts .* status 500"):
-            mmdata.stream(f"{server.url}/000000.tar", config(loading={"num_workers": 0}))
-        assert len(server.requests) == 3
 
 
 def test_reading_a_tar_keeps_it_in_the_cache(uneven, config, serve, tmp_path):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -28,67 +26,6 @@ def members(photo) -> list[tuple[str, bytes]]:
 def write(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     return str(path)
-
-
-def cuts(data: bytes) -> dict[str, bytes]:
-    """Ways in which a tar of the members above may be damaged; each is silent for Python's reader or ends early."""
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        starts = [member.offset for member in archive.getmembers()]
-    flipped = bytearray(data)
-    flipped[starts[4] + 3] ^= 1
-    return {
-        "in a member": data[: starts[4] + 700],
-        "in a header": data[: starts[4] + 100],
-        "between members": data[: starts[3]],
-        "between samples": data[: starts[4]],
-        "one end block": data[: data.rindex(b"two trees") + 512 + 3],
-        "flipped bit": bytes(flipped),
-        "concatenated": data + data,
-    }
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("in a member", "cut"),
-        ("in a header", "the file ends after 100 bytes of a header: cut"),
-        ("between members", "the file ends without end blocks: cut"),
-        ("between samples", "the file ends without end blocks: cut"),
-        ("one end block", "cut"),
-        ("flipped bit", "header checksum does not match"),
-        ("concatenated", "data behind the end blocks"),
-    ],
-)
-def test_stream_of_a_damaged_tar_is_an_error_that_names_the_shard(tmp_path, tar, members, config, damage, message):
-    path = write(tmp_path / "x.tar", cuts(tar(members))[damage])
-    with pytest.raises(DataError, match=rf"shard '{path}', byte \d+: .*{message}"):
-        list(mmdata.stream(path, config()))
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ("a/0.json", r"sample 'a/0' starts at byte 0 and comes back at byte \d+; other readers .* pack"),
-        ("a/2.TXT", r"shard '.*x\.tar': sample 'a/2' has \.txt at byte \d+ and again at byte \d+; remove one"),
-    ],
-)
-def test_stream_of_a_sample_in_two_places_is_an_error(tmp_path, tar, members, config, extra, message):
-    path = write(tmp_path / "x.tar", tar([*members, (extra, b"{}")]))
-    with pytest.raises(DataError, match=message):
-        mmdata.stream(path, config())
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"<html>404</html>" * 100, "is an HTML page, not a tar: a page of login or of an error was saved in its"),
-        (b"\x1f\x8b" + bytes(1000), r"compressed, .* unpack it"),
-        (b"\x28\xb5\x2f\xfd" + bytes(1000), r"compressed, .* unpack it"),
-    ],
-)
-def test_stream_of_something_else_is_an_error(tmp_path, config, data, message):
-    with pytest.raises(DataError, match=message):
-        mmdata.stream(write(tmp_path / "x.tar", data), config())
 
 
 def test_stream_accepts_an_empty_shard_but_not_only_empty_ones(tmp_path, tar, members, config):
