@@ -277,7 +277,7 @@ def test_program_prints_accounts_and_strict_fails_on_a_leak(tmp_path: Path):
         (["--out", "c.parquet", "--workers", "0"], "--workers 0: must be at least 1"),
         (
             ["--out", "c.parquet", "--cache-gb", "-1"],
-            "--cache-dir and --cache-gb: 'cache_gb': Input should be greater than 0; got -1",
+            "--cache-dir and --cache-gb: 'cache_gb': expected number > 0; got -1",
         ),
     ],
 )

@@ -495,4 +495,4 @@ def test_the_command_takes_urls_that_a_shell_has_expanded(tars, tmp_path):
 def test_the_size_of_the_cache_is_a_number_above_0(tmp_path):
     run = program("https://host/0.tar", "--out", tmp_path, "--cache-gb", "none")
     assert run.returncode == 2
-    assert run.stderr.startswith("error: --cache-dir and --cache-gb: 'cache_gb': Input should be a valid number")
+    assert run.stderr.startswith("error: --cache-dir and --cache-gb: 'cache_gb': expected number > 0; got 'none'")
