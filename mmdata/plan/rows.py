@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.index.columns import ASPECT_BINS, Histograms, aspect_ratio, offsets_of, unpack_cells
 from mmdata.index.index import Index
-from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan.buckets import Bucket, BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 from mmdata.tables.table import NpyFile
@@ -35,6 +35,9 @@ PROBED_ROWS = 4096
 
 PROBED_TOKENS = 1024
 """`fingerprint_policy` asks a policy of cells for the buckets of lengths below this."""
+
+MOST_NAMED = 6
+"""Text lengths, image shapes and row counts that `fingerprint_policy` names at most, of each."""
 
 
 def occurrences_of(rows: Ints, passes: Ints) -> Ints:
@@ -281,6 +284,7 @@ def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: Ints) -> NDArray[
 def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
     """Equal for policies of the same class with the same buckets that give the first rows of a corpus the same buckets.
 
+    It begins with the buckets in words, for messages: "16, 77 tokens; 224 × 224; 304, 240 rows (7bfd68c4e1befac5)".
     So a user's own policy needs no version number: a change of its code that changes the buckets of the first
     `PROBED_ROWS` rows changes the fingerprint. For a policy with `uses_cells` no row is read: it is asked for all cells
     of up to its longest text, below `PROBED_TOKENS`.
@@ -293,7 +297,21 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
         shapes = rows.shapes(rows.first(PROBED_ROWS), 0)
     digest = hashlib.sha256(named.encode())
     digest.update(np.asarray(policy.assign(shapes), np.int64).tobytes())
-    return digest.hexdigest()[:16]
+    return f"{_in_words(policy.buckets)} ({digest.hexdigest()[:16]})"
+
+
+def _in_words(buckets: Sequence[Bucket]) -> str:
+    """The text lengths, image shapes and, under a budget, rows of some buckets."""
+    lengths = _few(str(bucket.length) for bucket in buckets)
+    rows = _few(str(bucket.rows) for bucket in buckets if bucket.rows)
+    parts = [f"{lengths} tokens", _few(bucket.image for bucket in buckets), *([f"{rows} rows"] if rows else [])]
+    return "; ".join(parts)
+
+
+def _few(words: Iterable[str]) -> str:
+    """The first of some words that differ."""
+    found = list(dict.fromkeys(words))
+    return ", ".join(found[:MOST_NAMED]) + (", …" if len(found) > MOST_NAMED else "")
 
 
 def npy_of_rows(name: str, index: Index, *, of: str, kinds: str, what: str) -> NpyFile:
