@@ -36,9 +36,6 @@ PROBED_ROWS = 4096
 PROBED_TOKENS = 1024
 """`fingerprint_policy` asks a policy of cells for the buckets of lengths below this."""
 
-MOST_NAMED = 6
-"""Text lengths, image shapes and row counts that `fingerprint_policy` names at most, of each."""
-
 
 def occurrences_of(rows: Ints, passes: Ints) -> Ints:
     """The occurrences of n rows in n passes; the inverse of `rows_of` and `passes_of`."""
@@ -284,10 +281,12 @@ def assign_buckets(policy: BucketPolicy, shapes: Shapes, rows: Ints) -> NDArray[
 def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
     """Equal for policies of the same class with the same buckets that give the first rows of a corpus the same buckets.
 
-    It begins with the buckets in words, for messages: "16, 77 tokens; 224 × 224; 304, 240 rows (7bfd68c4e1befac5)".
     So a user's own policy needs no version number: a change of its code that changes the buckets of the first
     `PROBED_ROWS` rows changes the fingerprint. For a policy with `uses_cells` no row is read: it is asked for all cells
     of up to its longest text, below `PROBED_TOKENS`.
+
+    Example:
+        "16-77 tokens, 224x224, 304-240 rows (7bfd68c4e1befac5)": the buckets in words, and a digest
     """
     named = f"{type(policy).__qualname__} {[tuple(bucket) for bucket in policy.buckets]}"
     if getattr(policy, "uses_cells", False):
@@ -301,17 +300,15 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
 
 
 def _in_words(buckets: Sequence[Bucket]) -> str:
-    """The text lengths, image shapes and, under a budget, rows of some buckets."""
-    lengths = _few(str(bucket.length) for bucket in buckets)
-    rows = _few(str(bucket.rows) for bucket in buckets if bucket.rows)
-    parts = [f"{lengths} tokens", _few(bucket.image for bucket in buckets), *([f"{rows} rows"] if rows else [])]
-    return "; ".join(parts)
+    """The text lengths, image shapes and, under a budget, rows of some buckets, briefly: a state stays small."""
+    images = [str(bucket.patches) if bucket.patches else f"{bucket.height}x{bucket.width}" for bucket in buckets]
+    rows = _span([bucket.rows for bucket in buckets])
+    return f"{_span([b.length for b in buckets])} tokens, {_span(images)}" + ("" if rows == "0" else f", {rows} rows")
 
 
-def _few(words: Iterable[str]) -> str:
-    """The first of some words that differ."""
-    found = list(dict.fromkeys(words))
-    return ", ".join(found[:MOST_NAMED]) + (", …" if len(found) > MOST_NAMED else "")
+def _span(values: Sequence[int] | Sequence[str]) -> str:
+    """The first of some values, and the last if it is another."""
+    return str(values[0]) if values[0] == values[-1] else f"{values[0]}-{values[-1]}"
 
 
 def npy_of_rows(name: str, index: Index, *, of: str, kinds: str, what: str) -> NpyFile:

@@ -72,14 +72,18 @@ def files(corpus: Corpus, second: Path, tmp_path_factory: pytest.TempPathFactory
         (
             ONE_LENGTH,
             {"text_buckets": [16, 32]},
-            r"policy \(text_buckets, .*\) was '32 tokens; .* \(\w{16}\)' and is '16, 32 tokens; .* \(\w{16}\)'; resume",
+            r"policy \(text_buckets, .*\) was '32 tokens, .* \(\w{16}\)' and is '16-32 tokens, .* \(\w{16}\)'; resume",
         ),
         (
             {},
             {"image_buckets": [[32, 48]]},
-            r"policy \(.*image_buckets.*\) was '.*' and is '.* tokens; 32 × 48 \(\w{16}\)'",
+            r"policy \(.*image_buckets.*\) was '.*' and is '.* tokens, 32x48 \(\w{16}\)'",
         ),
-        ({}, {"token_budget": 400}, r"policy \(.*token_budget\) was '.*' and is '.* tokens; .*; 8 rows \(\w{16}\)'"),
+        (
+            ONE_LENGTH,
+            {**ONE_LENGTH, "token_budget": 400},
+            r"policy \(.*token_budget\) was '.*' and is '32 tokens, .*, 8 rows \(\w{16}\)'",
+        ),
         ({}, {"seed": 6, "shuffle": False}, "seed was 5 and is 6, shuffle was True and is False; resume"),
         # pixels
         ({}, {"transform": "eval"}, r"transform was 'train' and is 'eval', crop_scale was \[0\.3, 0\.9\] and is None"),

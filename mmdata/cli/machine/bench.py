@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mmdata.inspect.profile import Profile
 
 BAR = 30  # characters of a full bar
-NOT_OWN = (None, "train", "eval")  # values of data.transform and data.text_transform that name no function
 MOST_OF_THE_WORK = 0.5  # share of the workers' work from which a function of the user's is named
 
 
@@ -56,12 +55,15 @@ def run(given: argparse.Namespace) -> int:
     print_profile(console, found)
     console.print(found.in_words(), soft_wrap=True)
     own = {"transform": data.transform, "tokenize": data.text_transform}
-    slow = [stage for stage, code in own.items() if code not in NOT_OWN and found.work_share(stage) > MOST_OF_THE_WORK]
-    for stage in slow:
+    slow = {
+        stage: name_of(code)
+        for stage, code in own.items()
+        if code is not None and code not in ("train", "eval") and found.work_share(stage) > MOST_OF_THE_WORK
+    }
+    for stage, name in slow.items():
         console.print(
-            f"Your code: {name_of(own[stage])} ({stage}) takes {found.row_ms[stage]:.2f} ms a row, "
-            f"{found.work_share(stage):.0%} of the workers' work: make it faster first. On a CPU it also takes cores "
-            "from the training step.",
+            f"Your code: {name} ({stage}) takes {found.row_ms[stage]:.2f} ms a row, {found.work_share(stage):.0%} of "
+            "the workers' work: make it faster first. On a CPU it also takes cores from the training step.",
             soft_wrap=True,
         )
     if found.bottleneck == "read":
