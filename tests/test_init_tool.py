@@ -380,6 +380,15 @@ def test_starter_says_how_to_launch_and_what_it_does_for_the_captions():
         assert f"\n{line}" in text
 
 
+@pytest.mark.parametrize(("machine", "rows"), [(CPU, 40), (GPU, 50_000), (GPU, 3_000_000)])
+def test_starter_says_beside_its_model_how_it_is_exported(machine: Machine, rows: int):
+    starter = Starter(facts_of(rows), machine, 0.1, rows // 10)
+    text = config_text(starter, path="a.yaml", shards="shards/a", tokenizer="clip", about_tokenizer="CLIP's")
+    (line,) = [line for line in text.splitlines() if line.startswith("  name: ")]
+    told = line.endswith("; its export needs trust_remote_code, and vit_* and pretrained export as CLIPModel")
+    assert told is (starter.model != "vit_b_16")
+
+
 @pytest.mark.parametrize(
     ("text", "captions", "words"),
     [

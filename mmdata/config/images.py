@@ -27,8 +27,9 @@ class ImagesConfig(Settings):
     """How images become pixels, and the shapes that they have in batches."""
 
     image_size: Side = 224
-    """Side of the square that images are cropped and resized to, in pixels. With a number of `image_buckets` the
-    chosen shapes have about as many pixels; with a list of shapes, or `image_patches`, it is not used."""
+    """Side of the square that images are cropped and resized to, in pixels; for a rectangle give one shape, as
+    `image_buckets: [[128, 160]]`. With a number of `image_buckets` the chosen shapes have about as many pixels; with a
+    list of shapes, or `image_patches`, it is not used."""
     image_buckets: Positive | Annotated[list[tuple[Side, Side]], Field(min_length=1)] | None = None
     """Image shapes as [height, width] pairs in pixels; each image goes to the shape nearest in aspect ratio. A number:
     choose up to so many shapes of about `image_size`² pixels that crop least. null: one square of `image_size`."""

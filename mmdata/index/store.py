@@ -137,7 +137,10 @@ class ShardStore:
             opened = self._index.open_shard(shard, stop)
         except FileNotFoundError:
             place = self._index.shard_place(shard)
-            raise DataError(f"shard '{place}': no such file, and the manifest names it; {_REMEDY}") from None
+            raise DataError(
+                f"shard '{place}': no such file, and the manifest names it; put it back, or index the others anew "
+                "(`mmdata index FOLDER --overwrite`)"
+            ) from None
         if opened.size != expected:
             place = self._index.shard_place(shard)
             raise DataError(f"shard '{place}': {opened.size} bytes, and its index was made of {expected}; {_REMEDY}")

@@ -55,13 +55,24 @@ class Profile:
         return found.stage if found else ""
 
     @property
-    def stage_shares(self) -> dict[str, float]:
-        """Share of the workers' time by stage, the largest first. Waiting for a core is a stage too."""
+    def row_ms(self) -> dict[str, float]:
+        """Milliseconds of a worker for each row by stage, the largest first. Waiting for a core is a stage too."""
         if self.stats is None:
             return {}
         seconds = {**self.stats.own_s, CORE: self.stats.core_wait_s}
-        total = sum(seconds.values()) or 1.0
-        return {name: seconds[name] / total for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
+        rows = max(1, self.stats.rows)
+        return {name: 1e3 * seconds[name] / rows for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
+
+    @property
+    def stage_shares(self) -> dict[str, float]:
+        """Share of the workers' time by stage, the largest first. Waiting for a core is a stage too."""
+        total = sum(self.row_ms.values()) or 1.0
+        return {name: ms / total for name, ms in self.row_ms.items()}
+
+    def work_share(self, stage: str) -> float:
+        """Share of a stage of what the workers do; unlike `stage_shares` without the time that they wait for a core."""
+        work = sum(ms for name, ms in self.row_ms.items() if name != CORE)
+        return self.row_ms.get(stage, 0.0) / (work or 1.0)
 
     def in_words(self) -> str:
         """Where the time goes, in a sentence or two."""
@@ -73,7 +84,7 @@ class Profile:
         if found is None:
             return f"{speed}; this loader keeps no clock of its stages."
         if self.keeps_up:
-            return f"{speed}: the loader keeps up, and there is nothing to do. Only a faster step would be felt."
+            return f"{speed}: the loader keeps up."
         return f"{speed}; {found.words}."
 
 

@@ -31,6 +31,7 @@ VAL_ROWS = 5000
 """Rows that are evaluated on, at most: retrieval among more takes longer and tells the same."""
 STEPS_ON_CPU, STEPS_ON_GPU = 1_000, 20_000
 """Updates in which a small and a large model learn something."""
+EXPORT_OF_SMALL = "its export needs trust_remote_code, and vit_* and pretrained export as CLIPModel"
 
 Ints = NDArray[np.int64]
 
@@ -340,9 +341,10 @@ def config_text(starter: Starter, *, path: str, shards: str, tokenizer: str, abo
 
 def _about_model(starter: Starter) -> str:
     if starter.model == "tiny":
-        return "towers that a CPU trains" if not starter.machine.gpus else "so few rows ask for small towers"
+        why = "towers that a CPU trains" if not starter.machine.gpus else "so few rows ask for small towers"
+        return f"{why}; {EXPORT_OF_SMALL}"
     if starter.model == "small":
-        return "vit_b_16, CLIP's towers, are for half a million rows and more"
+        return f"vit_b_16, CLIP's towers, are for half a million rows and more; {EXPORT_OF_SMALL}"
     return "CLIP's towers of this name"
 
 

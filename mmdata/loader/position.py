@@ -22,6 +22,12 @@ logger = logging.getLogger("mmdata")
 OF_ROWS = re.compile(r"^data\.(?:select|shards|join|row_weights|captions|fields)\b.* \(([0-9a-f]{16})\)$", re.DOTALL)
 """A value that ends in a digest of what it names: a file may have another name and the same content."""
 
+MADE_OF = {
+    "policy": " (text_buckets, max_length, image_size, image_buckets, image_patches, token_budget)",
+    "mixture": " (weight and repeat of data.shards, groups)",
+}
+"""The settings that an entry stands for, where its name does not say it."""
+
 
 @dataclass
 class Position:
@@ -176,7 +182,9 @@ def position_of(
             "state_dict() returned, or start anew"
         )
     if changed := _differences(saved, identity, of=of):
-        listed = ", ".join(f"{key} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed)
+        listed = ", ".join(
+            f"{key}{MADE_OF.get(key, '')} was {saved.get(key)!r} and is {identity[key]!r}" for key in changed
+        )
         raise ConfigError(f"this {of} state belongs to other batches: {listed}; {remedy}, or start anew")
     epoch = check_count(state, "epoch", of=of, at_most=MAX_EPOCH)
     return epoch, check_count(state, "step", of=of, at_most=num_steps(epoch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from mmdata.errors import ConfigError
 from mmdata.hashing import EMPTY_HASH
 from mmdata.index.columns import ASPECT_BINS, Histograms, aspect_ratio, offsets_of, unpack_cells
 from mmdata.index.index import Index
-from mmdata.plan.buckets import BucketPolicy, Shapes
+from mmdata.plan.buckets import Bucket, BucketPolicy, Shapes
 from mmdata.plan.captions import CaptionSources, ShardCaptions
 from mmdata.tables.selection import CHUNK_ROWS, Selection, row_chunks, shard_runs
 from mmdata.tables.table import NpyFile
@@ -284,6 +284,9 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
     So a user's own policy needs no version number: a change of its code that changes the buckets of the first
     `PROBED_ROWS` rows changes the fingerprint. For a policy with `uses_cells` no row is read: it is asked for all cells
     of up to its longest text, below `PROBED_TOKENS`.
+
+    Example:
+        "16-77 tokens, 224x224, 304-240 rows (7bfd68c4e1befac5)": the buckets in words, and a digest
     """
     named = f"{type(policy).__qualname__} {[tuple(bucket) for bucket in policy.buckets]}"
     if getattr(policy, "uses_cells", False):
@@ -293,7 +296,19 @@ def fingerprint_policy(policy: BucketPolicy, rows: Rows) -> str:
         shapes = rows.shapes(rows.first(PROBED_ROWS), 0)
     digest = hashlib.sha256(named.encode())
     digest.update(np.asarray(policy.assign(shapes), np.int64).tobytes())
-    return digest.hexdigest()[:16]
+    return f"{_in_words(policy.buckets)} ({digest.hexdigest()[:16]})"
+
+
+def _in_words(buckets: Sequence[Bucket]) -> str:
+    """The text lengths, image shapes and, under a budget, rows of some buckets, briefly: a state stays small."""
+    images = [str(bucket.patches) if bucket.patches else f"{bucket.height}x{bucket.width}" for bucket in buckets]
+    rows = _span([bucket.rows for bucket in buckets])
+    return f"{_span([b.length for b in buckets])} tokens, {_span(images)}" + ("" if rows == "0" else f", {rows} rows")
+
+
+def _span(values: Sequence[int] | Sequence[str]) -> str:
+    """The first of some values, and the last if it is another."""
+    return str(values[0]) if values[0] == values[-1] else f"{values[0]}-{values[-1]}"
 
 
 def npy_of_rows(name: str, index: Index, *, of: str, kinds: str, what: str) -> NpyFile:

@@ -164,7 +164,7 @@ def test_a_shard_of_another_size_is_never_read(shards):
 
 def test_a_missing_shard_is_named(shards):
     (shards / "000000.tar").unlink()
-    with pytest.raises(DataError, match=r"000000\.tar': no such file, and the manifest names it"):
+    with pytest.raises(DataError, match=r"000000\.tar': no such file, and the manifest names it; put it back, or"):
         ShardStore(Index.open(shards)).read(0, 0, 1)
 
 

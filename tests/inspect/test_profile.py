@@ -97,8 +97,7 @@ def clock(**seconds: float) -> Stats:
             0.1,
             0.01,
             "device",
-            "at 100 samples/s the loop waits for data 1% of its time: the loader keeps up, and there is nothing to do. "
-            "Only a faster step would be felt.",
+            "at 100 samples/s the loop waits for data 1% of its time: the loader keeps up.",
         ),
     ],
 )
@@ -121,26 +120,53 @@ def test_command_prints_speed_and_where_the_time_goes(data: dict[str, Any], tmp_
     status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "4", "data.loading.num_workers=0")
     assert (status, errors) == (0, "")
     assert re.search(r"samples/s +[\d,]+", output)
-    assert re.search(r"decode +\d+\.\d% +█*", output)
+    assert re.search(r"decode +\d+\.\d% +\d+\.\d\d ms a row +█*", output)
     assert re.search(r"at full speed the loader gives [\d,]+ samples/s; \w+ takes \d+% of the time that", output)
     assert "Trying what would help ...\n  " in output
     status, output, _ = command("bench", str(tmp_path / "c.yaml"), "--steps", "2", "--step-ms", "2000")
-    assert (status, "the loader keeps up, and there is nothing to do" in output, "Trying" in output) == (0, True, False)
+    assert (status, "Trying" in output) == (0, False)
+    assert "the loader keeps up.\nThere is nothing to do: only a faster step would be felt.\n" in output
     status, _, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "0")
     assert status == 2
     assert errors == "error: --steps must be 1 or more and --step-ms 0 or more: got 0, 0.0\n"
 
 
+def test_profile_tells_what_stages_cost_a_row_and_of_the_work():
+    """The transform waited 6 s, as the others did: for the interpreter's lock, which is no work of a stage."""
+    stats = Stats(
+        wall_s={"read": 3.0, "decode": 3.0, "transform": 8.0, "tokenize": 0.0, "collate": 0.0},
+        cpu_s={"read": 0.0, "decode": 0.0, "transform": 2.0, "tokenize": 0.0, "collate": 0.0},
+        rows=1000,
+    )
+    found = Profile(10, 1000, 1.0, 0.1, 0.0, stats=stats)
+    assert found.row_ms == {
+        "waiting for a core": 12,
+        "transform": 2,
+        "read": 0,
+        "decode": 0,
+        "tokenize": 0,
+        "collate": 0,
+    }
+    assert (found.stage_shares["transform"], found.work_share("transform")) == (pytest.approx(2 / 14), 1)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "keeps_up"), [("0", False), ("1500", True)], ids=["at full speed", "where the loader keeps up"]
+)
 def test_command_names_a_slow_transform_of_the_users(
-    data: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Any], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch, step_ms: str, keeps_up: bool
 ):
     (tmp_path / "slow_crops.py").write_text(
-        "import time\n\nimport torch\n\n\ndef centre(image, size, generator):\n    time.sleep(0.05)\n"
+        "import time\n\nimport torch\n\n\ndef centre(image, size, generator):\n    time.sleep(0.01)\n"
         "    return torch.zeros(3, *size, dtype=torch.uint8)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"data": {**data, "transform": "slow_crops:centre"}}))
-    status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "2", "data.loading.num_workers=0")
+    status, output, errors = command("bench", str(tmp_path / "c.yaml"), "--steps", "2", "--step-ms", step_ms)
     assert (status, errors) == (0, "")
-    assert "; transform takes " in output
-    assert "\nYour code: slow_crops:centre runs in this stage.\n" in output
+    assert ("the loader keeps up.\nYour code: " in output, "Trying" in output) == (keeps_up, not keeps_up)
+    assert "There is nothing to do" not in output
+    took = r"takes \d+\.\d\d ms a row, (\d+)% of the workers' work: make it faster first\. On a CPU it also takes cores"
+    named = re.search(rf"^Your code: slow_crops:centre \(transform\) {took} from the training step\.$", output, re.M)
+    assert named
+    assert int(named[1]) > 50

@@ -69,8 +69,21 @@ def files(corpus: Corpus, second: Path, tmp_path_factory: pytest.TempPathFactory
         ({}, {"seed": 6}, "seed was 5 and is 6; resume with the settings and shards it was saved"),
         ({}, {"global_batch_size": 16}, "global_batch_size was 8 and is 16; resume"),
         ({}, {"shuffle": False}, "shuffle was True and is False; resume"),
-        ({}, {"text_buckets": 2}, r"policy was '\w+' and is '\w+'; resume"),
-        ({}, {"image_buckets": [[32, 32]]}, r"policy was '\w+' and is '\w+'; resume"),
+        (
+            ONE_LENGTH,
+            {"text_buckets": [16, 32]},
+            r"policy \(text_buckets, .*\) was '32 tokens, .* \(\w{16}\)' and is '16-32 tokens, .* \(\w{16}\)'; resume",
+        ),
+        (
+            {},
+            {"image_buckets": [[32, 48]]},
+            r"policy \(.*image_buckets.*\) was '.*' and is '.* tokens, 32x48 \(\w{16}\)'",
+        ),
+        (
+            ONE_LENGTH,
+            {**ONE_LENGTH, "token_budget": 400},
+            r"policy \(.*token_budget\) was '.*' and is '32 tokens, .*, 8 rows \(\w{16}\)'",
+        ),
         ({}, {"seed": 6, "shuffle": False}, "seed was 5 and is 6, shuffle was True and is False; resume"),
         # pixels
         ({}, {"transform": "eval"}, r"transform was 'train' and is 'eval', crop_scale was \[0\.3, 0\.9\] and is None"),
@@ -108,9 +121,9 @@ def files(corpus: Corpus, second: Path, tmp_path_factory: pytest.TempPathFactory
         ({"row_weights": "FOLDER/weights.npy"}, {"row_weights": "FOLDER/other_weights.npy"}, "weights was 'data.row_"),
         ({"row_weights": "FOLDER/weights.npy"}, {}, "weights was 'data.row_weights weights.npy"),
         ({}, {"captions": "every"}, "weights was None and is 'data.captions every"),
-        (grouped("groups.npy"), grouped("other_groups.npy"), r"mixture was '\w+' and is '\w+'; resume"),
-        ({}, grouped("groups.npy"), r"mixture was '\w+' and is '\w+'; resume"),
-        (weighted(3, 1), weighted(1, 1), "mixture was"),
+        (grouped("groups.npy"), grouped("other_groups.npy"), r"mixture \(.*groups\) was '\w+' and is '\w+'; resume"),
+        ({}, grouped("groups.npy"), r"mixture \(.*groups\) was '\w+' and is '\w+'; resume"),
+        (weighted(3, 1), weighted(1, 1), r"mixture \(weight .*\) was"),
         # columns
         (
             {"join": SCORES, "fields": {"x": "join:score"}},

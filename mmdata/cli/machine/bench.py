@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from mmdata.inspect.profile import Profile
 
-BAR = 40  # characters of a full bar
+BAR = 30  # characters of a full bar
+MOST_OF_THE_WORK = 0.5  # share of the workers' work from which a function of the user's is named
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +54,23 @@ def run(given: argparse.Namespace) -> int:
     found = profile(batches, given.steps, step_s=given.step_ms / 1000)
     print_profile(console, found)
     console.print(found.in_words(), soft_wrap=True)
-    own = {"transform": data.transform, "tokenize": data.text_transform}.get(found.bottleneck)
-    if own not in (None, "train", "eval"):
-        console.print(f"Your code: {name_of(own)} runs in this stage.", soft_wrap=True)
+    own = {"transform": data.transform, "tokenize": data.text_transform}
+    slow = {
+        stage: name_of(code)
+        for stage, code in own.items()
+        if code is not None and code not in ("train", "eval") and found.work_share(stage) > MOST_OF_THE_WORK
+    }
+    for stage, name in slow.items():
+        console.print(
+            f"Your code: {name} ({stage}) takes {found.row_ms[stage]:.2f} ms a row, {found.work_share(stage):.0%} of "
+            "the workers' work: make it faster first. On a CPU it also takes cores from the training step.",
+            soft_wrap=True,
+        )
     if found.bottleneck == "read":
         console.print(f"Storage: {storage_in_words(found)}.", soft_wrap=True)
     if found.keeps_up:
+        if not slow:
+            console.print("There is nothing to do: only a faster step would be felt.")
         return 0
     if cores := cores_in_words(found, most_workers(data.loading.num_workers)):
         console.print(f"Cores: {cores}.", soft_wrap=True)
@@ -78,17 +90,18 @@ def print_profile(console: Console, found: Profile) -> None:
     table = Table(box=None, show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    table.add_column(justify="right")
     table.add_column()
     table.add_row("samples/s", f"{found.samples_per_s:,.0f}")
     table.add_row("first batch", f"{found.first_batch_s:.2f} s")
-    table.add_row("waiting for data", f"{found.wait_share:.1%}", bar(found.wait_share))
+    table.add_row("waiting for data", f"{found.wait_share:.1%}", "", bar(found.wait_share))
     if found.stats and found.stats.transfer_s:
         share = found.stats.transfer_s / found.seconds
-        table.add_row("copying to the device", f"{share:.1%}", bar(share))
+        table.add_row("copying to the device", f"{share:.1%}", "", bar(share))
     if found.stage_shares:
         table.add_row("workers' time", "")
     for name, share in found.stage_shares.items():
-        table.add_row(f"  {name}", f"{share:.1%}", bar(share))
+        table.add_row(f"  {name}", f"{share:.1%}", f"{found.row_ms[name]:.2f} ms a row", bar(share))
     console.print(table)
 
 

@@ -147,12 +147,12 @@ class DataWait:
         self._config = config
         self._said = ""  # the stage named last
 
-    def explain(self, wait_share: float, step_ms: float) -> str | None:
+    def explain(self, wait_share: float, step_ms: float | None) -> str | None:
         """A line for the log, or None where there is nothing new to say.
 
         Args:
             wait_share: of the time since the last call, spent waiting for data.
-            step_ms: milliseconds of an update without that.
+            step_ms: milliseconds of an update without that; None: the workers slow it, so it is no measure of the step.
         """
         if self._stats is None:
             return None
@@ -165,4 +165,5 @@ class DataWait:
         line = f"data wait {wait_share:.0%}: {found.words}"
         if not self._config.is_file():  # a loop of the user's own, whose loader no command can make
             return line
-        return f"{line}; `mmdata bench {self._config} --step-ms {step_ms:.0f}` measures what would help"
+        step = "" if step_ms is None else f" --step-ms {step_ms:.0f}"
+        return f"{line}; `mmdata bench {self._config}{step}` measures what would help"

@@ -387,7 +387,8 @@ class Trainer:
         drift = self._queue_drift()
         for kind, numbers in self.memory.telemetry(self.step, drift):
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
-        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, self.meter.step_ms):
+        step_ms = None if self.device.type == "cpu" else self.meter.step_ms  # on a CPU the workers take its cores
+        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, step_ms):
             self.log.say(line)
         if line := self.watchdog.why_still():
             self.log.say(line)
