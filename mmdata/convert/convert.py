@@ -66,8 +66,9 @@ def convert(
             `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
             folders, `out/train` and `out/val`.
         config: settings; None takes the defaults.
-        rows: the rows of the source to take, and no others: their numbers from 0, a text file with a number on each
-            line, or those that a condition selects of tars with an index. None takes all.
+        rows: the rows of the source to take, and no others: their numbers from 0; a file with a number on each line,
+            or the quarantine.jsonl of another conversion, whose duplicates and filtered rows are not taken, or a list
+            of such files; or those that a condition selects of tars with an index. None takes all.
         not_in: a folder of another conversion, or several, whose images are left out as duplicates.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
