@@ -27,7 +27,7 @@ from mmdata.cli.flags import add_flags, settings_given
 from mmdata.cli.parser import PLAIN_SETTING
 from mmdata.cli.paths import check_source, next_commands
 from mmdata.config.convert import ConvertConfig, load_recipe
-from mmdata.errors import ConfigError, Reason, counted, printable
+from mmdata.errors import ConfigError, DataError, Reason, counted, printable
 from mmdata.progress import duration, progress_in_rows
 from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
 from mmdata.storage.urls import is_url
@@ -115,7 +115,10 @@ def selected_rows(shards: str, select: str) -> SelectedRows:
 
     content = {"data": {"shards": shards, "select": select, "global_batch_size": 1}}
     data = parse(Config, content, origin="--select").data
-    index = open_index(data)
+    try:
+        index = open_index(data)
+    except (ConfigError, DataError) as error:
+        raise DataError(f"--select takes rows of shards with an index: {error}") from error
     selection = select_rows(data, index, of="--select")
     assert selection is not None, "there is a condition"
     offsets: dict[str, NDArray[np.int64]] = {}
@@ -341,13 +344,9 @@ def again_lines(
     accounts: dict[str, Any], options: argparse.Namespace, config: ConvertConfig, parts: list[Path | str]
 ) -> Iterator[str]:
     """The command that converts the quarantined rows again, if the URLs of some gave no image."""
-    if not (unfetched := accounts.get("unfetched")):
+    unfetched, quarantined = accounts.get("unfetched", 0), accounts["quarantined"]
+    if not unfetched or not isinstance(options.out, Path):  # of a bucket, files would have to be copied first
         return
-    told = f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image"
-    if not isinstance(options.out, Path):
-        yield f"{told}; --rows FILE converts them again"
-        return
-    quarantined = accounts["quarantined"]
     changed = {"val_share": "null"} if config.val_share else {}
     if quarantined - unfetched > config.max_bad_share * quarantined:
         changed["max_bad_share"] = "1"
@@ -360,7 +359,8 @@ def again_lines(
     flags += [("--rows", str(find_ledger(Path(part)))) for part in parts]
     if not config.keep_duplicates:
         flags += [("--not-in", str(folder)) for folder in (*options.not_in, options.out)]
-    yield f"{told}; to convert them again: {shlex.join(['mmdata', 'convert', *words, *chain.from_iterable(flags)])}"
+    command = shlex.join(["mmdata", "convert", *words, *chain.from_iterable(flags)])
+    yield f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; to convert them again: {command}"
 
 
 def pace(report: Report, made: int, seconds: float) -> str:

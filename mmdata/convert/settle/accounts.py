@@ -175,12 +175,17 @@ def check_accounts(
             )
         why = _explain(reasons, accounts, source)
         raise NothingWritten(f"none of {rows} rows could be written; nothing is published. {why}", accounts)
-    for one, name in zip(accounts, ("training", "validation"), strict=False):
+    for number, one in enumerate(accounts):
         if not one.written:
-            raise CannotPublish(
-                f"val_share {config.val_share} of {written} samples leaves none for {name}; nothing is published: "
-                "choose another --val-share"
-            )
+            raise CannotPublish(none_for(number, written, config))
+
+
+def none_for(part: int, written: int, config: ConvertConfig) -> str:
+    """What is wrong if no sample is left for training, part 0, or for validation, part 1."""
+    return (
+        f"val_share {config.val_share} of {written} samples leaves none for {('training', 'validation')[part]}; "
+        "nothing is published: choose another --val-share"
+    )
 
 
 def _add(counts: Iterable[Counter[Reason]]) -> Counter[Reason]:

@@ -104,8 +104,13 @@ def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
         with_names = [name for name in table.columns if table.class_names(name)]
         label = with_names[0] if len(with_names) == 1 else None
     if image is None or not (captions or label):
-        missing = {} if image else {"image": IMAGE_COLUMNS}
-        raise _no_column(table, missing if captions or label else {**missing, "caption": CAPTION_COLUMNS})
+        usual = {} if image else {"image": IMAGE_COLUMNS}
+        usual |= {} if captions or label else {"caption": CAPTION_COLUMNS}
+        missing = [f"no {purpose} column of a usual name ({', '.join(names)})" for purpose, names in usual.items()]
+        raise ConfigError(
+            f"table '{table.path}': {' and '.join(missing)}; there are: {shown(table.columns)}; "
+            f"name {'it' if len(usual) == 1 else 'them'} with {table.how_to_name(list(usual))}"
+        )
     split = _column(table, "split", "split") if config.split else None
     hash_column = _column(table, config.hash_column, "hash") if config.hash_column else None
     boxes = _column(table, config.blur_boxes, "boxes") if config.blur_boxes else None
@@ -195,15 +200,6 @@ def _column(table: SourceTable, name: str, purpose: str) -> str:
     if name not in table.columns:
         raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {shown(table.columns)}")
     return name
-
-
-def _no_column(table: SourceTable, usual: Mapping[str, Sequence[str]]) -> ConfigError:
-    """The error for purposes of which no column has a usual name."""
-    missing = " and ".join(f"no {purpose} column of a usual name ({', '.join(usual[purpose])})" for purpose in usual)
-    return ConfigError(
-        f"table '{table.path}': {missing}; there are: {shown(table.columns)}; "
-        f"name {'it' if len(usual) == 1 else 'them'} with {table.how_to_name(list(usual))}"
-    )
 
 
 def _usual(table: SourceTable, usual: Sequence[str]) -> list[str]:
