@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from mmdata.config.data import evaluation_data
 from mmdata.convert import ConvertConfig, convert
 from mmdata.inspect.starter import Facts, Machine, Starter, choose_share, choose_tokenizer, config_text
 from mmdata.text.tokenizer import Tokenizer
+from tests.programs import PATIENCE_S, run_program
 from tests.storage.servers import serve
 
 CPU = Machine(cores=2)
@@ -222,19 +225,32 @@ def test_init_accepts_what_an_index_leaves_out(run, tmp_path: Path):
     assert "$ mmdata index theirs --max-bad-share 1 --train-tokenizer 512\n" in run("init", "theirs")
 
 
-def test_init_takes_a_hub_folder_once_its_parts_are_converted(run, tmp_path: Path):
-    rows = [paint(tmp_path / "photos" / f"{i}.png", i).read_bytes() for i in range(45)]
+def make_hub(hub: Path) -> None:
+    rows = [paint(hub.parent / "photos" / f"{i}.png", i).read_bytes() for i in range(45)]
     table = datasets.Dataset.from_dict({"image": rows, "text": [f"thing {i}" for i in range(45)]})
-    (tmp_path / "hub/data").mkdir(parents=True)
-    table.select(range(40)).to_parquet(str(tmp_path / "hub/data/train-00000-of-00001.parquet"))
-    table.select(range(40, 45)).to_parquet(str(tmp_path / "hub/data/test-00000-of-00001.parquet"))
-    assert run("init", "hub", code=2) == (
-        "error: source 'hub': has 2 parts, which are converted one by one: test, train; choose one with --split train; "
-        "that is an option of `mmdata convert hub shards/hub`: then `mmdata init shards/hub`\n"
-    )
-    convert("hub", "shards/hub/train", ConvertConfig(split="train"))
-    convert("hub", "shards/hub/val", ConvertConfig(split="test"))
-    run("init", "shards/hub")
+    (hub / "data").mkdir(parents=True)
+    table.select(range(40)).to_parquet(str(hub / "data/train-00000-of-00001.parquet"))
+    table.select(range(40, 45)).to_parquet(str(hub / "data/test-00000-of-00001.parquet"))
+
+
+def make_class_folders(hub: Path) -> None:
+    """The part for validation lacks a class."""
+    for i in range(45):
+        part, kind = ("train", ["cat", "dog", "fox"][i % 3]) if i < 40 else ("val", ["dog", "fox"][i % 2])
+        paint(hub / part / kind / f"{i}.png", i)
+
+
+@pytest.mark.parametrize("make", [make_hub, make_class_folders])
+def test_init_of_a_folder_with_parts_names_the_commands_that_convert_them(
+    run: Callable[..., str], tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "hub")
+    said = run("init", "hub", code=2)
+    assert said.startswith("error: 'hub': has 2 parts, which are converted one by one: `mmdata convert hub ")
+    *commands, init = (shlex.split(command) for command in re.findall("`mmdata (.*?)`", said))
+    for command in commands:
+        run_program([sys.executable, "-m", "mmdata", *command], check=True, timeout=PATIENCE_S, cwd=tmp_path)
+    run(*init)
     data = check_config(tmp_path / "hub.yaml").data
     assert (data.shards, data.val.shards) == ("shards/hub/train", "shards/hub/val")
     assert Loader.from_config(evaluation_data(data)).plan.num_rows == 5

@@ -195,7 +195,8 @@ class Conversion:
         def with_part(row: InputRow) -> tuple[InputRow, int]:
             return row, part_of(self._examiner.digest(row), share) if share else 0
 
-        for row, part in in_order(usable_cores(), with_part, refuse_urls(rows, what) if share else rows):
+        rows = refuse_urls(rows, "train_tokenizer with val_share") if share else rows
+        for row, part in in_order(usable_cores(), with_part, rows):
             if row.fault or part:
                 continue
             try:
@@ -210,7 +211,7 @@ class Conversion:
 
         def rows(what: str) -> Iterable[InputRow]:
             passing = self._passing(source.rows(), what)
-            return refuse_urls(passing, what) if by_content else passing
+            return refuse_urls(passing, "group_by=content") if by_content else passing
 
         if how != "none":
             merges.find(rows, self._examiner, by_content=by_content, rows_at_most=source.num_rows)

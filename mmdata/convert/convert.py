@@ -9,7 +9,7 @@ from typing import Any
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.conversion import Conversion
-from mmdata.convert.opening import Folders, open_conversion
+from mmdata.convert.opening import Folders, Settings, checked, open_conversion
 from mmdata.convert.settle.accounts import CannotPublish, add_up
 from mmdata.convert.settle.output import are_complete
 from mmdata.convert.sources.chosen import Choice
@@ -46,7 +46,7 @@ class Report:
 def convert(
     source: str | os.PathLike[str] | Rows,
     out: str | os.PathLike[str],
-    config: ConvertConfig | None = None,
+    config: Settings = None,
     *,
     rows: Choice | None = None,
     not_in: Folders = (),
@@ -65,9 +65,10 @@ def convert(
         out: the output folder, which may be s3://BUCKET/PREFIX, and may hold nothing else. Its
             `__mmdata__/quarantine.jsonl` lists each row left out. With `val_share`, the conversion is two such
             folders, `out/train` and `out/val`.
-        config: settings; None takes the defaults.
-        rows: the rows of the source to take, and no others: their numbers from 0, a text file with a number on each
-            line, or those that a condition selects of tars with an index. None takes all.
+        config: settings, or a dict of them such as {"val_share": 0.1}; None takes the defaults.
+        rows: the rows of the source to take, and no others: their numbers from 0; a file with a number on each line,
+            or the quarantine.jsonl of another conversion, whose duplicates and filtered rows are not taken, or a list
+            of such files; or those that a condition selects of tars with an index. None takes all.
         not_in: a folder of another conversion, or several, whose images are left out as duplicates.
         engine: reads the rows and makes tars of them; None takes a process for each core.
         overwrite: replace another conversion in `out`.
@@ -79,7 +80,7 @@ def convert(
         ConfigError: no such column, or a tokenizer that does not load.
         OSError: the disk is full or broken. The same call continues where this one ended.
     """
-    config = config or ConvertConfig()
+    config = checked(config)
     with ExitStack() as stack:
         opened = open_conversion(stack, source, out, config, rows=rows, not_in=not_in, overwrite=overwrite)
         config, outputs, run = opened.config, opened.outputs, opened.run
@@ -140,7 +141,7 @@ class PartReport:
 def convert_part(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    config: ConvertConfig | None = None,
+    config: Settings = None,
     *,
     part: tuple[int, int],
     rows: Choice | None = None,
@@ -161,7 +162,7 @@ def convert_part(
         DataError, OSError: as `convert`.
         ConfigError: no such part, or `train_tokenizer`, for which each part would read all captions.
     """
-    config = config or ConvertConfig()
+    config = checked(config)
     if not 1 <= part[0] <= part[1]:
         raise ConfigError(f"part {part[0]} of {part[1]}: parts are numbered from 1 to their number")
     if config.train_tokenizer:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig
+from mmdata.config.convert import ALL, TEXT_LENGTH, ConvertConfig, load_recipe
 from mmdata.convert.fetch.tables import fetched
 from mmdata.convert.row.numbers import refuse_numbers
 from mmdata.convert.settle.differences import Run
@@ -33,6 +33,17 @@ HOW_TO_ASK = ("contact", "connections_per_host")
 
 Folders = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One folder, or several."""
+Settings = ConvertConfig | Mapping[str, Any] | None
+"""Of a conversion; None takes the defaults."""
+
+
+def checked(settings: Settings) -> ConvertConfig:
+    """The settings.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range.
+    """
+    return settings if isinstance(settings, ConvertConfig) else load_recipe(None, dict(settings or {}))
 
 
 class Opened(NamedTuple):

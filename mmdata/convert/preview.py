@@ -14,16 +14,16 @@ from typing import Any, cast
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.convert import convert
-from mmdata.convert.opening import Folders, check_not_in, check_places
+from mmdata.convert.opening import Folders, Settings, check_not_in, check_places, checked
 from mmdata.convert.row.examine import Examiner, Outcome
 from mmdata.convert.sampling import Estimate, SampledRows
-from mmdata.convert.settle.accounts import NothingWritten
+from mmdata.convert.settle.accounts import NothingWritten, none_for
 from mmdata.convert.sources.chosen import Choice
 from mmdata.convert.sources.given_rows import Rows
 from mmdata.convert.sources.rows import InputRow
 from mmdata.convert.units.engines import Progress, threads
 from mmdata.convert.units.staging import Receipt
-from mmdata.convert.units.unit import Job, Unit
+from mmdata.convert.units.unit import Job, Unit, part_of
 from mmdata.errors import Reason
 from mmdata.processes import usable_cores
 from mmdata.progress import SILENT, Track
@@ -51,7 +51,8 @@ class Preview:
         bad: rows that are quarantined, and not because their URL gives no image.
         unfetched: rows that are quarantined because their URL gives no image.
         config: settings of the conversion.
-        nothing: what the conversion of the sample says if it can write none of its rows; else "".
+        nothing: what the conversion says if it can write none of the sample's rows, or, of a sample of all rows, if its
+            `val_share` leaves none for training or validation; else "".
     """
 
     sample: SampledRows
@@ -71,7 +72,7 @@ class Preview:
 
 def preview(
     source: str | os.PathLike[str] | Rows,
-    config: ConvertConfig | None = None,
+    config: Settings = None,
     *,
     out: str | os.PathLike[str] | None = None,
     workers: int | None = None,
@@ -86,7 +87,7 @@ def preview(
 
     Args:
         source: as for `convert`. A generator is used up; give a list or a function.
-        config: settings; None takes the defaults.
+        config: settings, as for `convert`.
         out: the output folder, which must not lie in the source; nothing is made there.
         workers: processes that would convert; None stands for one a core.
         rows, not_in: as for `convert`.
@@ -96,12 +97,12 @@ def preview(
         DataError: as `convert`, but not for rows that cannot be used.
         ConfigError: as `convert`.
     """
-    config, cores = config or ConvertConfig(), usable_cores()
+    config, cores = checked(config), usable_cores()
     if out is not None and isinstance(source, (str, os.PathLike)) and not is_url(source):
         check_places(local_folder(source), out, config)
     lenient: dict[str, Any] = {"max_bad_share": 1.0, "max_unfetched_share": 1.0}
     whole = config.model_copy(update={**lenient, "val_share": None, "train_tokenizer": None})
-    sample, engine = SampledRows(config, rows, track), _Timed(min(workers or cores, cores))
+    sample, engine = SampledRows(config, rows, track), _Timed(min(workers or cores, cores), config.val_share)
     with tempfile.TemporaryDirectory(prefix="mmdata-preview-") as folder:
         known = check_not_in(not_in, folder if out is None else out, config)
         try:
@@ -110,14 +111,17 @@ def preview(
             found = _scaled(error.accounts, 0, sample, engine, config, _examples(Path(error.ledgers[0])))
             return replace(found, nothing=str(error))
         examples = _examples(find_ledger(Path(folder)))
-        return _scaled(report.accounts, report.manifest.bytes, sample, engine, config, examples)
+        found = _scaled(report.accounts, report.manifest.bytes, sample, engine, config, examples)
+        empty = {0, 1} - engine.parts if config.val_share and sample.is_whole else set[int]()
+        return replace(found, nothing="".join(none_for(part, report.accounts["written"], config) for part in empty))
 
 
 class _Timed:
-    """An engine of threads, which measures the seconds of CPU that rows take."""
+    """An engine of threads, which measures the seconds of CPU that rows take, and notes the parts that get samples."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, workers: int, val_share: float | None) -> None:
+        self.workers, self._val_share = workers, val_share
+        self.parts: set[int] = set()
         self._seconds: list[float] = []
 
     @property
@@ -130,6 +134,7 @@ class _Timed:
             began = time.thread_time()
             outcome = job.examiner(row)
             self._seconds.append(time.thread_time() - began)
+            self.parts |= {part_of(outcome.digest, self._val_share)} if outcome.sample else set()
             return outcome
 
         return threads(self.workers)(replace(job, examiner=cast(Examiner, examine)), units)

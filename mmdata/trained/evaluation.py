@@ -119,7 +119,7 @@ def evaluate_shards(
             others,
         )
     if classes is not None:
-        _check_labels(loader.index, classes, data)
+        classes = _by_label(classes, loader.index, data)
     batches = _progress(loader, "embedding", len(loader))
     with of_evaluation(named), trained.numerics():
         features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
@@ -188,30 +188,50 @@ def _zero_shot(trained: TrainedRun, features: Features, classes: Classes, data: 
     return {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
 
 
-def _check_labels(index: Index, classes: Classes, data: CorpusConfig) -> None:
-    """Check before anything is embedded that each label has a class, and that it is the one of its name.
+def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
+    """The classes in the order of the labels, checked before anything is embedded.
 
-    Shards may name their classes otherwise than prompts do (n01440764, tench): only a name that both have must have the
-    same number in both.
+    They are taken by name if all names in the shards are among them. Else shards may name their classes otherwise than
+    prompts do (n01440764, tench): a class for each, and a name that both have has the same number in both.
 
     Raises:
-        DataError: there are no labels, or more than there are classes, or a class has another number in the shards.
+        DataError: there are no labels, or more than there are classes, or the shards have other classes.
     """
     if not index.has_labels:
         raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
+    names = index.class_names or []
+    given = {_plain(name): name for name in classes.classes}
+    numbered = {name: given.get(_plain(name), "") for name in names}
+    rest = set(classes.classes).difference(numbered.values())
+    ordered = [*numbered.values(), *filter(rest.__contains__, classes.classes)]
+    if names and sorted(ordered) == sorted(classes.classes):
+        if ordered != classes.classes and collectives.rank() == 0:
+            logger.warning(
+                "shards '%s' number their classes otherwise than --classes, which is taken by name", data.shards
+            )
+        return Classes(classes=ordered, templates=classes.templates)
+    in_order = f"list the classes in the order of the shards: {excerpt(', '.join(names))}"
     highest, known = int(index.column("label").max()), len(classes.classes)
+    if names and known != len(names):
+        raise DataError(f"--classes has {known} classes, and shards '{data.shards}' other {len(names)}: {in_order}")
     if highest >= known:
         raise DataError(
             f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
             f"up to {highest}: list a class for each label"
         )
     numbers = {name: label for label, name in enumerate(classes.classes)}
-    for label, name in enumerate(index.class_names or []):
+    for label, name in enumerate(names):
         if numbers.get(name, label) != label:
             raise DataError(
                 f"--classes has '{name}' as class {numbers[name]}, and shards '{data.shards}' as label {label}: "
-                f"list the classes in the order of the shards: {excerpt(', '.join(index.class_names or []))}"
+                f"{in_order}"
             )
+    return classes
+
+
+def _plain(name: str) -> str:
+    """The name of a class as prompts may have it: "Polar bear" for the folder polar_bear."""
+    return name.replace("_", " ").casefold()
 
 
 def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float]]:

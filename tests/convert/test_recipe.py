@@ -10,7 +10,7 @@ import pytest
 from mmdata.cli.data.convert import FLAGS, add
 from mmdata.cli.flags import settings_given
 from mmdata.cli.parser import Parser
-from mmdata.convert import ConvertConfig, load_recipe
+from mmdata.convert import ConvertConfig, convert, load_recipe
 from mmdata.errors import ConfigError
 from mmdata.files import shipped
 
@@ -69,6 +69,8 @@ def test_flags_are_those_of_settings_and_have_their_help() -> None:
     ],
 )
 def test_wrong_setting_is_an_error_that_names_it(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert([{"image": "a.jpg"}], "never made", settings)
     with pytest.raises(ConfigError, match=message):
         load_recipe(None, settings)
 

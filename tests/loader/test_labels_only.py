@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from mmdata.train.evaluation.prompts import Classes
 from mmdata.trained import TrainedRun
 from mmdata.trained.evaluation import evaluate_shards, named_classes
 from tests.joins import join_first
+from tests.logs import messages
 from tests.made_shards import make_tar
 from tests.programs import run_program
 from tests.shard_writer import ShardWriter
@@ -294,7 +295,7 @@ def test_a_mixture_in_which_a_label_means_two_classes_is_refused(tmp_path, image
         Loader.from_config(settings(tmp_path, shards=[*both, {"shards": other}]))
 
 
-def test_zero_shot_of_classes_in_another_order_than_the_labels_is_refused(tmp_path, images):
+def test_classes_are_taken_by_the_names_of_the_labels_or_refused(tmp_path, images, caplog):
     train_tokenizer([f"a photo of a {name}" for name in CLASSES], tmp_path / "tokenizer", vocab_size=300)
     data = {**settings(tmp_path), "tokenizer": str(tmp_path / "tokenizer"), "max_length": 12}
     config = parse(Config, {"data": data, "model": {"name": "micro"}}, origin="test")
@@ -302,11 +303,21 @@ def test_zero_shot_of_classes_in_another_order_than_the_labels_is_refused(tmp_pa
     model = DualEncoder.from_config(config.model, vocab_size=tokenizer.vocab_size).eval()
     trained = TrainedRun(model, config, tokenizer, tmp_path / "x.pt", 1, 1)
     shards = named(tmp_path / "a", images, ["clock", "flag", "hand"])
-    for good in (["clock", "flag", "hand"], ["a clock", "a flag", "a hand", "a moon"]):
-        assert "zero_shot_top1" in evaluate_shards(trained, ValConfig(shards=shards), Classes(classes=good))
-    message = r"--classes has 'clock' as class 1, and shards '.*a' as label 0: list .* the shards: 'clock, flag, hand'$"
-    with pytest.raises(DataError, match=message):
-        evaluate_shards(trained, ValConfig(shards=shards), Classes(classes=["flag", "clock", "hand"]))
+
+    def scores(*classes: str) -> dict[str, Any]:
+        return evaluate_shards(trained, ValConfig(shards=shards), Classes(classes=list(classes)))
+
+    in_order = scores("clock", "flag", "hand", "moon")
+    assert messages(caplog) == []
+    assert scores("moon", "hand", "clock", "flag") == in_order
+    assert "zero_shot_top1" in scores("Hand", "flag", "clock")
+    assert "number their classes otherwise than --classes, which is taken by name" in messages(caplog)[-1]
+    assert "zero_shot_top1" in scores("a clock", "a flag", "a hand")
+    listed = "list the classes in the order of the shards: 'clock, flag, hand'$"
+    with pytest.raises(DataError, match=rf"--classes has 'clock' as class 1, and shards '.*a' as label 0: {listed}"):
+        scores("flag", "clock", "a hand")
+    with pytest.raises(DataError, match=rf"--classes has 4 classes, and shards '.*a' other 3: {listed}"):
+        scores("a clock", "a flag", "a hand", "a moon")
 
 
 def test_folders_with_and_without_captions_are_counted_by_rows(tmp_path, images):

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from mmdata.cli.flags import add_flags, settings_given
 from mmdata.cli.parser import PLAIN_SETTING
 from mmdata.cli.paths import check_source, next_commands
 from mmdata.config.convert import ConvertConfig, load_recipe
-from mmdata.errors import ConfigError, Reason, counted, printable
+from mmdata.errors import ConfigError, DataError, Reason, counted, printable
 from mmdata.progress import duration, progress_in_rows
 from mmdata.storage.folder import INNER, QUARANTINE_NAME, find_ledger
 from mmdata.storage.urls import is_url
@@ -113,7 +115,10 @@ def selected_rows(shards: str, select: str) -> SelectedRows:
 
     content = {"data": {"shards": shards, "select": select, "global_batch_size": 1}}
     data = parse(Config, content, origin="--select").data
-    index = open_index(data)
+    try:
+        index = open_index(data)
+    except (ConfigError, DataError) as error:
+        raise DataError(f"--select takes rows of shards with an index: {error}") from error
     selection = select_rows(data, index, of="--select")
     assert selection is not None, "there is a condition"
     offsets: dict[str, NDArray[np.int64]] = {}
@@ -143,7 +148,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows",
         metavar="FILE",
-        help="text file with a row number (from 0) on each line: convert only these rows of SOURCE",
+        action="append",
+        help="convert only these rows of SOURCE: a row number (from 0) on each line, or the quarantine.jsonl of "
+        "another conversion, whose failed rows are meant; may be repeated",
     )
     parser.add_argument(
         "--not-in",
@@ -180,9 +187,10 @@ def check_flags(options: argparse.Namespace) -> None:
         raise ConfigError(f"OUT is missing: '{options.out}' is a setting; the folder for the shards comes before it")
     if options.rows is not None and options.select is not None:
         raise ConfigError("--rows and --select both say which rows are taken: give one of them")
-    for flag, value in (("--rows", options.rows), ("--select", options.select)):
-        if value is not None and not value.strip():
-            raise ConfigError(f"{flag} '{value}': names no rows; leave the flag out to convert all")
+    for flag, values in (("--rows", options.rows or []), ("--select", [options.select])):
+        for value in values:
+            if value is not None and not value.strip():
+                raise ConfigError(f"{flag} '{value}': names no rows; leave the flag out to convert all")
 
 
 def place(text: str) -> Path | str:
@@ -277,6 +285,7 @@ def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> 
         *caption_lines(report, config),
         *(one_folder(folder, manifest) for folder, manifest in parts.items()),
         *duplicate_lines(accounts, options),
+        *again_lines(accounts, options, config, [*parts]),
     ):
         print(printable(line))
 
@@ -311,8 +320,6 @@ def caption_lines(report: Report, config: ConvertConfig) -> Iterator[str]:
         )
     elif config.caption_templates:
         yield f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}"
-    if unfetched := accounts.get("unfetched"):
-        yield f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; --rows converts them again"
     if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
         yield (
             f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
@@ -331,6 +338,29 @@ def duplicate_lines(accounts: dict[str, Any], options: argparse.Namespace) -> It
         yield "duplicates: their image is in a folder of --not-in, or an earlier row of the same image was written"
     elif accounts["duplicate"]:
         yield "duplicates: the first row of each image was written; keep_duplicates=true writes all"
+
+
+def again_lines(
+    accounts: dict[str, Any], options: argparse.Namespace, config: ConvertConfig, parts: list[Path | str]
+) -> Iterator[str]:
+    """The command that converts the quarantined rows again, if the URLs of some gave no image."""
+    unfetched, quarantined = accounts.get("unfetched", 0), accounts["quarantined"]
+    if not unfetched or not isinstance(options.out, Path):  # of a bucket, files would have to be copied first
+        return
+    changed = {"val_share": "null"} if config.val_share else {}
+    if quarantined - unfetched > config.max_bad_share * quarantined:
+        changed["max_bad_share"] = "1"
+    if config.train_tokenizer:
+        changed |= {"train_tokenizer": "null", "tokenizer": f"{parts[0]}/tokenizer"}
+    given = [*settings_given(options, ConvertConfig, FLAGS), *options.settings]
+    kept = [setting for setting in given if setting.partition("=")[0] not in changed]
+    words = [options.source, f"{options.out}-again", *kept, *(f"{name}={value}" for name, value in changed.items())]
+    flags = [("--recipe", options.recipe)] if options.recipe else []
+    flags += [("--rows", str(find_ledger(Path(part)))) for part in parts]
+    if not config.keep_duplicates:
+        flags += [("--not-in", str(folder)) for folder in (*options.not_in, options.out)]
+    command = shlex.join(["mmdata", "convert", *words, *chain.from_iterable(flags)])
+    yield f"urls: {unfetched:,} of the quarantined rows have a URL that gave no image; to convert them again: {command}"
 
 
 def pace(report: Report, made: int, seconds: float) -> str:

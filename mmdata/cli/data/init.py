@@ -20,7 +20,7 @@ from mmdata.cli import parsed
 from mmdata.cli.paths import check_source, find_part, find_val, words_of_tars
 from mmdata.errors import ConfigError, DataError, counted, printable
 from mmdata.files import write_whole
-from mmdata.recognize import PARTS, refuse_unfinished
+from mmdata.recognize import PARTS, TRAIN, VAL, refuse_unfinished
 from mmdata.storage.folder import has_manifest, local_folder
 from mmdata.storage.urls import display_name, is_url
 
@@ -76,10 +76,29 @@ def make_index(source: Path, out: str, *, overwrite: bool) -> str:
     if is_packed(source):
         do("index", str(source), "--out", out, *words, out=out)
         return out
+    refuse_parts(source, out)
     with suppress(ConfigError, DataError):  # the conversion raises them again
         words += [] if open_source(source, ConvertConfig()).has_captions else ["--caption-template", TEMPLATE]
     do("convert", str(source), out, *words, out=out)
     return out
+
+
+def refuse_parts(source: Path, out: str) -> None:
+    """Raise a ConfigError for a folder with a part for training and one for validation, with the commands for both."""
+    from mmdata.convert import ConvertConfig
+    from mmdata.convert.sources.open import find_parts, open_source
+
+    names = find_parts(source)
+    train = next((name for name in names if "train" in name.lower()), None)
+    val = next((name for word in ("val", "test") for name in names if word in name.lower() and name != train), None)
+    if train is None or val is None:
+        return
+    has_captions = open_source(source, ConvertConfig(split=train)).has_captions
+    template = [] if has_captions else ["--caption-template", TEMPLATE]
+    words = [["convert", str(source), f"{out}/{TRAIN}", "--split", train, *template]]
+    words += [["convert", str(source), f"{out}/{VAL}", "--split", val, *template], ["init", out]]
+    commands = ", ".join(f"`{shlex.join(['mmdata', *one])}`" for one in words)
+    raise ConfigError(f"'{source}': has {len(names)} parts, which are converted one by one: {commands}")
 
 
 def count_captions(out: str, wanted: str | None) -> tuple[str, str]:

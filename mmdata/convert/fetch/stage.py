@@ -53,8 +53,8 @@ def without_user(url: str) -> str:
     return _USER.sub(r"\1", url)
 
 
-def refuse_urls(rows: Iterable[InputRow], why: str) -> Iterator[InputRow]:
-    """Pass rows through that are read twice; an image behind a URL would be fetched twice.
+def refuse_urls(rows: Iterable[InputRow], setting: str) -> Iterator[InputRow]:
+    """Pass rows through that a setting reads twice; an image behind a URL would be fetched twice.
 
     Raises:
         ConfigError: a row has a URL.
@@ -62,7 +62,7 @@ def refuse_urls(rows: Iterable[InputRow], why: str) -> Iterator[InputRow]:
     for row in rows:
         if has_url(row):
             raise ConfigError(
-                f"{row.place}: its image is behind a URL, and '{why}' reads every image twice; fetch them first "
+                f"{row.place}: its image is behind a URL, and {setting} reads every image twice; fetch them first "
                 "(`mmdata convert TABLE SHARDS`), then convert the shards with this setting"
             )
         yield row

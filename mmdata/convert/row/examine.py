@@ -21,6 +21,7 @@ from mmdata.convert.row.resize import Resize, as_jpeg
 from mmdata.convert.sources.coco import KEY
 from mmdata.convert.sources.files import Seen
 from mmdata.convert.sources.rows import InputRow, Source, expected_hash, grouping, numbered_key
+from mmdata.convert.sources.tables import ImageBytes
 from mmdata.convert.sources.tars import PackedFiles
 from mmdata.errors import BadSample, Reason, excerpt
 from mmdata.images import ImageInfo, Limits, probe
@@ -226,6 +227,7 @@ def hash_of(digest: bytes) -> int:
 def _path_of(row: InputRow) -> str:
     """A row's image for the ledger, as given and not too long."""
     image = row.url or row.image
+    image = image.path if isinstance(image, ImageBytes) else image
     path = image if isinstance(image, str) else "" if image is None else excerpt(image)
     return path[:MAX_PATH_BYTES]
 

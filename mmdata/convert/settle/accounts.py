@@ -13,9 +13,8 @@ from typing import Any, BinaryIO
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
-from mmdata.convert.sources.rows import Source
+from mmdata.convert.sources.rows import NOT_QUARANTINED, Source
 from mmdata.convert.sources.table_source import where_looked
-from mmdata.convert.units.unit import NOT_QUARANTINED
 from mmdata.errors import DataError, Reason
 from mmdata.tars.texts import Losses
 
@@ -32,7 +31,8 @@ class Accounts:
     Attributes:
         written: rows in a shard.
         merged: rows whose captions are in the sample of another row of the same image.
-        differing: duplicates with captions or a label that the written row of their image has not.
+        differing: duplicates with captions or a label that the written row of their image has not; no URLs, whose
+            images cannot be merged.
         reasons: number of rows left out for each reason.
         unfetched: of these, rows whose image could not be had from its URL.
         missing: the first path at which no image was found; "" for none.
@@ -175,12 +175,17 @@ def check_accounts(
             )
         why = _explain(reasons, accounts, source)
         raise NothingWritten(f"none of {rows} rows could be written; nothing is published. {why}", accounts)
-    for one, name in zip(accounts, ("training", "validation"), strict=False):
+    for number, one in enumerate(accounts):
         if not one.written:
-            raise CannotPublish(
-                f"val_share {config.val_share} of {written} samples leaves none for {name}; nothing is published: "
-                "choose another --val-share"
-            )
+            raise CannotPublish(none_for(number, written, config))
+
+
+def none_for(part: int, written: int, config: ConvertConfig) -> str:
+    """What is wrong if no sample is left for training, part 0, or for validation, part 1."""
+    return (
+        f"val_share {config.val_share} of {written} samples leaves none for {('training', 'validation')[part]}; "
+        "nothing is published: choose another --val-share"
+    )
 
 
 def _add(counts: Iterable[Counter[Reason]]) -> Counter[Reason]:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.settle.accounts import Accounts
@@ -29,6 +30,7 @@ from mmdata.storage.folder import INNER, QUARANTINE_NAME
 from mmdata.tars.tar import END
 from mmdata.tars.texts import Loss
 
+compute: Any = pyarrow.compute  # pyarrow's functions have no types
 logger = logging.getLogger("mmdata")
 
 
@@ -148,7 +150,8 @@ def count_rows(accounts: Accounts, settled: Settled, number: int) -> None:
     ours, is_left_out, is_written = settled.parts == number, settled.is_left_out, settled.is_written
     accounts.written += int((ours & is_written).sum())
     accounts.merged += int((ours & ~is_written & ~is_left_out).sum())
-    accounts.differing += int((ours & settled.differing).sum())
+    behind_url = compute.match_substring(settled.records.column("path"), "://").to_numpy(zero_copy_only=False)
+    accounts.differing += int((ours & settled.differing & ~behind_url).sum())
     places = np.flatnonzero(ours & is_left_out)
     taken = pa.array(places)
     texts = [texts_of(column.take(taken)) for column in (*_columns(settled, "place", "path"), settled.detail)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmdata.convert.sources.rows import SourceKind
-from mmdata.convert.sources.tables import SourceTable, TableRow, refuse_twice
+from mmdata.convert.sources.tables import SourceTable, TableRow, refuse_twice, with_path
 from mmdata.errors import ConfigError, DataError, excerpt
 
 ARROW_MAGIC = b"ARROW1"
@@ -207,7 +207,8 @@ def _as_python(column: Any) -> list[Any]:
         fields = dict(zip((field.name for field in kind), column.flatten(), strict=True))
         images = _as_python(fields["bytes"])
         paths = _as_python(fields["path"]) if "path" in fields else [None] * len(images)
-        return [path if image is None else image for image, path in zip(images, paths, strict=True)]
+        pairs = zip(images, paths, strict=True)
+        return [path if image is None else with_path(image, path) for image, path in pairs]
     return column.to_pylist()
 
 

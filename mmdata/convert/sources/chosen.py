@@ -7,16 +7,17 @@ read (ledger, list of rows, messages) has their numbers in the whole source, whi
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdata.convert.sources.rows import InputRow, Source, numbered_key
+from mmdata.convert.sources.rows import NOT_QUARANTINED, InputRow, Source, numbered_key
 from mmdata.convert.sources.tars import PackedFiles, PackedSource
 from mmdata.errors import ConfigError, DataError, excerpt
 from mmdata.safe_read import open_regular
@@ -24,8 +25,10 @@ from mmdata.safe_read import open_regular
 NEAR = 1000
 """Rows that are rather read and passed over than skipped, where images are in a table."""
 
-Choice = str | os.PathLike[str] | Sequence[int] | NDArray[np.integer[Any]] | Callable[[Source], NDArray[np.int64]]
-"""Rows of a source: a text file with the number of a row on each line, the numbers, or what finds them in it."""
+File = str | os.PathLike[str]
+Choice = File | Sequence[File] | Sequence[int] | NDArray[np.integer[Any]] | Callable[[Source], NDArray[np.int64]]
+"""Rows of a source: files with a row a line (its number, or its line of quarantine.jsonl), numbers, or what finds them.
+"""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,11 @@ def read_choice(chosen: Choice) -> NDArray[np.int64] | Callable[[Source], NDArra
     """
     if callable(chosen):
         return chosen
-    numbers = _read_numbers(chosen) if isinstance(chosen, (str, os.PathLike)) else _given_numbers(chosen)
+    files = [chosen] if isinstance(chosen, (str, os.PathLike)) else chosen
+    if isinstance(files, list) and files and all(isinstance(file, (str, os.PathLike)) for file in files):
+        numbers = np.unique(np.concatenate([_read_numbers(file) for file in cast("list[File]", files)]))
+    else:
+        numbers = _given_numbers(chosen)
     if len(numbers) and numbers[0] < 0:
         raise ConfigError(f"rows: {numbers[0]} is no row of the source, which has rows numbered from 0")
     _refuse_none(numbers)
@@ -182,7 +189,7 @@ def _given_numbers(chosen: object) -> NDArray[np.int64]:
     return np.unique(given.astype(np.int64))
 
 
-def _read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
+def _read_numbers(path: File) -> NDArray[np.int64]:
     """The numbers in a file.
 
     Raises:
@@ -196,14 +203,23 @@ def _read_numbers(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         raise ConfigError(f"rows '{os.fspath(path)}': cannot be read ({error.strerror})") from error
 
 
-def _parsed(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[int]:
+def _parsed(path: File, lines: Iterator[bytes]) -> Iterator[int]:
     for place, line in enumerate(lines, 1):
-        text = line.strip()
+        text = _number_in(line) if line.startswith(b"{") else line.strip()
         if text and not (text.isdigit() and len(text) < len(str(2**63))):
             got = excerpt(text.decode("utf-8", "replace"))
             raise ConfigError(
                 f"rows '{os.fspath(path)}', line {place}: {got} is no number of a row; give one a line, from 0, "
-                "as 'row' in quarantine.jsonl"
+                "or a quarantine.jsonl, whose lines have 'row'"
             )
         if text:
             yield int(text)
+
+
+def _number_in(line: bytes) -> bytes:
+    """The number of a row in its line of quarantine.jsonl; empty for a row that could be used, as a duplicate."""
+    try:
+        found = json.loads(line)
+        return b"" if found.get("reason") in NOT_QUARANTINED else str(found["row"]).encode()
+    except (ValueError, KeyError, RecursionError):
+        return line

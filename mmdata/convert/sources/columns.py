@@ -26,10 +26,12 @@ logger = logging.getLogger("mmdata")
 
 IMAGE_COLUMNS = (
     *("filepath", "file_path", "image", "image_path", "path", "file_name", "filename"),
-    *("image_name", "image_file", "img", "img_path", "file", "jpg", "image_bytes"),
+    *("image_name", "image_file", "img", "img_path", "file", "jpg", "image_bytes", "photo"),
     *("url", "image_url", "img_url", "image_link", "image_urls"),
 )
-CAPTION_COLUMNS = ("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw")
+CAPTION_COLUMNS = (
+    *("caption", "captions", "text", "title", "sentence", "sentences", "comment", "raw", "description", "alt_text"),
+)
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
 LABELS_SEEN = 1000
 """Rows that show whether a column of a usual name holds labels."""
@@ -88,27 +90,32 @@ def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
     Raises:
         ConfigError: the table has no such column; the message lists its columns.
     """
-    image = config.image_column or _image_column(table)
-    image = _column(table, image, IMAGE_COLUMNS, "image")
+    image = _column(table, config.image_column, "image") if config.image_column else _image_column(table)
     label = None
     if config.label_column:
-        label = _column(table, config.label_column, (), "label")
+        label = _column(table, config.label_column, "label")
     elif config.label_column is None:
         label = next((name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name)), None)
     if config.caption_columns:
-        captions = tuple(_column(table, name, (), "caption") for name in config.caption_columns)
+        captions = tuple(_column(table, name, "caption") for name in config.caption_columns)
     else:
         captions = tuple(_usual(table, CAPTION_COLUMNS)[:1])
     if not captions and not label and config.label_column is None:
         with_names = [name for name in table.columns if table.class_names(name)]
         label = with_names[0] if len(with_names) == 1 else None
-    if not captions and not label:
-        captions = (_column(table, None, CAPTION_COLUMNS, "caption"),)
-    split = _column(table, "split", (), "split") if config.split else None
-    hash_column = _column(table, config.hash_column, (), "hash") if config.hash_column else None
-    boxes = _column(table, config.blur_boxes, (), "boxes") if config.blur_boxes else None
+    if image is None or not (captions or label):
+        usual = {} if image else {"image": IMAGE_COLUMNS}
+        usual |= {} if captions or label else {"caption": CAPTION_COLUMNS}
+        missing = [f"no {purpose} column of a usual name ({', '.join(names)})" for purpose, names in usual.items()]
+        raise ConfigError(
+            f"table '{table.path}': {' and '.join(missing)}; there are: {shown(table.columns)}; "
+            f"name {'it' if len(usual) == 1 else 'them'} with {table.how_to_name(list(usual))}"
+        )
+    split = _column(table, "split", "split") if config.split else None
+    hash_column = _column(table, config.hash_column, "hash") if config.hash_column else None
+    boxes = _column(table, config.blur_boxes, "boxes") if config.blur_boxes else None
     named = [name for name in config.keep if name != ALL]
-    keep = {name: image if name == "path" else _column(table, name, (), "keep") for name in named}
+    keep = {name: image if name == "path" else _column(table, name, "keep") for name in named}
     if image in keep:  # stored as "path", whatever the table calls it
         keep = {"path" if name == image else name: column for name, column in keep.items()}
     others = _others(table, {image, *captions, label, *keep.values()}, keep) if ALL in config.keep else {}
@@ -189,19 +196,10 @@ def _image_column(table: SourceTable) -> str | None:
     return next(iter((*holding, *usual, *only)), None)
 
 
-def _column(table: SourceTable, name: str | None, usual: Sequence[str], purpose: str) -> str:
-    known = shown(table.columns)
-    if name is not None:
-        if name not in table.columns:
-            raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {known}")
-        return name
-    found = _usual(table, usual)
-    if not found:
-        raise ConfigError(
-            f"table '{table.path}': no {purpose} column of a usual name ({', '.join(usual)}); there are: {known}; "
-            f"{table.how_to_name(purpose)}"
-        )
-    return found[0]
+def _column(table: SourceTable, name: str, purpose: str) -> str:
+    if name not in table.columns:
+        raise ConfigError(f"table '{table.path}': no column '{name}' ({purpose}); there are: {shown(table.columns)}")
+    return name
 
 
 def _usual(table: SourceTable, usual: Sequence[str]) -> list[str]:

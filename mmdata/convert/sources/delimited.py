@@ -55,6 +55,11 @@ class DelimitedTable(SourceTable):
             next(records, None)
         yield from records
 
+    def how_to_name(self, purposes: Sequence[str]) -> str:
+        """What names columns; without a header line, all of them. See `Table.how_to_name`."""
+        flags = super().how_to_name(purposes)
+        return f"{flags}, or, if the table has no header line, all with columns=[image,caption]"
+
     def _header(self) -> list[str]:
         try:
             names = next(

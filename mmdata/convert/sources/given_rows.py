@@ -32,7 +32,7 @@ from mmdata.convert.sources.rows import (
     row_key,
 )
 from mmdata.convert.sources.table_source import TableSource
-from mmdata.convert.sources.tables import SourceTable, TableRow
+from mmdata.convert.sources.tables import ImageBytes, SourceTable, TableRow, with_path
 from mmdata.errors import BadSample, ConfigError, DataError, Reason, excerpt
 from mmdata.files import naming
 from mmdata.hashing import hash64
@@ -125,8 +125,7 @@ class GivenTable(SourceTable):
             size, at = int.from_bytes(self._read(at, _HEAD_BYTES), "little"), at + _HEAD_BYTES
             (cells, lengths, fault), at = json.loads(self._read(at, size)), at + size
             for name, length in lengths.items():
-                if name in wanted:
-                    cells[name] = self._read(at, length)
+                cells[name] = with_path(self._read(at, length), cells[name]) if name in wanted else None
                 at += length
             yield TableRow.broken(f"row {number}", fault) if fault else _row(number, cells)
 
@@ -135,10 +134,10 @@ class GivenTable(SourceTable):
         assert len(data) == size, "the temporary file of rows was cut"
         return data
 
-    def how_to_name(self, purpose: str) -> str:
-        """What names a column. See `Table.how_to_name`."""
-        setting = "caption_columns=[…]" if purpose == "caption" else f"{purpose}_column=…"
-        return f"name it with ConvertConfig({setting})"
+    def how_to_name(self, purposes: Sequence[str]) -> str:
+        """What names columns. See `Table.how_to_name`."""
+        settings = {"image": "image_column=…", "caption": "caption_columns=[…]"}
+        return f"ConvertConfig({', '.join(settings[purpose] for purpose in purposes)})"
 
 
 def _row(number: int, cells: dict[str, Any]) -> TableRow:
@@ -166,7 +165,7 @@ def _dicts(rows: Any) -> Iterable[object]:
 
 
 def _storable(row: object) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The cells of a row as JSON has them, None for bytes; and the bytes by column.
+    """The cells of a row as JSON has them, for bytes the path beside them; and the bytes by column.
 
     Raises:
         ValueError: the row cannot be used.
@@ -182,7 +181,8 @@ def _storable(row: object) -> tuple[dict[str, Any], dict[str, bytes]]:
             value = _plain(value)
             if isinstance(value, bytes) and len(value) > _MOST_BYTES:
                 raise ValueError(f"{len(value)} bytes; the limit is {_MOST_BYTES}")
-            cells[name] = None if isinstance(value, bytes) else json.loads(json.dumps(value, default=_as_json))
+            cell = value.path if isinstance(value, ImageBytes) else None if isinstance(value, bytes) else value
+            cells[name] = json.loads(json.dumps(cell, default=_as_json))
         except (TypeError, ValueError, RecursionError, OSError, SyntaxError) as error:
             raise ValueError(f"{excerpt(name)} cannot be stored: {excerpt(str(error), 300)}") from error
         if isinstance(value, bytes):
@@ -198,7 +198,7 @@ def _plain(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:  # of `datasets`, with Image(decode=False)
         found = cast("dict[str, Any]", value)
-        return found["path"] if found["bytes"] is None else found["bytes"]
+        return found["path"] if found["bytes"] is None else with_path(found["bytes"], found["path"])
     array: Any = value
     if getattr(value, "ndim", 0) >= 2 and str(getattr(value, "dtype", "")).endswith("uint8"):
         raise TypeError(f"an array of uint8, of shape {tuple(array.shape)}; give pixels as PIL.Image.fromarray(array)")

@@ -25,6 +25,8 @@ _URL = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*://|file:)", re.IGNORECASE)
 LONGEST_EXTENSION = ".json"
 KEY_BYTES = 16
 """Bytes of a key of an image."""
+NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
+"""Reasons of rows that are left out and could be used."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,25 @@ MAX_DIFFERENCES = 5
 """Differences between two tables that a message names."""
 
 
+class ImageBytes(bytes):
+    """An image that a cell holds, as Hugging Face's {bytes, path}.
+
+    Attributes:
+        path: beside it in the cell, for people.
+    """
+
+    path: str
+
+
+def with_path(data: bytes, path: str | None) -> bytes:
+    """An image that a cell holds, with the path beside it if there is one."""
+    if not path:
+        return data
+    image = ImageBytes(data)
+    image.path = path
+    return image
+
+
 class TableRow(NamedTuple):
     """One row of a table.
 
@@ -111,9 +130,9 @@ class SourceTable(ABC):
         """Names of the class numbers in a column, if the file has them; else empty."""
         return ()
 
-    def how_to_name(self, purpose: str) -> str:
-        """For messages: what names the column of a purpose, such as "image", where it has no usual name."""
-        return f"name it with --{purpose}-column, or, if the table has no header line, all with columns=[image,caption]"
+    def how_to_name(self, purposes: Sequence[str]) -> str:
+        """For messages: what names the columns of purposes, such as "image", that have no usual name."""
+        return " and ".join(f"--{purpose}-column" for purpose in purposes)
 
 
 def refuse_twice(path: Path, columns: Sequence[str]) -> None:

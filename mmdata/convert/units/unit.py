@@ -19,7 +19,7 @@ from pathlib import Path
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.fetch import is_unfetched
 from mmdata.convert.row.examine import Examiner, Outcome, hash_of
-from mmdata.convert.sources.rows import InputRow, Merge, Source
+from mmdata.convert.sources.rows import NOT_QUARANTINED, InputRow, Merge, Source
 from mmdata.convert.units.compose import finish_fragment
 from mmdata.convert.units.records import RecordWriter
 from mmdata.convert.units.staging import RECORDS_NAME, Receipt, Staging, Tar
@@ -31,9 +31,6 @@ from mmdata.tars.tar import END
 from mmdata.tars.texts import Loss
 from mmdata.tars.write import Sample, TarWriter, members_of, size_in_tar
 from mmdata.text.tokenizer import Tokenizer
-
-NOT_QUARANTINED = (Reason.DUPLICATE_IMAGE, Reason.FILTERED)
-"""Reasons of rows that are left out although they could be used."""
 
 
 @dataclass(frozen=True)

@@ -198,15 +198,24 @@ def test_contact_that_is_no_header_is_an_error(contact: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "what"),
-    [({"group_by": "content"}, "compare images"), ({"train_tokenizer": 300, "val_share": 0.5}, "train tokenizer")],
+    [
+        ({"group_by": "content"}, "group_by=content"),
+        ({"train_tokenizer": 300, "val_share": 0.5}, "train_tokenizer with val_share"),
+    ],
 )
 def test_settings_that_read_images_twice_are_refused(
     album: Site, tmp_path: Path, settings: dict[str, Any], what: str
 ) -> None:
     table = jsonl(tmp_path / "t.jsonl", rows_of(album))
-    with pytest.raises(ConfigError, match=rf"line 1: its image is behind a URL, and '{what}' reads every image twice"):
+    with pytest.raises(ConfigError, match=rf"line 1: its image is behind a URL, and {what} reads every image twice"):
         make(table, tmp_path / "out", **settings)
     assert not album.requests
+
+
+def test_duplicates_of_urls_that_cannot_be_merged_are_not_counted_as_differing(album: Site, tmp_path: Path) -> None:
+    album.answers["/1.jpg"] = album.answers["/0.jpg"]
+    accounts = make(jsonl(tmp_path / "t.jsonl", rows_of(album)), tmp_path / "out").accounts
+    assert (accounts["duplicate"], "differing" in accounts) == (1, False)
 
 
 def test_program_ends_its_output_with_the_reasons(album: Site, tmp_path: Path) -> None:

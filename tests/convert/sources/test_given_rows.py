@@ -247,6 +247,7 @@ def test_number_of_a_row_is_no_key_once_another_row_has_it(corpus: Path, tmp_pat
         (lambda: None, {}, ConfigError, "the function is to return an iterable of dicts; got NoneType"),
         ([{"picture": "a", "caption": "x"}], {}, ConfigError, r"name it with ConvertConfig\(image_column=…\)$"),
         ([{"image": "a", "said": "x"}], {}, ConfigError, r"name it with ConvertConfig\(caption_columns=\[…\]\)$"),
+        ([{"a": "x"}], {}, ConfigError, r"name them with ConvertConfig\(image_column=…, caption_columns=\[…\]\)$"),
         (
             [{}],
             {"table": "t.csv"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -163,7 +164,9 @@ def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: 
     config = ConvertConfig(allow_private_addresses=True, max_bad_share=1, shard_rows=3)
     site.answers |= {**good, **{f"/{n}.jpg": Answer(404) for n in (2, 5, 6)}}
     convert(table, tmp_path / "a", config, engine=threads(2))
-    failed = [row["row"] for row in rows_of(tmp_path / "a") if row["reason"] == "http_status"]
+    failed = tmp_path / "failed.jsonl"
+    others = [{"row": 0, "reason": "duplicate_image"}, {"row": 1, "reason": "filtered"}]
+    jsonl(failed, [*left_out(tmp_path / "a"), *others])
     site.requests.clear()
     site.answers |= {**good, "/6.jpg": good["/0.jpg"]}
     report = convert(table, tmp_path / "b", config, rows=failed, not_in=[tmp_path / "a"], engine=threads(2))
@@ -176,9 +179,42 @@ def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "parts"), [("--val-share", "0.4", ["train", "val"]), ("--train-tokenizer", "300", [""])]
+)
+def test_command_that_is_shown_converts_the_failed_rows_again(
+    site: Site,
+    tmp_path: Path,
+    photos: list[bytes],
+    flag: str,
+    value: str,
+    parts: list[str],
+) -> None:
+    good = {f"/{number}.jpg": Answer(200, data) for number, data in enumerate(photos)}
+    rows = [{"url": site.url(f"/{n}.jpg"), "says": f"photo {n}"} for n in range(8)]
+    jsonl(tmp_path / "a table.jsonl", [*rows, {"url": site.url("/8.jpg"), "says": ""}])
+    site.answers |= {**good, "/8.jpg": good["/0.jpg"], **{f"/{n}.jpg": Answer(404) for n in (2, 5, 6)}}
+    settings = ["--caption-column", "says", "--allow-private-addresses", "--max-bad-share", "0.2", "contact=me@a.b"]
+    done = run_tool("a table.jsonl", "out", *settings, flag, value, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("urls: "))
+    told, command = line.split("; to convert them again: mmdata convert ")
+    assert told == "urls: 3 of the quarantined rows have a URL that gave no image"
+    site.answers |= good
+    done = run_tool(*shlex.split(command), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folders = [*(tmp_path / "out" / part for part in parts), tmp_path / "out-again"]
+    assert len({Index.open(folder).tokenizer for folder in folders}) == 1
+    assert {name[:9] for name in members(*folders)} == {f"{number:09}" for number in range(8)}
+    assert [line["row"] for line in left_out(tmp_path / "out-again")] == [8]
+
+
+@pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("1\nx\n", r"rows '.*rows.txt', line 2: 'x' is no number of a row; give one a line, from 0, as 'row' in quar"),
+        ("1\nx\n", r"rows '.*rows.txt', line 2: 'x' is no number of a row; give one a line, from 0, or a quaran"),
+        ('{"row": 1}\n{"row": true}', r"line 2: 'True' is no number of a row"),
+        ('{"rows": 1}', r"line 1: '{\"rows\": 1}' is no number of a row"),
+        ('{"row": 1', r"line 1: '{\"row\": 1' is no number of a row"),
         ("1\n-2\n", r"line 2: '-2' is no number of a row"),
         ("9" * 30, r"line 1: '9+' is no number of a row"),
         ("\n", "rows: none is chosen"),
@@ -190,7 +226,8 @@ def test_urls_that_failed_are_fetched_again_and_no_others(site: Site, tmp_path: 
         ([2**64], r"a list of integers; .*; got list, object of shape \(1,\)"),
         (np.array([True, False]), r"give np.flatnonzero\(mask\); got ndarray, bool"),
         ([1.0, 2.5], r"a list of integers; .*; got list, float64 of shape \(2,\)"),
-        (["1", "2"], r"a list of integers; .*; got list, <U1 of shape \(2,\)"),
+        (["1", 2], r"a list of integers; .*; got list, <U21 of shape \(2,\)"),
+        (["1", "2"], r"rows '1': cannot be read"),
         ([[1, 2]], r"a list of integers; .*; got list, int64 of shape \(1, 2\)"),
         ([[1], [2, 3]], "a list of integers; "),
         (3, r"a list of integers; .*; got int, int64 of shape \(\)"),
@@ -366,9 +403,9 @@ def test_all_images_that_other_folders_have_are_said_in_a_sentence(table: Path, 
         make(table, tmp_path / "out", [2, 3], [tmp_path / "a"])
 
 
-def run_tool(*words: str | Path) -> Any:
+def run_tool(*words: str | Path, cwd: Path | None = None) -> Any:
     command = [sys.executable, "-m", "mmdata", "convert", *map(str, words)]
-    return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_program(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=cwd)
 
 
 def test_advice_on_duplicates_is_true_with_not_in(table: Path, tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ def test_select_is_for_shards(shards: Path, tmp_path: Path, raw_corpus: Path) ->
         convert(raw_corpus / "captions.jsonl", tmp_path / "out", rows=chosen)
 
 
+def test_select_of_a_table_names_the_flag(raw_corpus: Path) -> None:
+    with pytest.raises(DataError, match=r"^--select takes rows of shards with an index: '.*jsonl' is a table"):
+        selected_rows(str(raw_corpus / "captions.jsonl"), "width > 3")
+
+
 @pytest.mark.parametrize("select", ["score > 0.6", "height > 1000", "height >", "none.npy"])
 def test_a_wrong_condition_is_told_of_the_flag(shards: Path, select: str) -> None:
     with pytest.raises((ConfigError, DataError)) as caught:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import csv
 
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.sources.table_source import TableSource
@@ -119,9 +120,40 @@ def test_fifo_is_no_table_and_is_not_opened(tmp_path: Path, make: Any, name: str
 
 def test_headers_of_a_wrong_file_are_not_printed_whole(corpus: Path, make: Any) -> None:
     (corpus / "t.csv").write_text(",".join(f"c{i}" + "x" * 5000 for i in range(500)) + "\n" + "1," * 499 + "1\n")
-    with pytest.raises(ConfigError, match=r"no image column of a usual name .* and 480 more; name it with") as caught:
+    with pytest.raises(ConfigError, match=r"no image column of a usual name .* and 480 more; name them with") as caught:
         make(corpus / "t.csv")
     assert len(str(caught.value)) < 4000
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("a", "said"), r"no image column .*url.* and no caption column .*; there are: a, said; name them with {}"),
+        (("photo", "said"), r"no caption column of a usual name \(.*\); there are: photo, said; name it with {}"),
+        (("a", "alt_text"), r"no image column of a usual name \(.*\); there are: a, alt_text; name it with {}"),
+    ],
+)
+@pytest.mark.parametrize(("suffix", "end"), [("csv", ", or, if the table has no header line, all.*"), ("parquet", "")])
+def test_missing_columns_are_named_in_one_message(
+    corpus: Path, make: Any, columns: tuple[str, str], message: str, suffix: str, end: str
+) -> None:
+    first, second = columns
+    frame({first: ["a.jpg"], second: ["x"]}, corpus / f"t.{suffix}")
+    flags = [f"--{name}-column" for name in ("image", "caption") if f"no {name} column" in message]
+    with pytest.raises(ConfigError, match=message.format(" and ".join(flags)) + end + "$"):
+        make(corpus / f"t.{suffix}")
+
+
+@pytest.mark.parametrize("caption", ["description", "alt_text"])
+def test_photo_and_its_description_are_usual_names(corpus: Path, make: Any, caption: str) -> None:
+    frame({"photo": ["a.jpg"], caption: ["x"]}, corpus / "t.csv")
+    assert make(corpus / "t.csv").source["captions"] == [caption]
+
+
+def frame(columns: dict[str, list[str]], path: Path) -> None:
+    """Write a table."""
+    table = pa.table(columns)
+    pq.write_table(table, path) if path.suffix == ".parquet" else csv.write_csv(table, path)
 
 
 def hugging_face(images: list[dict[str, Any] | None]) -> pa.Array:
@@ -153,13 +185,22 @@ def test_images_in_a_binary_column_are_read_as_images(corpus: Path, tmp_path: Pa
 def test_binary_that_is_no_image_is_quarantined_and_never_printed(corpus: Path, tmp_path: Path, make: Any) -> None:
     secret = b"\x01\x02" + b"secret" * 9999
     good = (corpus / "a.jpg").read_bytes()
-    column = hugging_face([{"bytes": good, "path": None}, {"bytes": secret, "path": "x"}, None])
-    pq.write_table(pa.table({"image": column, "caption": ["x", "y", "z"]}), corpus / "t.parquet")
+    page = b"<!DOCTYPE html><title>404</title>"
+    images = [(good, None), (secret, None), (page, "data/x.jpg"), (None, None)]
+    column = hugging_face([{"bytes": data, "path": path} for data, path in images])
+    pq.write_table(pa.table({"image": column, "caption": list("wxyz")}), corpus / "t.parquet")
     make(corpus / "t.parquet")
-    assert [(line["path"], line["reason"]) for line in left_out(tmp_path / "out")] == [
+    expected = [
         ("a value of type bytes (59996 bytes)", "not_an_image"),
+        ("data/x.jpg", "not_an_image"),
         ("", "missing_image"),
     ]
+    assert [(line["path"], line["reason"]) for line in left_out(tmp_path / "out")] == expected
+    listed = pq.read_table(tmp_path / "out/__mmdata__/rows").column("path").to_pylist()
+    assert listed[1:] == [path for path, _ in expected]
+    rows = [{"image": one, "caption": "x"} for one in column.to_pylist()]
+    convert(rows, tmp_path / "given", ConvertConfig(max_bad_share=1))
+    assert [(line["path"], line["reason"]) for line in left_out(tmp_path / "given")] == expected
     assert len((tmp_path / "out/__mmdata__/quarantine.jsonl").read_bytes()) < 500
 
 

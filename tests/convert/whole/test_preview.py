@@ -196,6 +196,15 @@ def test_preview_of_rows_none_of_which_can_be_written_says_why(tmp_path: Path) -
     assert verdict in done.stdout
 
 
+@pytest.mark.parametrize(("val_share", "part"), [(1e-9, "validation"), (1 - 1e-9, "training")])
+def test_preview_says_that_a_part_would_be_empty(raw_corpus: Path, tmp_path: Path, val_share: float, part: str) -> None:
+    done = run(raw_corpus / "captions.jsonl", tmp_path / "out", "--plan", "--val-share", str(val_share))
+    with pytest.raises(DataError, match=rf"val_share {val_share} of \d+ samples leaves none for {part}; ") as caught:
+        convert(raw_corpus / "captions.jsonl", tmp_path / "out", {"val_share": val_share}, engine=threads(1))
+    assert done.returncode == 1, done.stderr
+    assert f"nothing would be published of this sample: {caught.value}" in done.stdout
+
+
 def run(*words: Any) -> Any:
     command = [sys.executable, "-m", "mmdata", "convert", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
