@@ -146,7 +146,7 @@ class Conversion:
             self._track.say("end shards and manifest")
             for folder in folders:
                 folder.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
-        publish_all(self._outputs, self._staging)
+        publish_all(self._outputs)
 
     @cached_property
     def _labels(self) -> Labels:

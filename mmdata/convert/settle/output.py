@@ -175,19 +175,15 @@ class Output:
                 yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
 
 
-def publish_all(outputs: Sequence[Output], staging: Staging | None) -> None:
+def publish_all(outputs: Sequence[Output]) -> None:
     """Publish complete conversions. Old ones are withdrawn from all folders first.
 
     If the process is killed in between, no folder holds the old val beside the new train, whose images may overlap.
-
-    Args:
-        outputs: the folders.
-        staging: of the units; None for what a killed run has left, which is on this disk.
     """
     for output in outputs:
-        output.withdraw_old(staging)
+        output.withdraw_old()
     for output in outputs:
-        output.publish(staging)
+        output.publish()
     for output in outputs:
         output.remove_private()
 
@@ -282,7 +278,7 @@ def _recover(outputs: Sequence[Output]) -> None:
     # The parts are completed in order, and published in order after that: the last one decides.
     complete = has_manifest(outputs[-1].private)
     if complete:
-        publish_all([output for output in outputs if has_manifest(output.private)], None)
+        publish_all([output for output in outputs if has_manifest(output.private)])
     for output in outputs:
         if any(output.private.glob(f"{UNITS_NAME}-*")):
             output.clear_private()  # the units are for the next run
