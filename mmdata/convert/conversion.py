@@ -89,6 +89,7 @@ class Conversion:
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
         job = self._job()
+        self._staging.fetch(number for number in self._staging.numbers() if number % parts == place - 1)
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
