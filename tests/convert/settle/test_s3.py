@@ -223,14 +223,27 @@ def test_s3_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table,
             halves.append(f"at {path}: {sorted(missing)}")
 
     monkeypatch.setattr(s3, "next_fault", look)
-    command = [sys.executable, tests.convert.settle.killed_s3.__file__, str(table), URL]
-    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = killed_anywhere(table, "fresh")
     assert report["killed"] > 5
     assert report["wrong"] == []
     assert halves == []
     assert there() == expected
+
+
+@pytest.mark.sweep
+def test_s3_overwrite_that_is_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table, tmp_path):
+    report = killed_anywhere(table, "overwrite")
+    assert report["killed"] > 5
+    assert report["wrong"] == []
+    assert there() == on_disk(table, tmp_path / "out")
+
+
+def killed_anywhere(table: Path, scenario: str) -> dict[str, Any]:
+    """What killed_s3.py prints."""
+    command = [sys.executable, tests.convert.settle.killed_s3.__file__, str(table), URL, scenario]
+    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("fault", ["reset", "error", "cut"])
