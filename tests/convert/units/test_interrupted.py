@@ -4,6 +4,7 @@ an undisturbed one, and no reader sees a half of it."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert import ConvertConfig, conversion, convert, convert_part
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index.verify import verify
@@ -186,6 +187,26 @@ def test_complete_conversion_says_that_it_removes_units_of_one_that_did_not_end(
     assert convert(table, out, config).was_complete
     assert messages(caplog) == [f"output '{out}': holds this conversion; the units of one that did not end are removed"]
     assert not (out / ".mmdata-convert").exists()
+
+
+def test_conversion_ends_as_soon_as_it_cannot_succeed(
+    corpus_with_a_broken_image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, out, config = corpus_with_a_broken_image, tmp_path / "out", ConvertConfig(shard_rows=2)
+    monkeypatch.setattr(conversion, "EARLY", 1)
+    made: list[int] = []
+    message = (
+        "1 rows are unusable so far, over max_bad_share=0.05 of all 6 rows; nothing is published. One of them: "
+        "not_an_image (t.csv, line 2: "
+    )
+    with pytest.raises(
+        DataError, match=re.escape(message) + ".*--plan, or allow more with a larger max_bad_share; where"
+    ):
+        convert(table, out, config, engine=noting(made))
+    assert made == [0]
+    enough = ConvertConfig(shard_rows=2, max_bad_share=0.2)
+    assert convert(table, out, enough, engine=noting(made)).accounts["written"] == 5
+    assert made == [0, 1, 2]
 
 
 def test_refused_conversion_reads_again_what_was_repaired(
