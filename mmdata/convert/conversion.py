@@ -18,7 +18,7 @@ from mmdata.convert.fetch import refuse_urls
 from mmdata.convert.fetch.tables import SOURCE_NAME
 from mmdata.convert.opening import Opened
 from mmdata.convert.row.examine import Examiner
-from mmdata.convert.settle.accounts import check_accounts
+from mmdata.convert.settle.accounts import CannotPublish, check_accounts
 from mmdata.convert.settle.merges import Merges
 from mmdata.convert.settle.output import TOKENIZER_NAME, publish_all
 from mmdata.convert.settle.settled import Settler
@@ -29,7 +29,7 @@ from mmdata.convert.sources.rows import InputRow, grouping
 from mmdata.convert.units.engines import Engine, Progress, in_order
 from mmdata.convert.units.records import read_records, texts_of
 from mmdata.convert.units.staging import RECORDS_NAME, UNITS_NAME, Receipt, Staging
-from mmdata.convert.units.unit import Job, Unit, part_of
+from mmdata.convert.units.unit import NOT_QUARANTINED, Job, Unit, part_of
 from mmdata.errors import BadSample, DataError, printable
 from mmdata.files import sync_tree
 from mmdata.index.encode import Labels
@@ -40,6 +40,8 @@ from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("mmdata")
+EARLY = 1000
+"""Rows that cannot be used below which no conversion ends early."""
 LABELS_SEEN = 1000
 """First labels of a corpus that decide whether its labels are names or numbers."""
 
@@ -89,6 +91,7 @@ class Conversion:
         place, parts = part or (1, 1)
         receipts: dict[int, Receipt] = {}
         job = self._job()
+        self._staging.fetch(number for number in self._staging.numbers() if number % parts == place - 1)
 
         def is_missing(unit: Unit) -> bool:
             if unit.number % parts != place - 1:
@@ -146,7 +149,7 @@ class Conversion:
             self._track.say("end shards and manifest")
             for folder in folders:
                 folder.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
-        publish_all(self._outputs, self._staging)
+        publish_all(self._outputs)
 
     @cached_property
     def _labels(self) -> Labels:
@@ -243,9 +246,29 @@ class Conversion:
 
     def _rows_made(self, job: Job, units: Units, receipts: dict[int, Receipt]) -> Iterator[None]:
         """Make units; yields once for each of their rows, and adds the receipts."""
+        made = bad = unfetched = 0
         for event in self._engine(job, units):
             if isinstance(event, Progress):
                 yield from repeat(None, event.rows)
                 continue
             receipts[event.unit] = event
             self._track.leave_out(event.quarantined, event.rows)
+            made += event.rows
+            bad += event.quarantined - event.unfetched
+            unfetched += event.unfetched
+            if made < self._source.num_rows:  # else `finish` says more
+                self._refuse_early(event, max_bad_share=bad, max_unfetched_share=unfetched)
+
+    def _refuse_early(self, receipt: Receipt, **counts: int) -> None:
+        """Raise CannotPublish if, whatever the other rows are, more cannot be used than each setting allows."""
+        for name, count in counts.items():
+            if count >= EARLY and count > (share := getattr(self._config, name)) * self._source.num_rows:
+                records = read_records(self._staging.unit(receipt.unit) / RECORDS_NAME)
+                places, details = (texts_of(records.column(column)) for column in ("place", "detail"))
+                rows = zip(records.column("reason").to_pylist(), places, details, strict=True)
+                reason, place, detail = next(row for row in rows if row[0] and row[0] not in NOT_QUARANTINED)
+                raise CannotPublish(
+                    f"{count} rows are unusable so far, over {name}={share} of all {self._source.num_rows} rows; "
+                    f"nothing is published. One of them: {reason} ({place}: {detail}). Try a part of the rows with "
+                    f"--plan, or allow more with a larger {name}; where OUT is a folder, the units stay for that"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from mmdata.convert.units.staging import MissingUnits
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Manifest
 from mmdata.progress import SILENT, Track
+
+logger = logging.getLogger("mmdata")
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ def convert(
             conversion = Conversion(opened, staging, only_made if finish else engine or local(), track)
             try:
                 staging.retry(config.largest_shares)
+                if overwrite:
+                    staging.remove_bad()
                 conversion.begin()
                 conversion.finish(conversion.make_units())
             except CannotPublish:
@@ -101,6 +106,11 @@ def convert(
                     raise
         if was_complete:
             for output in outputs:
+                if output.holds_unfinished():
+                    logger.warning(
+                        "output '%s': holds this conversion; the units of one that did not end are removed",
+                        output.place,
+                    )
                 output.remove_private()  # of a run that was killed after it had published
         manifests = [output.read_manifest() for output in outputs]
         val = manifests[1] if len(manifests) > 1 else None

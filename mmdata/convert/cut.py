@@ -44,7 +44,9 @@ class Units:
                 continue
             if source.can_seek and place < start:
                 rows, place = source.rows(start), start
-            yield replace(unit, rows=list(islice(rows, start - place, unit.stop - place)))
+            of_unit = list(islice(rows, start - place, unit.stop - place))
+            source.check_unchanged()
+            yield replace(unit, rows=of_unit)
             place = unit.stop
 
     def _next(self, rows: int) -> Unit:

@@ -148,21 +148,23 @@ class Output:
         """Raise DataError if the folder holds a file that no conversion wrote."""
         ours = {LOCK_NAME, PRIVATE_NAME}
         if published := _manifest(self.folder):
-            ours |= _names(published) | _added(self.folder, published)
+            ours |= _names(published)
+            if (self.folder / INNER / TOKENIZER_NAME).is_dir():
+                ours |= _added(published)
         if complete := _manifest(self.private):  # a killed run may have moved a part of its files into place
             ours |= _names(complete) - _listing(self.private)
         if old := _manifest(self._staged.old):
-            ours |= _names(old) | _added(self.folder, old) | _added(self._staged.old, old)
+            ours |= _names(old) | _added(old)
         foreign = sorted(_listing(self.folder) - ours)
         if foreign:
             raise foreign_files(self.place, foreign)
 
-    def publish(self, staging: Staging | None) -> None:
+    def publish(self) -> None:
         """Move a complete conversion into place, the manifest last. It may be killed at any point and repeated."""
         self._staged.publish()
         self.remove_private()
 
-    def withdraw_old(self, staging: Staging | None) -> None:
+    def withdraw_old(self) -> None:
         """Remove the conversion that is replaced. It may be killed at any point and repeated."""
         self._staged.withdraw()
 
@@ -173,19 +175,15 @@ class Output:
                 yield f"'{entry.name}' has {size} bytes of {entry.bytes}"
 
 
-def publish_all(outputs: Sequence[Output], staging: Staging | None) -> None:
+def publish_all(outputs: Sequence[Output]) -> None:
     """Publish complete conversions. Old ones are withdrawn from all folders first.
 
     If the process is killed in between, no folder holds the old val beside the new train, whose images may overlap.
-
-    Args:
-        outputs: the folders.
-        staging: of the units; None for what a killed run has left, which is on this disk.
     """
     for output in outputs:
-        output.withdraw_old(staging)
+        output.withdraw_old()
     for output in outputs:
-        output.publish(staging)
+        output.publish()
     for output in outputs:
         output.remove_private()
 
@@ -280,7 +278,7 @@ def _recover(outputs: Sequence[Output]) -> None:
     # The parts are completed in order, and published in order after that: the last one decides.
     complete = has_manifest(outputs[-1].private)
     if complete:
-        publish_all([output for output in outputs if has_manifest(output.private)], None)
+        publish_all([output for output in outputs if has_manifest(output.private)])
     for output in outputs:
         if any(output.private.glob(f"{UNITS_NAME}-*")):
             output.clear_private()  # the units are for the next run
@@ -303,13 +301,12 @@ def _manifest(folder: Path) -> Manifest | None:
 
 def _names_with_joins(folder: Path) -> set[str]:
     manifest = Manifest.read(folder)
-    return {*_names(manifest), *_added(folder, manifest), INNER + JOINS_NAME} - {INNER + MANIFEST_NAME}
+    return {*_names(manifest), *_added(manifest), INNER + JOINS_NAME} - {INNER + MANIFEST_NAME}
 
 
-def _added(folder: Path, manifest: Manifest) -> set[str]:
-    """Paths of a tokenizer that `mmdata index` has trained on the captions since; it goes with the index."""
-    is_there = manifest.tokenizer is not None and (folder / INNER / TOKENIZER_NAME).is_dir()
-    return {TOKENIZER_NAME, INNER + TOKENIZER_NAME} if is_there else set()
+def _added(manifest: Manifest) -> set[str]:
+    """Paths of a tokenizer that `mmdata index` may have trained on the captions since; it goes with the index."""
+    return {TOKENIZER_NAME, INNER + TOKENIZER_NAME} if manifest.tokenizer is not None else set()
 
 
 def _listing(folder: Path) -> set[str]:

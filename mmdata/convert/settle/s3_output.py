@@ -20,7 +20,7 @@ from mmdata.convert.settle.accounts import CannotPublish
 from mmdata.convert.settle.differences import Run
 from mmdata.convert.settle.output import TOKENIZER_NAME, Output, digest_of, foreign_files, identified
 from mmdata.convert.units.s3_staging import THREADS, S3Staging, remove_units, units_are_gone
-from mmdata.convert.units.staging import RUN_NAME, UNITS_NAME, MissingUnits, Staging
+from mmdata.convert.units.staging import RUN_NAME, UNITS_NAME, MissingUnits
 from mmdata.errors import ConfigError, DataError
 from mmdata.hashing import file_sha256
 from mmdata.index.manifest import Manifest
@@ -44,13 +44,16 @@ class S3Output(Output):
     Args:
         folder: on this disk, made here.
         bucket: where the conversion is published.
+        first: of the folders of a conversion, the one that has its units; None if this is it.
     """
 
-    def __init__(self, folder: Path, bucket: S3Folder) -> None:
+    def __init__(self, folder: Path, bucket: S3Folder, first: S3Output | None = None) -> None:
         super().__init__(folder)
         folder.mkdir(parents=True)
         self._bucket = bucket
         self._hidden = bucket.under(PRIVATE_NAME)
+        self._first = first or self
+        self._staging: S3Staging
         self._sizes: dict[str, int | None] = {}
 
     @property
@@ -108,16 +111,16 @@ class S3Output(Output):
             ):
                 continue
             staging.begin(run)
+            self._staging = staging
             return staging
         raise DataError(f"output '{self.place}': other conversions begin here and end; run this again when they have")
 
-    def withdraw_old(self, staging: Staging | None) -> None:
+    def withdraw_old(self) -> None:
         """See `Output.withdraw_old`. What is touched from here on is noted first, for a run that is killed."""
         found = self._bucket.get(MANIFEST)
         if found is not None and found.data == self._made():
             return  # its files are written over, with the same bytes
-        assert isinstance(staging, S3Staging)
-        wanted = {*self._shards(staging), *self._files(), MANIFEST}
+        wanted = {*self._shards(), *self._files(), MANIFEST}
         touched = self._touched() | self._published_names() | set(map(_top, wanted))
         data = json.dumps(sorted(touched)).encode()
         self._hidden.put(TOUCHED, data, hashlib.sha256(data).hexdigest())
@@ -125,7 +128,7 @@ class S3Output(Output):
         self.listing()
         self._bucket.remove(name for name in self._sizes if _top(name) in touched and name not in wanted)
 
-    def publish(self, staging: Staging | None) -> None:
+    def publish(self) -> None:
         """See `Output.publish`. Several processes that publish the same may do so at once.
 
         Raises:
@@ -133,14 +136,12 @@ class S3Output(Output):
             DataError: another conversion was published meanwhile.
         """
         data = self._made()
-        assert isinstance(staging, S3Staging)
-        bucket = staging.bucket
 
         def copy(shard: tuple[str, str]) -> None:
-            self._bucket.copy(bucket, shard[1], shard[0])
+            self._bucket.copy(self._first._hidden, shard[1], shard[0])
 
         try:
-            shards = self._shards(staging).items()
+            shards = self._shards().items()
             for _ in map_concurrently(copy, shards, threads=S3_CONNECTIONS, end=lambda: None):
                 pass
         except (Absent, MissingUnits) as error:
@@ -184,12 +185,13 @@ class S3Output(Output):
         remove_units(self._hidden, f"{theirs.units}/")
         return True
 
-    def _shards(self, staging: S3Staging) -> dict[str, str]:
+    def _shards(self) -> dict[str, str]:
         """Where in the bucket of the units the shards are, by name.
 
         Raises:
             MissingUnits: the folder belongs to another run by now, whose shards would be written over.
         """
+        staging = self._first._staging
         if (run := staging.run()) is None or digest_of(run) != staging.digest:
             raise units_are_gone(self.place)
         return {tar.name: name for tar, name in staging.shards.items() if tar.parent == self.private}
@@ -242,7 +244,9 @@ def open_s3_outputs(url: str, config: ConvertConfig, parts: Sequence[str]) -> Ge
     folder = Path(tempfile.mkdtemp(prefix="mmdata-convert-"))
     keep = False
     try:
-        outputs = [S3Output(folder / (part or "out"), bucket.under(part)) for part in parts or ("",)]
+        top, *others = parts or ("",)
+        first = S3Output(folder / (top or "out"), bucket.under(top))
+        outputs = [first, *(S3Output(folder / part, bucket.under(part), first) for part in others)]
         for output in outputs:
             output.refuse_foreign()
         yield list[Output](outputs)

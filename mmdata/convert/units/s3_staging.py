@@ -141,6 +141,10 @@ class S3Staging(Staging):
         self._remove(self._known().pop(number))
         shutil.rmtree(super().unit(number), ignore_errors=True)
 
+    def numbers(self) -> list[int]:
+        """See `Staging.numbers`."""
+        return list(self._known())
+
     def has_any(self) -> bool:
         """See `Staging.has_any`."""
         return any(name.endswith(f"/{RECEIPT_NAME}") for name in self.bucket.listing(f"{self.units}/"))

@@ -142,9 +142,19 @@ class Staging:
         """Remove a unit, which is to be made again."""
         _remove_at_once(self.unit(number))
 
+    def numbers(self) -> list[int]:
+        """The numbers of the units that are there."""
+        return [int(path.name) for path in self.folder.iterdir() if path.name.isdigit()]
+
+    def remove_bad(self) -> None:
+        """Remove the units with rows that cannot be used, which are made again."""
+        for number in self.numbers():
+            if (receipt := self.receipt(number)) and receipt.quarantined:
+                self.remove_unit(number)
+
     def has_any(self) -> bool:
         """Whether there is a unit."""
-        return any(path.name.isdigit() for path in self.folder.iterdir())
+        return bool(self.numbers())
 
     def refuse(self, shares: Sequence[float]) -> None:
         """Note that the units were not good enough to publish with these shares of rows that cannot be used."""
@@ -164,10 +174,8 @@ class Staging:
             return
         before: list[float] = json.loads((self.folder / REFUSED_NAME).read_bytes())
         allows_more = any(now > then for now, then in zip(shares, before, strict=True))
-        for path in self.folder.iterdir():
-            is_bad = path.name.isdigit() and (receipt := self.receipt(int(path.name))) and receipt.quarantined
-            if is_bad and not allows_more:
-                _remove_at_once(path)
+        if not allows_more:
+            self.remove_bad()
         (self.folder / REFUSED_NAME).unlink()
 
     def remove_attempts(self) -> None:

@@ -154,8 +154,14 @@ class UnitWriter:
         self._records.add(outcome, part=part, fault=fault, losses=losses)
 
     def finish(self) -> Receipt:
-        """Commit the unit; the receipt of the attempt that was first."""
+        """Commit the unit; the receipt of the attempt that was first.
+
+        Raises:
+            DataError: the source has changed since it was opened.
+        """
         assert self.is_full
+        if self.unit.rows is None and self._job.source is not None:
+            self._job.source.check_unchanged()
         for part in self._parts:
             part.finish()
         write_whole(self._attempt / RECORDS_NAME, self._records.to_arrow())

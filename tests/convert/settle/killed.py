@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mmdata.cli.data.index import trainer
 from mmdata.convert import ConvertConfig, convert
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
+from mmdata.index import build_index
 from mmdata.index.verify import verify
 
 OPERATIONS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
@@ -108,6 +110,7 @@ def main() -> None:
     table, folder = Path(sys.argv[1]), Path(sys.argv[2])
     make(table, folder / "undisturbed")
     make(table, folder / "old", min_side=21)
+    build_index(folder / "old", make_tokenizer=trainer(300))
     expected = content(folder / "undisturbed")
     report: dict[str, Any] = {"wrong": []}
     old = folder / "old"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mmdata import Loader, stream
+from mmdata.cli.data.index import trainer
 from mmdata.cli.data.plan import plan_of
 from mmdata.convert import ConvertConfig, convert, convert_part
 from mmdata.convert.units.engines import threads
@@ -107,6 +108,16 @@ def test_overwrite_replaces_every_file(table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out", ConvertConfig(), overwrite=True)
     convert(table, tmp_path / "fresh", ConvertConfig())
     assert content(tmp_path / "out") == content(tmp_path / "fresh")
+
+
+def test_overwrite_replaces_the_tokenizer_that_the_index_has_trained(table: Path, tmp_path: Path) -> None:
+    convert(table, tmp_path / "out")
+    build_index(tmp_path / "out", make_tokenizer=trainer(300))
+    assert (tmp_path / "out/tokenizer").is_symlink()
+    convert(table, tmp_path / "out", overwrite=True)
+    convert(table, tmp_path / "fresh")
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+    assert convert(table, tmp_path / "out").was_complete
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "000009.tar"])

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -25,6 +26,7 @@ from mmdata.convert import ConvertConfig, Report, convert, convert_part
 from mmdata.convert.conversion import Conversion
 from mmdata.convert.settle.s3_output import S3Output
 from mmdata.convert.units.engines import processes, threads
+from mmdata.convert.units.s3_staging import S3Staging, StoredUnit
 from mmdata.convert.units.unit import Job
 from mmdata.errors import ConfigError, DataError
 from mmdata.index import Index
@@ -105,6 +107,21 @@ def test_s3_output_has_the_bytes_of_a_folder_and_is_complete_the_second_time(s3,
     s3.commands.clear()
     assert to_s3(table).was_complete
     assert not [command for command in s3.commands if not command.startswith("GET")]
+
+
+def test_s3_units_are_fetched_at_once(s3, table, monkeypatch):
+    make_parts(table, URL, SETTINGS, 1)
+    first_two, both, download = {0, 1}, threading.Barrier(2), S3Staging._download
+
+    def together(staging: S3Staging, stored: StoredUnit, file: str, path: Path) -> None:
+        if (unit := stored.receipt.unit) in first_two:
+            first_two.remove(unit)
+            both.wait(PATIENCE_S)
+        download(staging, stored, file, path)
+
+    monkeypatch.setattr(S3Staging, "_download", together)
+    to_s3(table, finish=True)
+    assert not first_two
 
 
 def test_s3_units_of_files_that_have_changed_are_made_again(s3, table, tmp_path):
@@ -206,14 +223,27 @@ def test_s3_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table,
             halves.append(f"at {path}: {sorted(missing)}")
 
     monkeypatch.setattr(s3, "next_fault", look)
-    command = [sys.executable, tests.convert.settle.killed_s3.__file__, str(table), URL]
-    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = killed_anywhere(table, "fresh")
     assert report["killed"] > 5
     assert report["wrong"] == []
     assert halves == []
     assert there() == expected
+
+
+@pytest.mark.sweep
+def test_s3_overwrite_that_is_killed_between_any_two_requests_goes_on_and_shows_no_half(s3, table, tmp_path):
+    report = killed_anywhere(table, "overwrite")
+    assert report["killed"] > 5
+    assert report["wrong"] == []
+    assert there() == on_disk(table, tmp_path / "out")
+
+
+def killed_anywhere(table: Path, scenario: str) -> dict[str, Any]:
+    """What killed_s3.py prints."""
+    command = [sys.executable, tests.convert.settle.killed_s3.__file__, str(table), URL, scenario]
+    done = run_program(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("fault", ["reset", "error", "cut"])

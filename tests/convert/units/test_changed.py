@@ -8,15 +8,20 @@ import os
 import shutil
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mmdata.convert import ConvertConfig, conversion, convert, convert_part
 from mmdata.convert.units import engines
-from mmdata.convert.units.engines import Engine, processes, threads
+from mmdata.convert.units.engines import Engine, Progress, processes, threads
+from mmdata.convert.units.staging import Receipt
+from mmdata.convert.units.unit import Job, Unit
 from mmdata.errors import DataError
 from mmdata.index import Index
 from tests.convert.conftest import Killed, content, jsonl, killing, make_parts
@@ -151,6 +156,37 @@ def test_label_that_changes_the_numbers_of_classes_changes_all_units(
         "rows 0 to 3 have to be converted again: captions or labels of other rows have changed",
         "rows 4 to 7 have to be converted again: '05.json' has changed",
     ]
+
+
+def write_table(path: Path, caption: str, pictures: list[bytes]) -> None:
+    """A table of some kind; its captions fill more than what a reader of text takes at once."""
+    rows = [{"image": f"{number:02d}.jpg", "caption": caption + "x" * 9000} for number in range(ROWS)]
+    if path.suffix == ".jsonl":
+        jsonl(path, rows)
+    elif path.suffix == ".csv":
+        path.write_text("image,caption\n" + "".join(f"{row['image']},{row['caption']}\n" for row in rows))
+    else:
+        pq.write_table(pa.table({"image": pictures[:ROWS], "caption": [row["caption"] for row in rows]}), path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "images.parquet"])
+def test_no_unit_of_a_table_that_was_replaced_meanwhile_stays(tmp_path: Path, pictures: list[bytes], name: str) -> None:
+    table, out = with_captions(tmp_path / "corpus", pictures) / name, tmp_path / "out"
+    write_table(table, "old caption", pictures)
+    shutil.copy2(table, tmp_path / "saved")
+
+    def replacing(job: Job, units: Iterable[Unit]) -> Iterator[Receipt | Progress]:
+        iterator = iter(units)
+        yield from threads(1)(job, islice(iterator, 1))
+        write_table(table, "new", pictures)
+        yield from threads(1)(job, iterator)
+
+    with pytest.raises(DataError, match=f"table '{table}': has changed since it was opened"):
+        convert(table, out, SETTINGS, engine=replacing)
+    shutil.copy2(tmp_path / "saved", table)
+    convert(table, out, SETTINGS, engine=threads(1))
+    convert(table, tmp_path / "undisturbed", SETTINGS, engine=threads(1))
+    assert content(out) == content(tmp_path / "undisturbed")
 
 
 def test_copy_of_the_corpus_is_the_same_corpus(tmp_path: Path, pictures: list[bytes]) -> None:

@@ -4,9 +4,10 @@ an undisturbed one, and no reader sees a half of it."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mmdata.convert import ConvertConfig, convert, convert_part
+from mmdata.convert import ConvertConfig, conversion, convert, convert_part
 from mmdata.convert.units.engines import threads
 from mmdata.errors import DataError
 from mmdata.index.verify import verify
-from tests.convert.conftest import Killed, content, killing, noting
+from tests.convert.conftest import Killed, content, killing, noting, tolerant
+from tests.convert.fetch.sites import Answer, Site
+from tests.logs import messages
 
 ROWS = 11
 IMAGES = ["a.jpg", "b.jpg", "c.jpg", "d.jpg", "gone.jpg"]
@@ -133,6 +136,13 @@ def test_conversions_end_in_the_same_bytes(photo: Callable[..., bytes], tmp_path
 
 
 @pytest.fixture
+def site() -> Iterator[Site]:
+    """A server without content."""
+    with Site() as one:
+        yield one
+
+
+@pytest.fixture
 def corpus_with_a_broken_image(photo: Callable[..., bytes], tmp_path: Path) -> Path:
     """Six rows, whose first image is none."""
     for seed in range(6):
@@ -154,6 +164,49 @@ def test_overwriting_reads_repaired_images_and_goes_on_when_it_is_killed(
     made: list[int] = []
     assert convert(table, out, config, engine=noting(made), overwrite=True).accounts["written"] == 6
     assert made == [1, 2]
+
+
+def test_overwriting_asks_again_for_what_a_killed_run_could_not_fetch(
+    site: Site, tmp_path: Path, photo: Callable[..., bytes]
+) -> None:
+    table, out, config = tmp_path / "t.csv", tmp_path / "out", tolerant(shard_rows=2, allow_private_addresses=True)
+    table.write_text("url,caption\n" + "".join(f"{site.url(f'/{number}.jpg')},photo\n" for number in range(6)))
+    with pytest.raises(Killed):
+        convert(table, out, config, engine=killing(3))
+    site.answers.update({f"/{number}.jpg": Answer(200, photo(8, 8, seed=number)) for number in range(6)})
+    assert convert(table, out, config, engine=threads(1), overwrite=True).accounts["written"] == 6
+
+
+def test_complete_conversion_says_that_it_removes_units_of_one_that_did_not_end(
+    corpus_with_a_broken_image: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, out, config = corpus_with_a_broken_image, tmp_path / "out", ConvertConfig(max_bad_share=0.5)
+    convert(table, out, config, engine=threads(1))
+    with pytest.raises(Killed):
+        convert(table, out, tolerant(shard_rows=2), engine=killing(3), overwrite=True)
+    assert convert(table, out, config).was_complete
+    assert messages(caplog) == [f"output '{out}': holds this conversion; the units of one that did not end are removed"]
+    assert not (out / ".mmdata-convert").exists()
+
+
+def test_conversion_ends_as_soon_as_it_cannot_succeed(
+    corpus_with_a_broken_image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, out, config = corpus_with_a_broken_image, tmp_path / "out", ConvertConfig(shard_rows=2)
+    monkeypatch.setattr(conversion, "EARLY", 1)
+    made: list[int] = []
+    message = (
+        "1 rows are unusable so far, over max_bad_share=0.05 of all 6 rows; nothing is published. One of them: "
+        "not_an_image (t.csv, line 2: "
+    )
+    with pytest.raises(
+        DataError, match=re.escape(message) + ".*--plan, or allow more with a larger max_bad_share; where"
+    ):
+        convert(table, out, config, engine=noting(made))
+    assert made == [0]
+    enough = ConvertConfig(shard_rows=2, max_bad_share=0.2)
+    assert convert(table, out, enough, engine=noting(made)).accounts["written"] == 5
+    assert made == [0, 1, 2]
 
 
 def test_refused_conversion_reads_again_what_was_repaired(
