@@ -114,7 +114,7 @@ class Experiment(Settings):
         if result.is_file():
             found = json.loads(result.read_text())
             if found["made_from"] != made_from:
-                sys.exit(f"{folder}: made with other settings or another model; remove it, or give another --output")
+                sys.exit(f"{folder}: of other settings or another model; remove it and runs from it, or give --output")
             return found["scores"]
         if needed := self.needed(arm):
             self.scores(needed, seed)

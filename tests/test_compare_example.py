@@ -97,7 +97,7 @@ def test_runs_are_paired_made_once_and_compared(corpus: Path, capsys: pytest.Cap
     assert printed.endswith(again)
 
     other = {**ARMS, "stage": {"settings": ["train.steps=2"]}}
-    refused = f"{corpus / 'out' / 'plain-1'}: made with other settings or another model; remove it, or give another"
+    refused = f"{corpus / 'out' / 'plain-1'}: of other settings or another model; remove it and runs from it, or"
     for words, arms in (["train.lr=1e-2"], ARMS), ([], other):
         assert compare(corpus, *words, arms=arms, **pairs) == 1
         assert refused in capsys.readouterr().err
