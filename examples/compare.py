@@ -21,48 +21,61 @@ runs that are missing. CUDA_VISIBLE_DEVICES="" hides the GPUs; OMP_NUM_THREADS=1
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
 from paired import markdown
+from pydantic import Field
 
 from mmdata.cli import exit_code
 from mmdata.cli import main as mmdata
 from mmdata.config import load_config
+from mmdata.config.settings import Settings
+from mmdata.config.strict_yaml import parse, read_yaml
+from mmdata.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(Settings):
     """One way to train."""
 
-    settings: Sequence[str] = ()
+    settings: tuple[str, ...] = ()
     init_from: str | None = None
-    neighbours: int | None = None
+    neighbours: Annotated[int, Field(ge=2)] | None = None
 
 
-class Experiment:
-    """The runs of a file, each made when its scores are asked for.
+class Experiment(Settings):
+    """The runs of a file, each made when its scores are asked for."""
 
-    Args:
-        path: of the file.
-        settings: of all arms, "section.key=value".
-        output: folder of the runs; None: that of the file.
-    """
+    config: str
+    output: str
+    baseline: str
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    arms: dict[str, Arm]
+    pairs: str | None = None
+    settings: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, settings: Sequence[str], output: Path | None) -> None:
-        content: dict[str, Any] = yaml.safe_load(path.read_text())
-        self.config, self.baseline, self.seeds = content["config"], content["baseline"], content["seeds"]
-        self.output = output or Path(content["output"])
-        self.pairs = content.get("pairs")
-        self.settings = [*content.get("settings", []), *settings]
-        self.arms = {name: Arm(**(given or {})) for name, given in content["arms"].items()}
+    def wrong(self, arm: str) -> str:
+        """What is wrong with an arm, or with those that it needs."""
+        chain, needed = [], arm
+        while needed:
+            if needed not in self.arms:
+                return f"no arm '{needed}'; there are {', '.join(self.arms)}"
+            chain.append(needed)
+            needed = self.needed(needed)
+            if needed in chain:
+                return f"{' needs '.join([*chain, needed])}; an arm cannot need itself: give it another init_from"
+        for word in (*self.settings, *self.arms[arm].settings):
+            if word.partition("=")[0] in ("train.output", "train.seed", "data.seed"):
+                return f"{word}: each run has its own; --output and --seeds set them"
+        if not load_config(self.config, self.words(arm, self.seeds[0])).data.val:
+            return f"arm '{arm}': data.val is not set; retrieval on it is measured"
+        return ""
 
     def needed(self, arm: str) -> str | None:
         """The arm whose finished model of the same seed an arm needs."""
@@ -70,11 +83,13 @@ class Experiment:
         return given.init_from or (self.baseline if given.neighbours else None)
 
     def folder(self, arm: str, seed: int) -> Path:
-        return self.output / f"{arm}-{seed}"
+        return Path(self.output, f"{arm}-{seed}")
 
     def groups(self, arm: str, seed: int) -> Path:
         """The file of the groups that an arm with `neighbours` trains on."""
-        return self.output / "groups" / f"{self.needed(arm)}-{seed}-by-{self.arms[arm].neighbours}.npy"
+        size, needed = self.arms[arm].neighbours, self.arms[arm].init_from or self.baseline
+        model = hashlib.sha256(json.dumps(self.made_from(needed, seed)).encode()).hexdigest()[:8]
+        return Path(self.output, "groups", f"{needed}-{seed}-by-{size}-{model}.npy")
 
     def words(self, arm: str, seed: int) -> list[str]:
         """The settings of a run. The arm's own are behind its groups, which data.groups.share changes."""
@@ -86,15 +101,20 @@ class Experiment:
             words.append(f"data.groups={{source: {self.groups(arm, seed)}, size: {given.neighbours}}}")
         return [*words, *given.settings]
 
+    def made_from(self, arm: str, seed: int) -> dict[str, Any]:
+        """What decides a run, and with it the run whose model it needs."""
+        made_from = {"config": read_yaml(self.config), "settings": self.words(arm, seed), "pairs": self.pairs}
+        needed = self.needed(arm)
+        return {**made_from, "needed": self.made_from(needed, seed)} if needed else made_from
+
     def scores(self, arm: str, seed: int) -> dict[str, float]:
         """R@1 (the mean of both directions) and the accuracy for each type of swap; makes the run if it is missing."""
-        folder, words = self.folder(arm, seed), self.words(arm, seed)
-        made_from = {"config": yaml.safe_load(Path(self.config).read_text()), "settings": words, "pairs": self.pairs}
+        folder, made_from = self.folder(arm, seed), self.made_from(arm, seed)
         result = folder / "result.json"
         if result.is_file():
             found = json.loads(result.read_text())
             if found["made_from"] != made_from:
-                sys.exit(f"{folder}: a run with other settings; remove it, or give another folder with --output")
+                sys.exit(f"{folder}: of other settings or another model; remove it and runs from it, or give --output")
             return found["scores"]
         if needed := self.needed(arm):
             self.scores(needed, seed)
@@ -102,7 +122,7 @@ class Experiment:
             if size and not groups.is_file():
                 of_teacher = ("--run", self.folder(needed, seed), "--size", str(size), "--out", groups)
                 command("neighbours", self.config, *self.settings, *of_teacher)
-        command("train", self.config, *words)
+        command("train", self.config, *self.words(arm, seed))
         if self.pairs:
             command("evaluate", folder, "--pairs", self.pairs)
         evaluated = json.loads((folder / "evaluation.json").read_text())
@@ -113,6 +133,17 @@ class Experiment:
         aside.write_text(json.dumps(entry, indent=1))
         os.replace(aside, result)  # a kill leaves no half of a result
         return scores
+
+
+def read(path: Path, settings: Sequence[str], output: Path | None) -> Experiment:
+    """An experiment from its file; `settings` are added, and a mistake is told before anything is trained."""
+    given = parse(Experiment, read_yaml(path), origin=str(path))
+    changes = {"settings": (*given.settings, *settings), "output": str(output or given.output)}
+    experiment = given.model_copy(update=changes)
+    for arm in (experiment.baseline, *experiment.arms):
+        if wrong := experiment.wrong(arm):
+            raise ConfigError(f"{path}: {wrong}")
+    return experiment
 
 
 def command(*words: str | Path) -> None:
@@ -131,13 +162,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="in place of the file's; several processes may share them")
     parser.add_argument("--arms", nargs="+", help="only these, the baseline, and what they need; default: all")
     given = parser.parse_intermixed_args()
-    experiment = Experiment(given.file, given.settings, given.output)
+    experiment = read(given.file, given.settings, given.output)
     baseline, seeds = experiment.baseline, given.seeds or experiment.seeds
     arms = dict.fromkeys([baseline, *(given.arms or experiment.arms)])
-    for arm in {*arms, *filter(None, map(experiment.needed, experiment.arms))} - experiment.arms.keys():
-        parser.error(f"no arm '{arm}'; there are {', '.join(experiment.arms)}")
-    for arm in arms:  # a mistake is told before anything is trained
-        load_config(experiment.config, experiment.words(arm, seeds[0]))
+    if unknown := [arm for arm in arms if arm not in experiment.arms]:
+        parser.error(f"no arm '{unknown[0]}'; there are {', '.join(experiment.arms)}")
     scores: dict[str, dict[int, dict[str, float]]] = {arm: {} for arm in arms}
     for seed in seeds:
         for arm in arms:

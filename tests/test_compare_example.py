@@ -79,7 +79,8 @@ def test_runs_are_paired_made_once_and_compared(corpus: Path, capsys: pytest.Cap
     }
     groups = configs["near-2"].data.groups
     assert groups is not None
-    assert (groups.source, groups.size, groups.share) == (str(corpus / "out/groups/stage-2-by-2.npy"), 2, 0.5)
+    assert re.fullmatch(rf"{corpus}/out/groups/stage-2-by-2-[0-9a-f]{{8}}\.npy", groups.source)
+    assert (groups.size, groups.share) == (2, 0.5)
     assert [(config.train.seed, config.data.seed) for config in configs.values()] == [(1, 1)] * 3 + [(2, 2)] * 3
     tables = re.findall(
         r"^\| arm \| seeds \| (\w+) \| gain over plain \(95 %\) \| seeds won \|$", printed, re.MULTILINE
@@ -95,8 +96,23 @@ def test_runs_are_paired_made_once_and_compared(corpus: Path, capsys: pytest.Cap
     assert "$ mmdata" not in again
     assert printed.endswith(again)
 
-    assert compare(corpus, "train.lr=1e-2", **pairs) == 1
-    assert f"{corpus / 'out' / 'plain-1'}: a run with other settings; remove it, or give" in capsys.readouterr().err
+    other = {**ARMS, "stage": {"settings": ["train.steps=2"]}}
+    refused = f"{corpus / 'out' / 'plain-1'}: of other settings or another model; remove it and runs from it, or"
+    for words, arms in (["train.lr=1e-2"], ARMS), ([], other):
+        assert compare(corpus, *words, arms=arms, **pairs) == 1
+        assert refused in capsys.readouterr().err
+
+
+def test_groups_of_another_model_have_another_name(corpus: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    read, path = runpy.run_path(str(EXAMPLE))["read"], corpus / "arms.yaml"
+    content = {"config": str(corpus / "config.yaml"), "output": "out", "baseline": "plain", "seeds": [1]}
+    found = set()
+    for steps in (1, 1, 2):
+        arms = {**ARMS, "stage": {"settings": [f"train.steps={steps}"]}}
+        path.write_text(yaml.safe_dump({**content, "arms": arms}))
+        found.add(read(path, [], None).groups("near", 1))
+    assert len(found) == 2
 
 
 def test_only_some_arms_and_seeds_by_retrieval(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -116,9 +132,15 @@ def test_only_some_arms_and_seeds_by_retrieval(corpus: Path, tmp_path: Path, cap
     ("words", "arms", "code", "message"),
     [
         (["--arms", "nera"], ARMS, 2, "error: no arm 'nera'; there are stage, plain, near"),
-        ([], {"plain": {"init_from": "stgae"}}, 2, "error: no arm 'stgae'; there are plain"),
+        ([], {"plain": {"init_from": "stgae"}}, 2, "arms.yaml: no arm 'stgae'; there are plain"),
         ([], {"plain": {"settings": ["train.losss=x"]}}, 2, "unknown key 'train.losss'"),
         (["train.stepss=1"], ARMS, 2, "unknown key 'train.stepss'"),
+        ([], {"plain": {"setings": []}}, 2, "arms.yaml: unknown key 'arms.plain.setings'; did you mean 'settings'"),
+        ([], {"plain": {"neighbours": 2}}, 2, "arms.yaml: plain needs plain; an arm cannot need itself"),
+        ([], {"plain": {"init_from": "a"}, "a": {"init_from": "plain"}}, 2, "arms.yaml: plain needs a needs plain; an"),
+        (["train.seed=9"], ARMS, 2, "arms.yaml: train.seed=9: each run has its own; --output and --seeds set them"),
+        ([], {"plain": {"settings": ["train.output=x"]}}, 2, "arms.yaml: train.output=x: each run has its own; --out"),
+        (["data.val={}"], ARMS, 2, "arms.yaml: arm 'plain': data.val is not set; retrieval on it is measured"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_trained(
@@ -135,6 +157,11 @@ def test_a_mistake_is_told_before_anything_is_trained(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_experiment_without_seeds_is_refused(corpus: Path, capsys: pytest.CaptureFixture[str]):
+    assert compare(corpus, seeds=[]) == 2
+    assert "arms.yaml: 'seeds': expected " in capsys.readouterr().err
+
+
 def test_a_training_that_was_stopped_ends_the_program(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mmdata.cli.main", lambda words: 143)
     assert compare(corpus, "--output", tmp_path / "out") == 143
@@ -145,8 +172,6 @@ def test_a_training_that_was_stopped_ends_the_program(corpus: Path, tmp_path: Pa
 def test_shipped_experiment_is_valid(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(EXAMPLE.parents[1])
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    experiment = runpy.run_path(str(EXAMPLE))["Experiment"](path, [], None)
+    experiment = runpy.run_path(str(EXAMPLE))["read"](path, [], None)  # which loads the config of each arm
     assert path.read_text().startswith(f"# python examples/compare.py examples/arms/{path.name}\n")
-    assert {experiment.baseline, *filter(None, map(experiment.needed, experiment.arms))} <= experiment.arms.keys()
-    for arm in experiment.arms:
-        load_config(experiment.config, experiment.words(arm, 1))
+    assert experiment.baseline in experiment.arms

@@ -126,7 +126,7 @@ def table_of_runs(runs: Sequence[RunRecord]) -> ReportSection:
     if len(runs) > 1:
         if not differing:
             notes.append("The settings of the runs do not differ.")
-        notes.append("Several seeds of each way to train say whether one is better: examples/compare.py.")
+        notes.append("Several seeds of each say whether one is better: examples/compare.py of the checkout.")
     for run in runs:
         advice = advise(run.lines("mining"), run.settings, next(reversed(run.lines("evaluation")), None))
         if advice:

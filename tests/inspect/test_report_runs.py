@@ -87,7 +87,7 @@ def test_scores_of_several_runs_stand_in_one_table(two_runs: list[Path]):
     assert "zero-shot top 1" not in rows
     assert table_of_runs(read_runs(two_runs)).note == (
         "Scores are of the last evaluation, in parentheses with the 95 % interval for so many queries. "
-        "Several seeds of each way to train say whether one is better: examples/compare.py."
+        "Several seeds of each say whether one is better: examples/compare.py of the checkout."
     )
 
 
