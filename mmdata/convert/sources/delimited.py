@@ -49,7 +49,7 @@ class DelimitedTable(SourceTable):
         self.types = dict.fromkeys(self.columns, "text")
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows after the header; blank lines are skipped. See `Table.rows`."""
+        """All rows after the header; blank lines are skipped. See `SourceTable.rows`."""
         records = self._records()
         if self._has_header:
             next(records, None)

@@ -119,7 +119,7 @@ class GivenTable(SourceTable):
         self._file.close()
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows. Bytes of columns that are not asked for are not read; their cells are None. See `Table.rows`."""
+        """All rows. Bytes of columns not asked for are not read; their cells are None. See `SourceTable.rows`."""
         wanted, at = {*columns, KEY, LEFT_OUT}, 0
         for number in range(self.num_rows or 0):
             size, at = int.from_bytes(self._read(at, _HEAD_BYTES), "little"), at + _HEAD_BYTES
@@ -136,7 +136,7 @@ class GivenTable(SourceTable):
         return data
 
     def how_to_name(self, purpose: str) -> str:
-        """What names a column. See `Table.how_to_name`."""
+        """What names a column. See `SourceTable.how_to_name`."""
         setting = "caption_columns=[…]" if purpose == "caption" else f"{purpose}_column=…"
         return f"name it with ConvertConfig({setting})"
 

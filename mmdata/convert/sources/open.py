@@ -16,7 +16,6 @@ from typing import Any, cast
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.coco import CAPTIONS, IMAGE, KEY, SEGMENTATION, CocoTable
 from mmdata.convert.sources.files import (
-    PARTS,
     check_file,
     corpus_folder,
     exists,
@@ -126,15 +125,6 @@ def find_tables_of_folder(folder: Path, split: str | None) -> list[Path]:
     if parts and not tables:
         raise DataError(f"dataset '{folder}': its part '{split or next(iter(parts))}' has no rows; the corpus is empty")
     return tables
-
-
-def find_parts(folder: Path) -> list[str]:
-    """Names of the parts of a folder that `split` chooses from; none of a file, and of a folder that is one part."""
-    folder = corpus_folder(folder)
-    if not is_folder(folder) or any(is_file(folder / name) for name in METADATA):
-        return []
-    names = [name for name in names_in(folder) if name.lower() in PARTS and is_folder(folder / name)]
-    return list(coco_parts(folder)) or list(_parts_of_tables(folder)) or names
 
 
 def _parts_of_tables(folder: Path) -> dict[str, list[Path]]:
