@@ -37,14 +37,14 @@ LINES_SEEN = 10
 class FilePrint:
     """Identity of a table's content."""
 
-    name: str
+    path: Path
     bytes: int
     sha256: str
     modified_ns: int
 
-    def has_changed(self, path: Path) -> bool:
+    def has_changed(self) -> bool:
         """Whether the file has another size, or was written to, since it was read."""
-        return size_and_time(path) != (self.bytes, self.modified_ns)
+        return size_and_time(self.path) != (self.bytes, self.modified_ns)
 
 
 def find_tables(folder: Path, pattern: str) -> list[Path]:
@@ -167,4 +167,4 @@ def fingerprint(path: Path) -> FilePrint:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-    return FilePrint(path.name, size, digest.hexdigest(), modified_ns)
+    return FilePrint(path, size, digest.hexdigest(), modified_ns)

@@ -113,9 +113,9 @@ class TableSource(Source):
 
     def check_unchanged(self) -> None:
         """Raise DataError if a file has changed since it was opened."""
-        for table, file in zip(self._tables, self._files, strict=False):  # rows of a program are in no file
-            if file.has_changed(table.path):
-                raise DataError(f"table '{table.path}': has changed since it was opened; run the conversion again")
+        for file in self._files:
+            if file.has_changed():
+                raise DataError(f"table '{file.path}': has changed since it was opened; run the conversion again")
 
     def _row(self, number: int, row: TableRow, cells: Mapping[Any, Any]) -> InputRow:
         columns = self.columns
@@ -156,7 +156,7 @@ class TableSource(Source):
         """Names, hashes and columns of the tables. See `Source.describe`."""
         return {
             "kind": "table",
-            "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
+            "files": [{"name": file.path.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
             "image": self.columns.image,
             "captions": list(self.columns.captions),
             "label": self.columns.label,

@@ -162,7 +162,9 @@ def test_kept_values_are_those_of_the_image_and_segmentation_on_request(tmp_path
     named = ["id", "license", "height", "width", "date_captured", "coco_url", "flickr_url"]
     assert sorted(first) == sorted([*named, "boxes", "captions"])
     assert "segmentation" not in first["boxes"][0]
-    with pytest.raises(ConfigError, match=r"no column 'ident' \(keep\); there are: image, captions, boxes, license"):
+    with pytest.raises(
+        ConfigError, match=r"no column 'ident' \(keep\); there are: file_name, captions, boxes, segmentation, lic"
+    ):
         convert(coco, tmp_path / "none", ConvertConfig(keep=("ident",)))
 
 
@@ -241,7 +243,25 @@ def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) ->
     packed = tmp_path / "captions_val2017.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     described = open_source(packed, ConvertConfig(images=str(coco / "val2017"))).describe()
-    assert (described["kind"], described["image"], described["captions"]) == ("table", "image", ["captions"])
+    assert (described["kind"], described["image"], described["captions"]) == ("table", "file_name", ["captions"])
+
+
+def test_key_of_an_image_called_image_is_kept(tmp_path: Path, photo: Any) -> None:
+    (tmp_path / "000000000001.jpg").write_bytes(photo(48, 64))
+    said = [{"image_id": 1, "caption": "a photo"}]
+    (tmp_path / "t.json").write_text(json.dumps(coco_document([{**coco_image(1), "image": "its own"}], said)))
+    convert(tmp_path / "t.json", tmp_path / "out", ConvertConfig(keep=["*"]), engine=threads(1))
+    (sample,) = samples(tmp_path / "out")
+    assert (sample["image"], sample["captions"]) == ("its own", ["a photo"])
+
+
+def test_each_of_several_files_is_looked_at_for_changes(tmp_path: Path, coco: Path) -> None:
+    shutil.copytree(coco, tmp_path / "coco")
+    source = open_source(tmp_path / "coco", TEMPLATE)
+    source.check_unchanged()
+    (tmp_path / "coco/annotations/captions_val2017.json").write_text("{}")
+    with pytest.raises(DataError, match=r"table '.*/captions_val2017.json': has changed since it was opened"):
+        source.check_unchanged()
 
 
 def test_captions_of_coco_are_no_table(coco: Path) -> None:
