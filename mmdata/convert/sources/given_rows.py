@@ -143,7 +143,7 @@ class GivenTable(SourceTable):
 
 def _row(number: int, cells: dict[str, Any]) -> TableRow:
     """A row of the table, with its key; one with a text in `left_out` is left out for that reason."""
-    fault, key = _left_out(cells.pop(LEFT_OUT, None)), cells.pop(KEY, None)
+    fault, key = _left_out(cells.get(LEFT_OUT)), cells.get(KEY)
     try:
         return TableRow(f"row {number}", cells, fault, key="" if key is None else _checked(key))
     except BadSample as bad:
@@ -259,6 +259,8 @@ class GivenSource(TableSource):
     def __init__(self, table: GivenTable, config: ConvertConfig) -> None:
         if config.caption_columns is None and set(CAPTIONS) <= set(table.columns):
             config = config.model_copy(update={"caption_columns": CAPTIONS})
+        if table.has_keys and KEY in config.keep:
+            table.columns.append(KEY)
         super().__init__(Path.cwd(), [table], (), config)
         self._table = table
         self._below = os.getcwd() if config.images == "." else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 
 from mmdata.config.convert import ConvertConfig, TableFormat
@@ -56,15 +56,19 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
 
     Raises:
         DataError: no table matches.
-        ConfigError: an empty pattern.
+        ConfigError: an empty or invalid pattern.
     """
     if not pattern:
         raise ConfigError("table '': empty; name a table in the source, or leave --table out")
     literal = folder / pattern  # an absolute pattern stays as it is
     if is_file(literal):
         return [literal]
-    names = glob(pattern, root_dir=folder, recursive=True)  # of an absolute pattern, absolute names
-    found = sorted(folder / name for name in names if is_file(folder / name))
+    start = Path(literal.anchor) if os.path.isabs(pattern) else folder
+    try:
+        # Not glob.glob: its ** follows links, and a link to a folder above it would give each table many times.
+        found = sorted(path for path in start.glob(os.fspath(literal.relative_to(start))) if is_file(path))
+    except (ValueError, IndexError, NotImplementedError) as error:
+        raise ConfigError(f"table {excerpt(pattern)}: not a path or a pattern of paths: {error}") from error
     if found:
         return found
     advice = ""
