@@ -92,7 +92,7 @@ def pass_over(folder: Path, rows: int) -> None:
         examiner = Examiner.from_config(source, ConvertConfig())
         with Merges(folder) as merges:
             with timed(f"{name}: comparing paths", rows):
-                merges.find(lambda what, source=source: source.rows(), examiner, by_content=False, rows_at_most=rows)
+                merges.find(lambda what, source=source: source.rows(), examiner, by_content=False, num_rows=rows)
             for each in (1, 4):
                 made = rows // each
                 with timed(f"{name}: reading the rows of one unit in {each}, a row of these", made):

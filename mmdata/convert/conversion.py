@@ -217,7 +217,7 @@ class Conversion:
             return refuse_urls(passing, "group_by=content") if by_content else passing
 
         if how != "none":
-            merges.find(rows, self._examiner, by_content=by_content, rows_at_most=source.num_rows)
+            merges.find(rows, self._examiner, by_content=by_content, num_rows=source.num_rows)
 
     def _passing(self, rows: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
         """Rows, with their progress shown; `total` None stands for those of the source."""
@@ -225,7 +225,7 @@ class Conversion:
         return self._track(rows, what, most)
 
     def _rows_of_part(self, place: int, parts: int) -> int:
-        """Upper bound of the rows in the units of a part."""
+        """Number of rows in the units of a part."""
         rows, size = self._source.num_rows, self._config.shard_rows
         return sum(min(size, rows - start) for start in range((place - 1) * size, rows, parts * size))
 

@@ -64,7 +64,7 @@ class Merges:
         examiner: Examiner,
         *,
         by_content: bool,
-        rows_at_most: int,
+        num_rows: int,
     ) -> None:
         """Find the merges.
 
@@ -72,12 +72,12 @@ class Merges:
             rows: gives all rows, for a purpose that is shown. It is called once, and again if an image repeats.
             examiner: reads captions, labels and images.
             by_content: whether images with equal bytes are one; otherwise those with one path, or one binary cell.
-            rows_at_most: upper bound of the number of rows.
+            num_rows: of the source.
         """
         workers = usable_cores() if by_content else 1
         key_of = partial(_content_key, examiner) if by_content else image_key
         line_of = partial(_line, examiner, examiner.digest if by_content else None)
-        with Repeats(self._folder, rows_at_most, with_firsts=True) as repeats, Spill(self._folder) as said:
+        with Repeats(self._folder, num_rows, with_firsts=True) as repeats, Spill(self._folder) as said:
             start = 0
             for chunk in chunks(in_order(workers, key_of, rows("compare images")), CHUNK):
                 repeats.add(b"".join(chunk), np.arange(start, start + len(chunk)))

@@ -40,7 +40,7 @@ class Repeats:
 
     Args:
         folder: for temporary files.
-        rows_at_most: upper bound of the number of rows.
+        num_rows: of the source.
         with_firsts: whether the first of several rows with one key is found too, as the first of itself.
 
     Example:
@@ -50,8 +50,8 @@ class Repeats:
             repeats.between(0, 3)  # Found(rows=[2], firsts=[0], same=[True])
     """
 
-    def __init__(self, folder: Path, rows_at_most: int, *, with_firsts: bool = False) -> None:
-        self._count = max(1, -(-rows_at_most // BUCKET_ROWS))
+    def __init__(self, folder: Path, num_rows: int, *, with_firsts: bool = False) -> None:
+        self._count = max(1, -(-num_rows // BUCKET_ROWS))
         self._keyed = Spill(folder)
         self._found = Spill(folder)
         self._with_firsts = with_firsts

@@ -65,11 +65,11 @@ class ArrowTable(SourceTable):
         return tuple(str(name) for name in cast("list[Any]", names))
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows; only `columns` are read. See `Table.rows`."""
+        """All rows; only `columns` are read. See `SourceTable.rows`."""
         return self.rows_from(columns, 0)
 
     def rows_from(self, columns: Sequence[str], start: int) -> Iterator[TableRow]:
-        """The rows from one on; those before it are not read. See `Table.rows_from`."""
+        """The rows from one on; those before it are not read. See `SourceTable.rows_from`."""
         number = start
         size = 32 if any(self.holds_images(name) for name in columns) else 1024  # images are large
         try:

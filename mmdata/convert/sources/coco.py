@@ -27,7 +27,7 @@ BOX_VALUES = ("id", "area", "iscrowd", "keypoints", "num_keypoints")
 SEGMENTATION = "segmentation"
 """Polygons or run lengths of an annotation, most of a file's bytes: kept on request."""
 
-IMAGE, CAPTIONS = "image", "captions"
+IMAGE, CAPTIONS = "file_name", "captions"
 KEY = "boxes"
 """Column, and key of a sample's JSON, that holds its boxes."""
 LARGEST = 2**31
@@ -92,8 +92,8 @@ class CocoTable(SourceTable):
             )
         self._orphans = [one for one in self._annotations if one not in first]
         self.num_rows = len(self._images) + len(self._orphans)
-        seen = (key for image in islice(self._images, KEYS_SEEN) for key in json.loads(image) if key != "file_name")
-        self.columns = list(dict.fromkeys([IMAGE, CAPTIONS, *((KEY,) if self.has_boxes else ()), *seen]))
+        seen = (key for image in islice(self._images, KEYS_SEEN) for key in json.loads(image))
+        self.columns = list(dict.fromkeys([IMAGE, CAPTIONS, *((KEY, SEGMENTATION) if self.has_boxes else ()), *seen]))
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
         """All images, then the annotations of images that are not listed. See `SourceTable.rows`."""
@@ -109,7 +109,7 @@ class CocoTable(SourceTable):
 
     def _row(self, number: int, image: dict[str, Any]) -> TableRow:
         place, path = self._place(image.get("id")), path_of(image)
-        cells = {**{name: value for name, value in image.items() if name != "file_name"}, IMAGE: path}
+        cells = {**image, IMAGE: path}
         if number in self._faults:
             return TableRow(place, cells, self._faults[number])
         found = _joined(map(json.loads, self._annotations.get(hashable(image["id"]), ())))

@@ -34,7 +34,7 @@ CAPTION_COLUMNS = (
 )
 LABEL_COLUMNS = ("label", "class", "cls", "labels", "class_name", "category")
 LABELS_SEEN = 1000
-"""Rows that show whether a column of a usual name holds labels."""
+"""Cells that show whether a column of a usual name holds labels."""
 
 _LITERAL = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _ITEM = rf"(?:{_LITERAL}|None|nan)"
@@ -82,20 +82,21 @@ def _stored_name(name: str, taken: Container[str]) -> str:
     return name
 
 
-def choose_columns(table: SourceTable, config: ConvertConfig) -> TableColumns:
-    """The columns that the settings name, or the first of the usual names that the table has.
+def choose_columns(tables: Sequence[SourceTable], config: ConvertConfig) -> TableColumns:
+    """The columns that the settings name, or the first of the usual names that the tables have.
 
-    A table with labels may have no captions.
+    Tables with labels may have no captions. The first table knows the columns of all.
 
     Raises:
         ConfigError: the table has no such column; the message lists its columns.
     """
+    table = tables[0]
     image = _column(table, config.image_column, "image") if config.image_column else _image_column(table)
     label = None
     if config.label_column:
         label = _column(table, config.label_column, "label")
     elif config.label_column is None:
-        label = next((name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(table, name)), None)
+        label = next((name for name in _usual(table, LABEL_COLUMNS)[:1] if _holds_labels(tables, name)), None)
     if config.caption_columns:
         captions = tuple(_column(table, name, "caption") for name in config.caption_columns)
     else:
@@ -149,13 +150,13 @@ def _others(table: SourceTable, apart: Container[str | None], keep: Collection[s
     return others
 
 
-def _holds_labels(table: SourceTable, name: str) -> bool:
-    """Whether a column of a usual name is one of labels, by its first rows: most are, and none is a fraction."""
-    if table.class_names(name):
+def _holds_labels(tables: Sequence[SourceTable], name: str) -> bool:
+    """Whether a column of a usual name is one of labels, by its first cells: most are, and none is a fraction."""
+    if tables[0].class_names(name):
         return True
-    rows = islice(table.rows([name]), LABELS_SEEN)
-    cells = [as_text(row.cells.get(name)) for row in rows if row.cells is not None]
-    cells = [cell for cell in cells if cell is not None and str(cell).strip()]
+    rows = (row for table in tables for row in table.rows([name]))
+    found = (as_text(row.cells.get(name)) for row in rows if row.cells is not None)
+    cells = list(islice((cell for cell in found if cell is not None and str(cell).strip()), LABELS_SEEN))
     strange = [cell for cell in cells if not _is_label(cell)]
     fractions = [cell for cell in strange if _is_fraction(cell)]
     if not fractions and 2 * len(strange) <= len(cells):
@@ -164,7 +165,7 @@ def _holds_labels(table: SourceTable, name: str) -> bool:
     logger.warning(
         "table '%s': column '%s' is not taken for labels: %s its values, such as %s, are neither class numbers nor "
         "names; --label-column names another column, or this one all the same",
-        table.path,
+        tables[0].path,
         name,
         what,
         excerpt((fractions or strange)[0]),

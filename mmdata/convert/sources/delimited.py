@@ -49,14 +49,14 @@ class DelimitedTable(SourceTable):
         self.types = dict.fromkeys(self.columns, "text")
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows after the header; blank lines are skipped. See `Table.rows`."""
+        """All rows after the header; blank lines are skipped. See `SourceTable.rows`."""
         records = self._records()
         if self._has_header:
             next(records, None)
         yield from records
 
     def how_to_name(self, purposes: Sequence[str]) -> str:
-        """What names columns; without a header line, all of them. See `Table.how_to_name`."""
+        """What names columns; without a header line, all of them. See `SourceTable.how_to_name`."""
         flags = super().how_to_name(purposes)
         return f"{flags}, or, if the table has no header line, all with columns=[image,caption]"
 

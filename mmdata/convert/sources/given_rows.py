@@ -119,7 +119,7 @@ class GivenTable(SourceTable):
         self._file.close()
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows. Bytes of columns that are not asked for are not read; their cells are None. See `Table.rows`."""
+        """All rows. Bytes of columns not asked for are not read; their cells are None. See `SourceTable.rows`."""
         wanted, at = {*columns, KEY, LEFT_OUT}, 0
         for number in range(self.num_rows or 0):
             size, at = int.from_bytes(self._read(at, _HEAD_BYTES), "little"), at + _HEAD_BYTES
@@ -135,14 +135,14 @@ class GivenTable(SourceTable):
         return data
 
     def how_to_name(self, purposes: Sequence[str]) -> str:
-        """What names columns. See `Table.how_to_name`."""
+        """What names columns. See `SourceTable.how_to_name`."""
         settings = {"image": "image_column=…", "caption": "caption_columns=[…]"}
         return f"ConvertConfig({', '.join(settings[purpose] for purpose in purposes)})"
 
 
 def _row(number: int, cells: dict[str, Any]) -> TableRow:
     """A row of the table, with its key; one with a text in `left_out` is left out for that reason."""
-    fault, key = _left_out(cells.pop(LEFT_OUT, None)), cells.pop(KEY, None)
+    fault, key = _left_out(cells.get(LEFT_OUT)), cells.get(KEY)
     try:
         return TableRow(f"row {number}", cells, fault, key="" if key is None else _checked(key))
     except BadSample as bad:
@@ -259,6 +259,8 @@ class GivenSource(TableSource):
     def __init__(self, table: GivenTable, config: ConvertConfig) -> None:
         if config.caption_columns is None and set(CAPTIONS) <= set(table.columns):
             config = config.model_copy(update={"caption_columns": CAPTIONS})
+        if table.has_keys and KEY in config.keep:
+            table.columns.append(KEY)
         super().__init__(Path.cwd(), [table], (), config)
         self._table = table
         self._below = os.getcwd() if config.images == "." else ""

@@ -48,7 +48,7 @@ class JsonLinesTable(SourceTable):
             )
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All lines that are not blank. See `Table.rows`."""
+        """All lines that are not blank. See `SourceTable.rows`."""
         for number, line in enumerate(TextLines(self.path, self._encoding), 1):
             if not line.strip():
                 continue
@@ -88,7 +88,7 @@ class JsonTable(SourceTable):
         self.columns, self.num_rows, _ = _columns_of(self._rows)
 
     def rows(self, columns: Sequence[str]) -> Iterator[TableRow]:
-        """All rows. See `Table.rows`."""
+        """All rows. See `SourceTable.rows`."""
         return iter(self._rows)
 
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.coco import CAPTIONS, IMAGE, KEY, SEGMENTATION, CocoTable
 from mmdata.convert.sources.files import (
-    PARTS,
     check_file,
     corpus_folder,
     exists,
@@ -212,7 +211,7 @@ def open_coco(paths: Sequence[Path], config: ConvertConfig) -> TableSource | Non
         )
     paths = sorted(paths, key=lambda path: path.name.startswith("captions"))  # the place of a row is that of its boxes
     table = CocoTable(paths, config)
-    keep = ["path" if name == "file_name" else name for name in config.keep if name != SEGMENTATION]
+    keep = [name for name in config.keep if name != SEGMENTATION]
     columns: dict[str, Any] = {"image_column": IMAGE, "caption_columns": [CAPTIONS], "label_column": ""}
     of_table = config.model_copy(update={**columns, "keep": (*([KEY] if table.has_boxes else ()), *keep)})
     return TableSource(paths[0].parent, [table], [fingerprint(path) for path in paths], of_table)

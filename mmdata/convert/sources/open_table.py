@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 
 from mmdata.config.convert import ConvertConfig, TableFormat
@@ -37,14 +37,14 @@ LINES_SEEN = 10
 class FilePrint:
     """Identity of a table's content."""
 
-    name: str
+    path: Path
     bytes: int
     sha256: str
     modified_ns: int
 
-    def has_changed(self, path: Path) -> bool:
+    def has_changed(self) -> bool:
         """Whether the file has another size, or was written to, since it was read."""
-        return size_and_time(path) != (self.bytes, self.modified_ns)
+        return size_and_time(self.path) != (self.bytes, self.modified_ns)
 
 
 def find_tables(folder: Path, pattern: str) -> list[Path]:
@@ -56,15 +56,19 @@ def find_tables(folder: Path, pattern: str) -> list[Path]:
 
     Raises:
         DataError: no table matches.
-        ConfigError: an empty pattern.
+        ConfigError: an empty or invalid pattern.
     """
     if not pattern:
         raise ConfigError("table '': empty; name a table in the source, or leave --table out")
     literal = folder / pattern  # an absolute pattern stays as it is
     if is_file(literal):
         return [literal]
-    names = glob(pattern, root_dir=folder, recursive=True)  # of an absolute pattern, absolute names
-    found = sorted(folder / name for name in names if is_file(folder / name))
+    start = Path(literal.anchor) if os.path.isabs(pattern) else folder
+    try:
+        # Not glob.glob: its ** follows links, and a link to a folder above it would give each table many times.
+        found = sorted(path for path in start.glob(os.fspath(literal.relative_to(start))) if is_file(path))
+    except (ValueError, IndexError, NotImplementedError) as error:
+        raise ConfigError(f"table {excerpt(pattern)}: not a path or a pattern of paths: {error}") from error
     if found:
         return found
     advice = ""
@@ -167,4 +171,4 @@ def fingerprint(path: Path) -> FilePrint:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-    return FilePrint(path.name, size, digest.hexdigest(), modified_ns)
+    return FilePrint(path, size, digest.hexdigest(), modified_ns)

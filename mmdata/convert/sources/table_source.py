@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from mmdata.errors import ConfigError, DataError, Reason, excerpt
 
 PATHS_SEEN = 20
 """Rows whose images are looked for to find the folder of the images."""
+LONGEST_PATH = 4096
+"""Bytes of the longest path in a column of bytes."""
 
 SHOWN_CHARACTERS = 200
 
@@ -56,7 +59,7 @@ class TableSource(Source):
         if not self.num_rows:
             raise DataError(f"table '{first.path}': no rows; the corpus is empty")
         first.columns = list(dict.fromkeys(name for table in tables for name in table.columns))  # of JSON they differ
-        self.columns = choose_columns(first, config)
+        self.columns = choose_columns(tables, config)
         self._split = config.split
         for table in tables:
             if isinstance(table, ArrowTable):
@@ -113,9 +116,9 @@ class TableSource(Source):
 
     def check_unchanged(self) -> None:
         """Raise DataError if a file has changed since it was opened."""
-        for table, file in zip(self._tables, self._files, strict=False):  # rows of a program are in no file
-            if file.has_changed(table.path):
-                raise DataError(f"table '{table.path}': has changed since it was opened; run the conversion again")
+        for file in self._files:
+            if file.has_changed():
+                raise DataError(f"table '{file.path}': has changed since it was opened; run the conversion again")
 
     def _row(self, number: int, row: TableRow, cells: Mapping[Any, Any]) -> InputRow:
         columns = self.columns
@@ -138,10 +141,21 @@ class TableSource(Source):
         return find_images(folder, images, self.first_paths())
 
     def first_paths(self) -> list[str]:
-        """The first paths of images; none if the images are in the table."""
-        rows = islice((row for table in self._tables for row in table.rows([self.columns.image])), PATHS_SEEN)
-        paths = (row.cells.get(self.columns.image) for row in rows if row.cells is not None)
-        return [path for path in paths if isinstance(path, str) and path]
+        """The first paths of images; none if the images are in the table.
+
+        Raises:
+            ConfigError: the column is one of bytes, and they are paths.
+        """
+        column = self.columns.image
+        rows = islice((row for table in self._tables for row in table.rows([column])), PATHS_SEEN)
+        cells = [row.cells.get(column) for row in rows if row.cells is not None]
+        images = [cell for cell in cells if isinstance(cell, bytes) and cell]
+        if isinstance(self._tables[0], ArrowTable) and images and all(map(_is_path, images)):
+            raise ConfigError(
+                f"table '{self._tables[0].path}': column {excerpt(column)} is binary and holds paths or URLs, such as "
+                f"{excerpt(images[0].decode())}; cast it to string"
+            )
+        return [cell for cell in cells if isinstance(cell, str) and cell]
 
     def _refuse_to_keep(self, table: ArrowTable) -> None:
         """Raise ConfigError if a column of images, not of paths, is to be kept in each sample's JSON."""
@@ -156,7 +170,7 @@ class TableSource(Source):
         """Names, hashes and columns of the tables. See `Source.describe`."""
         return {
             "kind": "table",
-            "files": [{"name": file.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
+            "files": [{"name": file.path.name, "bytes": file.bytes, "sha256": file.sha256} for file in self._files],
             "image": self.columns.image,
             "captions": list(self.columns.captions),
             "label": self.columns.label,
@@ -195,6 +209,13 @@ def find_images(folder: Path, images: str, paths: Sequence[str]) -> tuple[str, s
             "name the one that the paths are relative to with --images"
         )
     return (os.path.realpath(near[found[0]]), found[0]) if found else (os.path.realpath(folder), "")
+
+
+def _is_path(image: bytes) -> bool:
+    """Whether bytes in place of an image are a printable path or URL; markup is neither."""
+    with suppress(UnicodeDecodeError):
+        return len(image) <= LONGEST_PATH and not image.startswith(b"<") and image.decode().isprintable()
+    return False
 
 
 def _has_any(folder: Path, paths: Sequence[str]) -> bool:

@@ -121,11 +121,11 @@ def test_kill_while_publishing_is_finished_by_the_next_run(
     published: list[Path] = []
     publish = Output.publish
 
-    def publish_or_die(output: Output, staging: Any) -> None:
+    def publish_or_die(output: Output) -> None:
         if len(published) == calls:
             raise Killed
         published.append(output.folder)
-        publish(output, staging)
+        publish(output)
 
     with monkeypatch.context() as patched:
         patched.setattr(Output, "publish", publish_or_die)
@@ -145,10 +145,10 @@ def test_kill_while_replacing_leaves_no_old_part_beside_a_new_one(
     convert(table, tmp_path / "out", tolerant(val_share=0.6))
     publish = Output.publish
 
-    def publish_train_and_die(output: Output, staging: Any) -> None:
+    def publish_train_and_die(output: Output) -> None:
         if output.folder.name == "val":
             raise Killed
-        publish(output, staging)
+        publish(output)
 
     with monkeypatch.context() as patched:
         patched.setattr(Output, "publish", publish_train_and_die)

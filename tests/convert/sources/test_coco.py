@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmdata.convert import ConvertConfig, convert, load_recipe
-from mmdata.convert.sources.open import find_parts, open_source
+from mmdata.convert.sources.open import open_source
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
 from mmdata.loader import Loader
@@ -23,17 +23,11 @@ from tests.convert.sources.corpora import (
     coco_box,
     coco_document,
     coco_image,
-    make_coco,
     samples,
     texts,
 )
 
 TEMPLATE = ConvertConfig(caption_templates=["a photo of {}."], max_bad_share=0.9)
-
-
-@pytest.fixture(scope="module")
-def coco(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> Path:
-    return make_coco(tmp_path_factory.mktemp("corpus"), photo)
 
 
 def test_recipe_stores_boxes_and_makes_a_caption_of_the_names_in_them(tmp_path: Path, coco: Path) -> None:
@@ -142,7 +136,6 @@ def test_parts_of_coco_are_those_with_boxes_or_captions(tmp_path: Path, coco: Pa
     for name, part in (("captions", "train2017"), ("instances", "val2017")):
         shutil.copy(coco / f"annotations/{name}_val2017.json", tmp_path / f"annotations/{name}_{part}.json")
     (tmp_path / "annotations/instances_0.json").write_text(json.dumps({"caption": "of an image"}))
-    assert find_parts(tmp_path) == ["train2017", "val2017"]
     with pytest.raises(DataError, match=r"has 2 parts, .*: train2017, val2017; choose one with --split train2017"):
         open_source(tmp_path, TEMPLATE)
     with pytest.raises(ConfigError, match=r"split 'val': no such part in '.*'; there are: train2017, val2017"):
@@ -169,7 +162,9 @@ def test_kept_values_are_those_of_the_image_and_segmentation_on_request(tmp_path
     named = ["id", "license", "height", "width", "date_captured", "coco_url", "flickr_url"]
     assert sorted(first) == sorted([*named, "boxes", "captions"])
     assert "segmentation" not in first["boxes"][0]
-    with pytest.raises(ConfigError, match=r"no column 'ident' \(keep\); there are: image, captions, boxes, license"):
+    with pytest.raises(
+        ConfigError, match=r"no column 'ident' \(keep\); there are: file_name, captions, boxes, segmentation, lic"
+    ):
         convert(coco, tmp_path / "none", ConvertConfig(keep=("ident",)))
 
 
@@ -216,7 +211,6 @@ def test_annotations_beside_the_images_of_each_part_are_found(tmp_path: Path, ph
         boxes = [coco_box(1, number, 1 + 17 * number, [1, 2, 3, 4])]
         content = coco_document([image], boxes, categories=CATEGORIES)
         (tmp_path / "corpus" / part / "_annotations.coco.json").write_text(json.dumps(content))
-    assert find_parts(tmp_path / "corpus") == ["train", "valid"]
     for name, below, split, said in (("a", "", "valid", "dog"), ("b", "train", None, "person")):
         config = TEMPLATE.model_copy(update={"split": split})
         convert(tmp_path / "corpus" / below, tmp_path / name, config, engine=threads(1))
@@ -249,7 +243,25 @@ def test_captions_alone_are_samples_without_boxes(tmp_path: Path, coco: Path) ->
     packed = tmp_path / "captions_val2017.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     described = open_source(packed, ConvertConfig(images=str(coco / "val2017"))).describe()
-    assert (described["kind"], described["image"], described["captions"]) == ("table", "image", ["captions"])
+    assert (described["kind"], described["image"], described["captions"]) == ("table", "file_name", ["captions"])
+
+
+def test_key_of_an_image_called_image_is_kept(tmp_path: Path, photo: Any) -> None:
+    (tmp_path / "000000000001.jpg").write_bytes(photo(48, 64))
+    said = [{"image_id": 1, "caption": "a photo"}]
+    (tmp_path / "t.json").write_text(json.dumps(coco_document([{**coco_image(1), "image": "its own"}], said)))
+    convert(tmp_path / "t.json", tmp_path / "out", ConvertConfig(keep=["*"]), engine=threads(1))
+    (sample,) = samples(tmp_path / "out")
+    assert (sample["image"], sample["captions"]) == ("its own", ["a photo"])
+
+
+def test_each_of_several_files_is_looked_at_for_changes(tmp_path: Path, coco: Path) -> None:
+    shutil.copytree(coco, tmp_path / "coco")
+    source = open_source(tmp_path / "coco", TEMPLATE)
+    source.check_unchanged()
+    (tmp_path / "coco/annotations/captions_val2017.json").write_text("{}")
+    with pytest.raises(DataError, match=r"table '.*/captions_val2017.json': has changed since it was opened"):
+        source.check_unchanged()
 
 
 def test_captions_of_coco_are_no_table(coco: Path) -> None:

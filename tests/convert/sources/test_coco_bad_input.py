@@ -19,16 +19,10 @@ from tests.convert.sources.corpora import (
     coco_box,
     coco_document,
     coco_image,
-    make_coco,
     samples,
 )
 
 TEMPLATE = ConvertConfig(caption_templates=["a photo of {}."], max_bad_share=0.9)
-
-
-@pytest.fixture(scope="module")
-def coco(tmp_path_factory: pytest.TempPathFactory, photo: Any) -> Path:
-    return make_coco(tmp_path_factory.mktemp("corpus"), photo)
 
 
 @pytest.fixture

@@ -285,6 +285,11 @@ def test_settings_name_the_keys_of_rows_and_what_is_kept(corpus: Path, tmp_path:
     assert json.loads(found["000000000.json"]) == {"captions": ["x"], "label": 0, "licence": "CC0"}
 
 
+def test_key_of_a_row_is_kept_where_keep_names_it(corpus: Path, tmp_path: Path, make: Make) -> None:
+    make([{"image": corpus / "a.jpg", "caption": "x", "key": 7, "left_out": None, "n": 1}], keep=["*", "key"])
+    assert json.loads(members(tmp_path / "out")["7.json"]) == {"captions": ["x"], "key": 7, "n": 1}
+
+
 def test_with_a_folder_of_images_nothing_outside_it_is_read(corpus: Path, tmp_path: Path, make: Make) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/a.jpg").write_bytes((corpus / "a.jpg").read_bytes())

@@ -24,11 +24,6 @@ from tests.programs import run_program
 TABLE = b"image,caption\n1.jpg,x\n"
 
 
-@pytest.fixture(scope="module")
-def photos(photo: Any) -> Photos:
-    return [photo(24, 32, seed=200 + i) for i in range(3)]
-
-
 @pytest.mark.parametrize(
     ("files", "settings", "message"),
     [

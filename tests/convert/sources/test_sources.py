@@ -367,11 +367,6 @@ def _(root: Path, photos: Photos) -> Given:
     return Given("imagenet-train-000000.tar", {}, [[], [], []], ["0", "7", "14"])
 
 
-@pytest.fixture(scope="module")
-def photos(photo: Any) -> Photos:
-    return [photo(24, 32, seed=200 + i) for i in range(3)]
-
-
 def outcome(out: Path, accounts: dict[str, Any]) -> tuple[list[list[str]], list[str] | None]:
     index = Index.open(out)
     numbers, classes = index.column("label").tolist(), accounts.get("classes")

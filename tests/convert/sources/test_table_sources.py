@@ -35,6 +35,15 @@ def test_table_may_be_absolute_climb_or_be_a_link(corpus: Path, tmp_path: Path) 
         assert report.accounts["written"] == 1
 
 
+def test_pattern_of_tables_follows_no_links_to_folders(corpus: Path, make: Any) -> None:
+    (corpus / "below").mkdir()
+    (corpus / "below/t.csv").write_text(TABLE)
+    (corpus / "loop").symlink_to(".")
+    (corpus / ".t.csv").write_text("image,caption\nb.jpg,photo b\n")
+    report = make(corpus, table="**/*.csv")
+    assert [file["name"] for file in report.source["files"]] == [".t.csv", "t.csv"]
+
+
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
@@ -42,6 +51,8 @@ def test_table_may_be_absolute_climb_or_be_a_link(corpus: Path, tmp_path: Path) 
         ("{here}/none*.csv", DataError, r"no table '.*/none\*.csv' in it$"),
         ("corpus/t.csv", DataError, "relative to the source: 'corpus/t.csv' of the current folder needs an absolute"),
         ("sub", DataError, "no table 'sub' in it; that is no regular file"),
+        ("a\0b/*.csv", DataError, "no table 'a.*b/.*.csv' in it$"),
+        ("**a.csv", (ConfigError, DataError), r"'\*\*a.csv': not a path or a pattern|no table"),  # Python 3.13 takes it
         ("", ConfigError, "table '': empty; name a table in the source, or leave --table out"),
     ],
 )
@@ -202,6 +213,20 @@ def test_binary_that_is_no_image_is_quarantined_and_never_printed(corpus: Path, 
     convert(rows, tmp_path / "given", ConvertConfig(max_bad_share=1))
     assert [(line["path"], line["reason"]) for line in left_out(tmp_path / "given")] == expected
     assert len((tmp_path / "out/__mmdata__/quarantine.jsonl").read_bytes()) < 500
+
+
+@pytest.mark.parametrize("first", [b"photos/\xc3\xa4.jpg", b"https://example.org/1?size=2"])
+def test_binary_column_of_paths_is_an_error(corpus: Path, make: Any, first: bytes) -> None:
+    pq.write_table(pa.table({"image": [None, first, b"b.jpg"], "caption": ["x", "y", "z"]}), corpus / "t.parquet")
+    with pytest.raises(ConfigError, match=r"'image' is binary and holds paths or URLs, such as '.*'; cast it to str"):
+        make(corpus / "t.parquet")
+
+
+def test_page_in_place_of_an_image_costs_its_row(corpus: Path, tmp_path: Path, make: Any) -> None:
+    images = [b"<html>404</html>", b"b.jpg", (corpus / "c.jpg").read_bytes()]
+    pq.write_table(pa.table({"image": images, "caption": ["x", "y", "z"]}), corpus / "t.parquet")
+    make(corpus / "t.parquet")
+    assert [line["reason"] for line in left_out(tmp_path / "out")] == ["not_an_image", "not_an_image"]
 
 
 def test_image_larger_than_the_limit_in_a_binary_column_is_quarantined(corpus: Path, tmp_path: Path, make: Any) -> None:

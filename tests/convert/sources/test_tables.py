@@ -16,6 +16,7 @@ import pytest
 
 from mmdata.convert import convert, preview
 from mmdata.convert.sources.arrow import ArrowFile
+from mmdata.convert.sources.columns import LABELS_SEEN
 from mmdata.convert.sources.table_source import TableSource
 from mmdata.convert.units.engines import threads
 from mmdata.errors import ConfigError, DataError
@@ -353,6 +354,14 @@ def test_guessed_label_column_of_something_else_is_dropped(
         f"column 'label' is not taken for labels: {said} neither class numbers nor names; --label-column names "
         "another column, or this one all the same"
     )
+
+
+@pytest.mark.parametrize(("late", "label"), [(0.5, None), (2, "label")])
+def test_labels_that_begin_late_are_looked_at(corpus: Path, make: Any, late: float, label: str | None) -> None:
+    rows = [{"image": "a.jpg", "caption": f"photo {number % 9}"} for number in range(LABELS_SEEN)]
+    jsonl(corpus / "1.jsonl", rows)
+    jsonl(corpus / "2.jsonl", [*rows, {"image": "b.jpg", "caption": "x", "label": late}])
+    assert make(corpus, table="*.jsonl").source["label"] == label
 
 
 @pytest.mark.parametrize("name", [None, "label"])
