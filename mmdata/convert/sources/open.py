@@ -16,6 +16,7 @@ from typing import Any, cast
 from mmdata.config.convert import ConvertConfig
 from mmdata.convert.sources.coco import CAPTIONS, IMAGE, KEY, SEGMENTATION, CocoTable
 from mmdata.convert.sources.files import (
+    PARTS,
     check_file,
     corpus_folder,
     exists,
