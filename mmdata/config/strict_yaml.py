@@ -125,7 +125,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, value in node.value:
-            if node.flow_style and ":" in str(key.value) and value.value == "":
+            if node.flow_style and ":" in str(key.value) and value.value == "" and value.style is None:
                 problem = f"'{key.value}': YAML needs a space after the colon, as in {{name: value}}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             if isinstance(key, yaml.ScalarNode):
