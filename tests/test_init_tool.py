@@ -182,6 +182,21 @@ def test_init_takes_a_given_tokenizer(run, tmp_path: Path):
     assert (data.shards, data.tokenizer) == ("here", "s/tokenizer")
 
 
+def test_init_tells_a_wrong_option_before_it_converts(run: Callable[..., str], tmp_path: Path):
+    convert(make_folder(tmp_path / "photos", 40), tmp_path / "s")
+    assert "error: tokenizer './none': " in run("init", "photos", "--tokenizer", "./none", code=2)
+    assert run("init", "s", "--shards", "other", code=2) == (
+        "error: 's': has an index, which is taken as it is: leave --shards out, or make another one with `mmdata index "
+        "s --out other`, and then `mmdata init other`\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "s"]
+    (tmp_path / "one.csv").write_text("filepath,caption\nphotos/000.png,one\n")
+    convert("one.csv", "shards/photos")
+    said = run("init", "photos", code=2)
+    assert "--overwrite" in said
+    assert "that is an option of" not in said
+
+
 def test_init_of_class_folders_makes_captions_of_the_names(run, tmp_path: Path):
     for i in range(40):
         paint(tmp_path / "pets" / ("cat", "sea_lion")[i % 2] / f"{i}.png", i)
@@ -285,7 +300,9 @@ def test_init_says_in_one_line_what_it_cannot_do(run, tmp_path: Path):
         (tmp_path / "a --split in a name" / name).write_text("a,b\n")
     for caption in (tmp_path / "a --split in a name").glob("*.txt"):
         caption.unlink()
-    assert "it has tables (one.csv, two.csv): give one as the source" in run("init", "a --split in a name", code=2)
+    said = run("init", "a --split in a name", code=2)
+    assert "it has tables (one.csv, two.csv): give one as the source" in said
+    assert said.endswith("/a --split in a name/one.csv'\n")
     (tmp_path / "odd.csv").write_text("picture,words\n1.png,one\n")
     said = run("init", "odd.csv", code=2)
     assert re.search(
@@ -333,7 +350,10 @@ def test_init_of_the_source_of_a_whole_conversion_replaces_nothing(run, tmp_path
     make_folder(tmp_path / "photos")
     convert(tmp_path / "photos", tmp_path / "shards/photos", ConvertConfig(val_share=0.3, tokenizer="clip"))
     before = sorted((tmp_path / "shards").rglob("*"))
-    assert "output 'shards/photos'" in run("init", "photos", code=2)
+    assert run("init", "photos", code=2) == (
+        "error: output 'shards/photos': holds train and val of a conversion; `mmdata init shards/photos` takes them as "
+        "they are, and --shards names another folder\n"
+    )
     assert sorted((tmp_path / "shards").rglob("*")) == before
 
 

@@ -6,7 +6,7 @@ A room takes the class that it needs, as `PixelTransform.from_config(images: Ima
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import os
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +17,7 @@ from mmdata.config.images import ImagesConfig
 from mmdata.config.settings import NOT_BOOLEAN, Count, Location, Positive, Settings, Share
 from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError
+from mmdata.safe_read import path_of_url
 
 PAD_OR_DROP = "a leftover other than merge"
 LEAVE_OUT = "leave one of them out"
@@ -172,10 +173,15 @@ def evaluation_data(data: DataConfig) -> DataConfig:
     if data.loading.num_processes == "auto":
         data = data.with_loading(num_processes=0)
     # Other shards have other rows: what selects those to train on, and what is joined to them, says nothing about them.
-    is_same = isinstance(data.shards, str) and Path(data.val.shards or "") == Path(data.shards)
+    is_same = isinstance(data.shards, str) and _real(data.val.shards or "") == _real(data.shards)
     # Only val.select asks for joined columns: captions, fields and weights of an evaluation are not of a table.
     join = data.join if is_same and data.val.select is not None else []
     of_val = {"shards": data.val.shards, "select": data.val.select, "join": join, "captions": "one"}
     which = {"split": "val"} if data.val.shards is None else of_val
     # No evaluation reads the values of tables.
     return once_in_order(data.model_copy(update={**which, "fields": {}}))
+
+
+def _real(place: str) -> str:
+    """The same for two names of one folder: a path, relative or through a link, or a `file:` URL."""
+    return os.path.realpath(path_of_url(place) or place)

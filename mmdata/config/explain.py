@@ -12,6 +12,13 @@ from mmdata.config.settings import NUMBERED, Settings
 from mmdata.config.words import describe, probably_meant
 from mmdata.errors import did_you_mean, excerpt
 
+SELECTS = "; give a condition, or a file of keys or a mask"
+HINTS = {
+    "data.shards.N.weight": "; weights are whole numbers, as 7 and 3 for 70 % and 30 %",
+    **dict.fromkeys(("data.select", "data.val.select", "data.shards.N.select"), SELECTS),
+}
+"""Ends of the messages for settings whose kind of value does not say what it may be."""
+
 
 class Mistake(NamedTuple):
     """An error in words.
@@ -41,11 +48,12 @@ def mistakes(kind: type[Settings], content: Mapping[str, Any], error: Validation
     """
     values = {one.name: one.values for section in describe(kind) for one in section.settings}
     by_keys: dict[tuple[str, ...], Any] = {}
+    told: set[str] = set()
     for one in error.errors():
         by_keys.setdefault(_keys_of(content, one), one)  # a value that may be of several types has an error of each
     for keys, one in by_keys.items():
         if not any(keys == other[: len(keys)] for other in by_keys if other != keys):  # what is wrong inside says more
-            yield _in_words(keys, one, values)
+            yield _in_words(keys, one, values, told)
 
 
 def _keys_of(content: Any, error: Any) -> tuple[str, ...]:
@@ -64,12 +72,19 @@ def _is_missing(error: Any) -> bool:
     return error["type"] == "missing" and isinstance(error["loc"][-1], str)
 
 
-def _in_words(keys: tuple[str, ...], error: Any, values: dict[str, str]) -> Mistake:
-    """What is wrong with a value; `values` says what each setting may be."""
+def _in_words(keys: tuple[str, ...], error: Any, values: dict[str, str], told: set[str]) -> Mistake:
+    """What is wrong with a value; `values` says what each setting may be, `told` which sections were pointed to."""
     key = ".".join(keys)
     names = [".".join(NUMBERED if part.isdigit() else part for part in keys[: i + 1]) for i in range(len(keys))]
     if error["type"] == "extra_forbidden":
-        return Mistake(key, f"unknown key '{key}'; {probably_meant(names[-1], values)}", is_unknown=True)
+        end = probably_meant(names[-1], values)
+        if end in told:
+            return Mistake(key, f"unknown key '{key}'", is_unknown=True)
+        if end.startswith("`"):
+            told.add(end)
+        # A setting of this entry of a list, not of any: data.join.0.table, not data.join.N.table.
+        end = end.replace(f"'{'.'.join(names[-2:-1])}.", f"'{'.'.join(keys[:-1])}.")
+        return Mistake(key, f"unknown key '{key}'; {end}", is_unknown=True)
     if _is_missing(error):
         return Mistake(key, f"'{key}' is required and missing")
     if error["type"] == "value_error":  # from a validator of ours, which says what it got
@@ -81,7 +96,13 @@ def _in_words(keys: tuple[str, ...], error: Any, values: dict[str, str]) -> Mist
     got = repr(given) if len(repr(given)) <= 80 else excerpt(given)
     entry = f", in entry {'.'.join(keys[depth:])}" if depth < len(keys) else ""
     word = error.get("ctx", {}).get("tag", given)
-    near = did_you_mean(word, re.findall(r"\w+", expected)) if isinstance(word, str) else ""
-    if error["type"] == "union_tag_invalid":  # of train.miner, the only section of several kinds
+    choices = re.findall(r"\w+", expected)
+    near = did_you_mean(word, choices) if isinstance(word, str) and word not in choices else ""
+    near = near or HINTS.get(names[depth - 1] if depth else "", "")
+    if error["type"] == "finite_number":
+        near = ", which is not finite"
+    elif error["type"] == "union_tag_invalid":  # of train.miner, the only section of several kinds
         near = f"{near}; for a miner of your own {{name: user, target: 'module:function'}}"
+    elif expected.startswith("{name: ") and word in choices:
+        near = f"; a mapping is expected, as {{name: {word}}}"
     return Mistake(key, f"{setting}expected {expected}; got {got}{entry}{near}")

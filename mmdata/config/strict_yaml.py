@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from mmdata.config.explain import mistakes
 from mmdata.config.settings import Settings
-from mmdata.config.wrong_place import WRITES_ONE, not_a_config, shipped_configs
+from mmdata.config.wrong_place import WRITES_ONE, find_shipped, not_a_config
 from mmdata.errors import ConfigError, excerpt
 
 YAML_SUFFIXES = (".yaml", ".yml", ".json", "")
@@ -37,8 +37,7 @@ def read_yaml(path: str | os.PathLike[str], overrides: list[str] | None = None) 
     file = Path(path)
     if not file.exists():
         # A folder of the same name as a shipped config is what was meant: `mmdata plan scenes` names no config then.
-        ours = shipped_configs()
-        file = ours.get(file.name) or ours.get(f"{file.name}.yaml") or file
+        file = find_shipped(file) or file
     if not file.is_file() or file.suffix.lower() not in YAML_SUFFIXES:
         raise ConfigError(not_a_config(file))
     try:
@@ -125,7 +124,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, value in node.value:
-            if node.flow_style and ":" in str(key.value) and value.value == "":
+            if node.flow_style and ":" in str(key.value) and value.value == "" and value.style is None:
                 problem = f"'{key.value}': YAML needs a space after the colon, as in {{name: value}}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             if isinstance(key, yaml.ScalarNode):

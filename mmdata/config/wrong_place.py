@@ -43,14 +43,33 @@ def not_a_run(path: Path) -> str:
         return f"a part of the run '{whole}': give '{whole}'"
     if kind is Kind.CONFIG:
         return f"a config, and a run is expected; its run is 'runs/{path.stem}', unless train.output names another"
-    if path.is_dir() and (runs := sorted(path.glob(f"*/{CHECKPOINTS}/{LATEST}"))):
-        return f"a folder of runs; give one of them: {', '.join(run.parent.parent.name for run in runs)}"
+    if runs := _runs_in(path):
+        return f"a folder of runs; give one of them: {', '.join(runs)}"
     return f"{kind.value}, and a run is expected; `mmdata train CONFIG` makes one"
+
+
+def is_near_a_run(path: Path) -> bool:
+    """Whether a path that is no run and no shards is a part of a run, or a folder of runs."""
+    kind = recognize(path)
+    if kind in (Kind.RUN, Kind.SHARDS, Kind.ABSENT):
+        return False
+    return kind in (Kind.CHECKPOINT, Kind.CHECKPOINTS) or find_run(path) is not None or bool(_runs_in(path))
+
+
+def find_shipped(path: Path) -> Path | None:
+    """The config that comes with mmdata and has this name, with or without .yaml; None if there is none."""
+    ours = shipped_configs()
+    return ours.get(path.name) or ours.get(f"{path.name}.yaml")
 
 
 def shipped_configs() -> dict[str, Path]:
     """The configs that come with mmdata, by the names of their files."""
     return {config.name: config for config in sorted(shipped("configs").glob("*.yaml"))}
+
+
+def _runs_in(path: Path) -> list[str]:
+    """Names of the runs in a folder."""
+    return sorted(run.parent.parent.name for run in path.glob(f"*/{CHECKPOINTS}/{LATEST}"))
 
 
 def _no_such_file(path: Path) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from mmdata.config.corpus import FILES
 from mmdata.trained.run import TrainedRun
 
 SCORES = {
@@ -17,6 +18,9 @@ SCORES = {
     "zero_shot_top1": "zero-shot top 1",
     "zero_shot_top5": "zero-shot top 5",
 }
+
+PLACES = ("shards", "val", "join", "order", "tokenizer", "loading", "negative_captions")
+"""Settings of `data` that are places."""
 
 
 def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) -> str:
@@ -111,8 +115,12 @@ def _score_table(scores: dict[str, Any]) -> list[str]:
 def _settings(run: TrainedRun) -> dict[str, Any]:
     """Settings that differ from the defaults, without places of this machine."""
     settings = run.config.model_dump(mode="json", exclude_defaults=True)
-    for name in ("shards", "val_shards", "val", "tokenizer", "loading", "negative_captions"):
-        settings.get("data", {}).pop(name, None)
-    for name in ("output", "device"):
-        settings.get("train", {}).pop(name, None)
+    data = settings.get("data", {})
+    files = [name for name in ("select", "row_weights") if str(data.get(name)).endswith(FILES)]
+    for name in (*PLACES, *files):
+        data.pop(name, None)
+    if data.get("groups") and data["groups"].get("source") != "run":
+        data["groups"].pop("source", None)
+    settings.get("model", {}).pop("init_from", None)
+    settings.get("train", {}).pop("output", None)
     return {name: section for name, section in settings.items() if section}

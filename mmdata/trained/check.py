@@ -31,10 +31,10 @@ COUNTED_BATCHES = 8
 """Batches of which the false negatives are counted."""
 NOTICEABLE_DUPLICATES = 0.01
 """Share of rows that meet their own image or caption from which on the log says so."""
-BEFORE_A_RUN = (".", "features.")
-"""Beginnings of the names of files that a run writes before its metrics, and of hidden files."""
-LOGS = (".log", ".out", ".err")
-"""Ends of the names of files that a shell or a cluster's scheduler writes into the folder of a new run."""
+BEFORE_A_RUN = (".", "features.", "events.out.")
+"""Beginnings of the names of files that a run or TensorBoard writes before its metrics, and of hidden files."""
+NOTES = (".log", ".out", ".err", ".txt", ".yaml", ".yml")
+"""Ends of the names of files beside a new run: its config, and what a shell or a cluster's scheduler writes."""
 
 Found = TypeVar("Found")
 
@@ -89,7 +89,8 @@ def _check_output(output: Path) -> None:
     if kind in (Kind.RUN, Kind.ABSENT):
         return
     names = sorted(path.name for path in output.iterdir())
-    if foreign := [name for name in names if not name.startswith(BEFORE_A_RUN) and not name.endswith(LOGS)]:
+    beside = {name for name in names if name.startswith(BEFORE_A_RUN) or name.endswith(NOTES)} - {"config.yaml"}
+    if foreign := [name for name in names if name not in beside]:  # a run would write over another's config.yaml
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise ConfigError(
             f"train.output '{output}': {kind.value}; it holds files that are not a run's ('{foreign[0]}'{more}); "

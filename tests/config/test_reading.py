@@ -70,6 +70,11 @@ def test_a_config_may_be_json(tmp_path: Path):
     assert load_config(tmp_path / "c.json").data.global_batch_size == 8
 
 
+@pytest.mark.parametrize("name", ["'a:b'", '"a:b"'])
+def test_key_with_a_colon_may_have_an_empty_text(file: Callable[..., Path], name: str):
+    assert read_yaml(file(f'data: {{fields: {{{name}: ""}}}}')) == {"data": {"fields": {"a:b": ""}}}
+
+
 def test_overrides_replace_what_the_file_says(file: Callable[..., Path]):
     overrides = ["data.loading.num_workers=4", "train.lr=1e-3", "train.miner.name=top_k", "data.seed=1"]
     config = load_config(file(), [*overrides, "data.image_buckets=[[2, 3], [4, 5]]", "data.shards=x=y", "data.seed=2"])

@@ -207,7 +207,7 @@ def test_an_evaluation_is_plain_whatever_training_mixes():
     assert (data.shards, data.split, data.transform, data.shuffle) == ("a", "val", "eval", False)
 
 
-@pytest.mark.parametrize("name", ["laion", "laion/", "./laion"])
+@pytest.mark.parametrize("name", ["laion", "laion/", "./laion", f"{Path.cwd()}/laion", f"file://{Path.cwd()}/laion"])
 def test_an_evaluation_on_the_same_folder_joins_what_its_select_needs(name: str):
     training = {"join": [{"table": "c.parquet"}], "select": "split == 'train'"}
     chosen = evaluation_data(data_of("laion", val={"shards": name, "select": "split == 'val'"}, **training))

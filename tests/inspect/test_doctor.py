@@ -101,7 +101,8 @@ def test_open_files_warns_of_a_low_hard_limit(hard: int, status: str, found: str
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, hard))
     check = open_files()
     assert (check.status, check.found) == (status, found)
-    assert check.remedy.startswith("as root `ulimit -n 65536`, for a container" if status == "warn" else "")
+    remedy = "as root `ulimit -n 65536`, for a container" if status == "warn" else ""
+    assert check.remedy[: len(remedy) or None] == remedy
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,8 @@ def test_shared_memory_warns_of_a_small_one(num_bytes: int, status: str, found: 
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=num_bytes))
     check = shared_memory()
     assert (check.status, check.found) == (status, found)
-    assert check.remedy.startswith("start the container with `--shm-size=2g`: NCCL" if status == "warn" else "")
+    remedy = "start the container with `--shm-size=2g`: NCCL" if status == "warn" else ""
+    assert check.remedy[: len(remedy) or None] == remedy
 
 
 @pytest.mark.parametrize(

@@ -285,9 +285,20 @@ def test_command_finds_config_and_shards_in_the_run(
             "error: one config at a time: got configs/demo.yaml, ",
         ),
         (["no/shards"], "error: folder 'no/shards': no such folder"),
+        (["scenes", "data.shards=no/shards"], "error: folder 'no/shards': no such folder"),
+        (["RUNS"], "error: 'RUNS': a folder of runs; give one of them: x\n"),
+        (["RUNS/x/checkpoints"], "error: 'RUNS/x/checkpoints': a part of the run 'RUNS/x': give 'RUNS/x'\n"),
     ],
 )
-def test_command_explains_what_is_missing(arguments: list[str], message: str, command: Any):
+def test_command_explains_what_is_missing(arguments: list[str], message: str, command: Any, tmp_path: Path):
+    run = tmp_path / "x"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / "checkpoints/latest").write_text("step-0000000003.pt")
+    arguments, message = (
+        [one.replace("RUNS", str(tmp_path)) for one in arguments],
+        message.replace("RUNS", str(tmp_path)),
+    )
     status, _, errors = command("report", *arguments)
     assert status == 2
     assert errors.startswith(message)

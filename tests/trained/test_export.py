@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +221,14 @@ def test_export_moves_an_end_token_that_clip_would_not_look_for(export, photos: 
 
 
 def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeRun, photos: Path, tmp_path: Path):
-    folder = make_run(pretrained(clip=CLIP, embed_dim=None), shuffle=False)
+    place = f"{photos}/a"
+    places = {"join": [{"table": f"{place}.csv"}], "select": f"{place}.txt", "groups": {"source": place, "size": 2}}
+    folder = make_run(pretrained(clip=CLIP, embed_dim=None), shuffle=False, **places)
     scores = {"step": 3, "image_to_text_r1": 0.25, "chance_r1": 0.1, "images": 1234, "texts": 5}
     (folder / "evaluation.json").write_text(json.dumps(scores))
     run = mmdata.load_run(folder, device="cpu")
+    model = run.config.model.model_copy(update={"init_from": place})
+    run = replace(run, config=run.config.model_copy(update={"model": model}))
     export_to_transformers(run, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (

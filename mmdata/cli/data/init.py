@@ -12,6 +12,7 @@ written whose values fit the corpus and this machine. Each value has a comment t
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ TEMPLATE = "a photo of a {}."
 """Makes the captions of a corpus of class names."""
 FEW_ROWS = 1_000
 """Below this, a model memorizes its images."""
+OWN_OPTIONS = {"--overwrite", "--tokenizer"}
+"""Options of `mmdata convert` and `mmdata index` that this command has too."""
 USUAL_NAMES = {"annotations", "captions", "data", "images", "labels", "metadata", "results", "shards", "train"}
 """Names that say nothing of a corpus."""
 
@@ -57,6 +60,19 @@ def run(options: argparse.Namespace) -> int:
     config = Path(options.out or (f"configs/{name}.yaml" if Path("configs").is_dir() else f"{name}.yaml"))
     if config.exists() and not options.overwrite:
         raise ConfigError(f"config '{config}' exists: give another name with --out, or replace it with --overwrite")
+    if options.tokenizer is not None:  # a wrong one is told before anything slow
+        from mmdata.text.tokenizer import Tokenizer
+
+        Tokenizer.load(options.tokenizer)
+    if options.shards is not None and source.is_dir() and has_manifest(source):
+        from mmdata.index import Manifest
+
+        tars = words_of_tars(source, Manifest.read(source))[0]
+        raise ConfigError(
+            f"'{source}': has an index, which is taken as it is: leave --shards out, or make another one with "
+            f"`{shlex.join(['mmdata', 'index', tars, '--out', options.shards])}`, and then "
+            f"`{shlex.join(['mmdata', 'init', options.shards])}`"
+        )
     out = make_index(source, options.shards or f"shards/{name}", overwrite=options.overwrite)
     tokenizer, why = count_captions(out, options.tokenizer)
     print("\nnext:", printable(write_config(config, out, tokenizer, why)))
@@ -72,6 +88,11 @@ def make_index(source: Path, out: str, *, overwrite: bool) -> str:
     if source.is_dir() and has_manifest(source):
         return str(source)
     refuse_unfinished(source)
+    if find_part(out) is not None:
+        raise ConfigError(
+            f"output '{out}': holds {' and '.join(PARTS)} of a conversion; `{shlex.join(['mmdata', 'init', out])}` "
+            "takes them as they are, and --shards names another folder"
+        )
     words = ["--overwrite"] if overwrite else []
     if is_packed(source):
         do("index", str(source), "--out", out, *words, out=out)
@@ -185,8 +206,9 @@ def do(name: str, *words: str, out: str) -> None:
 
 
 def remedied(error: ConfigError | DataError, command: str, out: str) -> ConfigError | DataError:
-    """The error, and how `mmdata init` continues if its remedy is an option of another command."""
-    if "--" not in str(error):
+    """The error, and how `mmdata init` continues if its remedy is an option that only another command has."""
+    without_names = re.sub(r"(?<!\w)'[^']*'", "", str(error))  # the quote in "table's" opens none
+    if not set(re.findall(r"--[a-z][a-z-]*", without_names)) - OWN_OPTIONS:
         return error
     kind = ConfigError if isinstance(error, ConfigError) else DataError
     return kind(f"{error}; that is an option of {command}: then `{shlex.join(['mmdata', 'init', out])}`")

@@ -53,11 +53,13 @@ def run(given: argparse.Namespace) -> int:
     """Write the page and print its path."""
     from mmdata.config import load_config
     from mmdata.config.corpus import sources
+    from mmdata.config.wrong_place import find_shipped, is_near_a_run, not_a_run
 
     overrides = [word for word in given.words if "=" in word and not Path(word).exists()]
     places = [Path(word) for word in given.words if word not in overrides]
     runs = [place for place in places if recognize(place) is Kind.RUN]
-    configs = [place for place in places if recognize(place) is Kind.CONFIG]
+    shipped = [place for place in places if not place.exists() and find_shipped(place)]
+    configs = [place for place in places if recognize(place) is Kind.CONFIG or place in shipped]
     shards = [place for place in places if place not in (*runs, *configs)]
     if len(configs) > 1:
         raise ConfigError(f"one config at a time: got {', '.join(map(str, configs))}")
@@ -71,6 +73,8 @@ def run(given: argparse.Namespace) -> int:
         raise ConfigError("say what to report on: `mmdata report SHARDS`, or a run, or a config")
     for folder in shards:
         check_folder(str(folder))
+        if is_near_a_run(folder):
+            raise DataError(f"'{folder}': {not_a_run(folder)}")
     from mmdata.cli.data.plan import plan_of
     from mmdata.inspect.report import write_report
     from mmdata.train.models.expected_inputs import with_inputs_of_model

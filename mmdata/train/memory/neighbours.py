@@ -105,12 +105,6 @@ def group_neighbours(
     return groups
 
 
-def usable_rows(features: Tensor | NDArray[Any], device: torch.device | str | None = None) -> Tensor:
-    """int64 (n,), rising: the rows of features (N, D) that can have neighbours: finite, and not all zero."""
-    features = torch.as_tensor(features)
-    return _Space(features, torch.device(device or features.device)).usable()
-
-
 def mean_similarity(
     features: Tensor | NDArray[Any],
     groups: Tensor,
