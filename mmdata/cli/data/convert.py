@@ -46,7 +46,6 @@ FLAGS = (
     *("val_share", "resize", "max_bad_share", "shard_rows", "tokenizer", "train_tokenizer", "allow_private_addresses"),
 )
 """Settings that have a flag; the others are given as key=value, or in a recipe."""
-CLASSES_SHOWN = 10
 UNPUBLISHED = "nothing was published, run the same command again: it continues where this ended"
 
 
@@ -263,6 +262,8 @@ def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> 
     from rich.console import Console
     from rich.table import Table
 
+    from mmdata.convert.report_lines import caption_lines, duplicate_lines, source_lines
+
     if report.was_complete:
         print(f"{printable(str(options.out))} already holds this conversion; nothing to do")
     accounts = report.accounts
@@ -281,63 +282,13 @@ def show(report: Report, options: argparse.Namespace, config: ConvertConfig) -> 
     if report.val is not None:
         parts = {inside(options.out, "train"): report.manifest, inside(options.out, "val"): report.val}
     for line in (
-        *source_lines(report.source, options, config),
+        *source_lines(report, options.source, config),
         *caption_lines(report, config),
         *(one_folder(folder, manifest) for folder, manifest in parts.items()),
-        *duplicate_lines(accounts, options),
+        *duplicate_lines(report, has_not_in=bool(options.not_in)),
         *again_lines(accounts, options, config, [*parts]),
     ):
         print(printable(line))
-
-
-def source_lines(source: dict[str, Any], options: argparse.Namespace, config: ConvertConfig) -> Iterator[str]:
-    """What was found in the source without being named, and what names another."""
-    for name, found in source.get("members", {}).items():
-        yield f"{name}: the member {' or '.join(found)}; --{name}-column names another one"
-    if config.table is None and len(files := source.get("files", ())) == 1 and Path(options.source).is_dir():
-        yield f"table: found {files[0]['name']} in {options.source}; --table names another one"
-    if "images" in source:
-        yield f"images: found in the folder '{source['images']}'; --images names another one"
-    if texts := source.get("ignored_texts"):
-        yield f"ignored: {counted(texts, 'text')} without an image of the same name"
-    named = {name: source[name] for name in ("image", "captions", "label") if source.get(name)}
-    if columns := [f"{name} = {' + '.join(v) if isinstance(v, list) else v}" for name, v in named.items()]:
-        yield f"columns: {', '.join(columns)}"
-
-
-def caption_lines(report: Report, config: ConvertConfig) -> Iterator[str]:
-    """What to know of classes, captions, and images that were not reached."""
-    from mmdata.config.train import MASK_REMEDY
-
-    accounts = report.accounts
-    if classes := accounts.get("classes"):
-        more = ", …" if len(classes) > CLASSES_SHOWN else ""
-        yield f"classes: {len(classes):,}: {', '.join(classes[:CLASSES_SHOWN])}{more}"
-    if not report.manifest.has_captions:
-        yield (
-            "captions: none, a corpus of labels; leave data.tokenizer out, or convert with "
-            '--caption-template "a photo of a {}."'
-        )
-    elif config.caption_templates:
-        yield f"captions: images of one class have equal ones, false negatives of each other; {MASK_REMEDY}"
-    if outside := accounts["reasons"].get(Reason.OUTSIDE_ROOT):
-        yield (
-            f"images: {counted(outside, 'path')} {'leads' if outside == 1 else 'lead'} out of the corpus's folder; "
-            "--images names the folder that has all images, and a link in it may lead to those elsewhere"
-        )
-
-
-def duplicate_lines(accounts: dict[str, Any], options: argparse.Namespace) -> Iterator[str]:
-    """Which of equal images were written, and the setting that changes it."""
-    if accounts.get("differing"):
-        yield (
-            f"{accounts['differing']:,} of the duplicates have other captions, or another label, than the row of the "
-            "same image that was written: group_by=content gives that row their captions"
-        )
-    elif accounts["duplicate"] and options.not_in:
-        yield "duplicates: their image is in a folder of --not-in, or an earlier row of the same image was written"
-    elif accounts["duplicate"]:
-        yield "duplicates: the first row of each image was written; keep_duplicates=true writes all"
 
 
 def again_lines(
