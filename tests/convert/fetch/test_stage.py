@@ -238,7 +238,7 @@ def test_url_is_told_from_a_path() -> None:
 def test_rows_that_are_read_twice_may_have_no_url() -> None:
     rows = [InputRow(0, "t.csv, line 2", "a.jpg"), InputRow(1, "t.csv, line 3", "https://a.example/b.jpg")]
     with pytest.raises(
-        ConfigError, match=r"^t\.csv, line 3: its image is behind a URL, and 'x' reads every image twice; "
+        ConfigError, match=r"^t\.csv, line 3: its image is behind a URL, and x reads every image twice; "
     ):
         list(refuse_urls(rows, "x"))
 
