@@ -63,7 +63,6 @@ class Conversion:
         self._tokenizer = opened.tokenizer
         self._staging = staging
         self._engine = engine
-        self._num_rows = 0  # of the source, once `make_units` has read it
         self._track = track
         self._examiner = Examiner.from_config(self._source, self._config)
         self._zip = digest_of_zip(self._source.root)
@@ -111,8 +110,7 @@ class Conversion:
             for _ in self._passing(made, "convert", self._rows_of_part(place, parts)):
                 pass
         self._check_unchanged()
-        self._num_rows = units.rows
-        numbers = range(place - 1, -(-units.rows // self._config.shard_rows), parts)
+        numbers = range(place - 1, -(-self._source.num_rows // self._config.shard_rows), parts)
         assert receipts.keys() == set(numbers), f"engine made no unit {sorted(set(numbers) - receipts.keys())}"
         return [receipts[unit] for unit in numbers]
 
@@ -143,7 +141,7 @@ class Conversion:
             for folder in folders:
                 folder.close_ledger()
             accounts = [folder.accounts for folder in folders]
-            check_accounts(accounts, self._num_rows, self._config, self._source, has_not_in=written is not None)
+            check_accounts(accounts, self._config, self._source, has_not_in=written is not None)
             classes = {"classes": names} if (names := self._labels.names) else {}
             fingerprint = self._tokenizer.fingerprint if self._tokenizer else None
             self._track.say("end shards and manifest")

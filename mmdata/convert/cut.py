@@ -19,9 +19,6 @@ class Units:
         unit_rows: rows of each unit; the last may have fewer.
         merges: of the rows.
         wanted: whether a unit is to be made; it has no rows yet.
-
-    Attributes:
-        rows: of the units so far; all of them once the iteration has ended.
     """
 
     def __init__(self, source: Source, unit_rows: int, merges: Merges, wanted: Callable[[Unit], bool]) -> None:
@@ -29,14 +26,14 @@ class Units:
         self._unit_rows = unit_rows
         self._merges = merges
         self._wanted = wanted
-        self.rows = 0
 
     def __iter__(self) -> Iterator[Unit]:
         """The units that are wanted, with their rows. Where these hold images, they are read where the unit is made."""
         source, place = self._source, 0
         rows = source.rows()
         for start in range(0, source.num_rows, self._unit_rows):
-            unit = self._next(min(self._unit_rows, source.num_rows - start))
+            stop = min(start + self._unit_rows, source.num_rows)
+            unit = Unit(start // self._unit_rows, start, stop, merges=self._merges.between(start, stop))
             if not self._wanted(unit):
                 continue
             if source.holds_images:
@@ -48,7 +45,3 @@ class Units:
             source.check_unchanged()
             yield replace(unit, rows=of_unit)
             place = unit.stop
-
-    def _next(self, rows: int) -> Unit:
-        start, self.rows = self.rows, self.rows + rows
-        return Unit(start // self._unit_rows, start, self.rows, merges=self._merges.between(start, self.rows))

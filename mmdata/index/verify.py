@@ -314,7 +314,7 @@ def _wrong_accounts(manifest: Manifest) -> Iterator[str]:
         lost = sum(accounts[name] for name in left_out)
         if accounts[total] != accounts[kept] + merged + lost:
             numbers += f" + {merged} merged" if merged else ""
-            yield f"its accounts do not balance: {accounts[total]} {total} in, and {numbers}"
+            yield f"not every row is accounted for: {accounts[total]} {total} in, and {numbers}"
         if accounts[kept] != manifest.rows:
             yield f"its accounts say {accounts[kept]} {kept}, and its shards have {manifest.rows} rows"
         reasons = accounts.get("reasons")

@@ -129,7 +129,7 @@ def test_accounts_that_do_not_balance_are_found(shards):
     (shards / "__mmdata__/quarantine.jsonl").write_text("{}\n")
     ledger = shards / "__mmdata__/quarantine.jsonl"
     assert [str(problem) for problem in verify(shards)] == [
-        "'manifest.json': its accounts do not balance: 8 rows in, and 7 written + 0 duplicate + 0 filtered + "
+        "'manifest.json': not every row is accounted for: 8 rows in, and 7 written + 0 duplicate + 0 filtered + "
         "9 quarantined",
         "'manifest.json': its accounts say 7 written, and its shards have 10 rows",
         "'manifest.json': its accounts give reasons for 2 rows, and 9 were left out",

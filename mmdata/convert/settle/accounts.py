@@ -133,14 +133,11 @@ class NothingWritten(CannotPublish):
         self.ledgers = [one.ledger for one in accounts]
 
 
-def check_accounts(
-    accounts: Sequence[Accounts], rows: int, config: ConvertConfig, source: Source, *, has_not_in: bool
-) -> None:
+def check_accounts(accounts: Sequence[Accounts], config: ConvertConfig, source: Source, *, has_not_in: bool) -> None:
     """Compare the rows that came in with the accounts of all folders of a conversion.
 
     Args:
         accounts: of each folder.
-        rows: input rows.
         config: the largest shares of rows that cannot be used.
         source: of the rows.
         has_not_in: whether images of other folders are left out.
@@ -149,6 +146,7 @@ def check_accounts(
         NothingWritten: no row could be written.
         CannotPublish: too many rows are quarantined, a row is not accounted for, or a folder is empty.
     """
+    rows = source.num_rows
     bad, unfetched = _add(one.reasons - one.unfetched for one in accounts), _add(one.unfetched for one in accounts)
     ledgers = " or ".join(f"'{one.ledger}'" for one in accounts if one.quarantined)
     if (count := sum(one.bad for one in accounts)) > config.max_bad_share * rows:
@@ -165,7 +163,7 @@ def check_accounts(
             "answer, or allow more with max_unfetched_share=… after OUT"
         )
     if (accounted := sum(one.rows for one in accounts)) != rows:
-        raise CannotPublish(f"accounts do not balance: {rows} rows came in, {accounted} are accounted for")
+        raise CannotPublish(f"not every row is accounted for: {rows} rows came in, and {accounted} are in the accounts")
     written = sum(one.written for one in accounts)
     if not written:
         reasons = _add(one.reasons for one in accounts)
