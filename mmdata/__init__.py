@@ -49,9 +49,9 @@ __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]  # the im
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from mmdata.version import VERSION
 
-        return version("mmdata")
+        return VERSION
     if name in _ROOMS:  # `import mmdata` is enough for mmdata.train.losses
         return import_module(f"mmdata.{name}")
     if name not in _HOME:

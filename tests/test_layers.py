@@ -21,7 +21,7 @@ PACKAGE = ROOT / "mmdata"
 
 GROUND = [
     *("batch", "errors", "files", "hashing", "launcher", "picture", "processes"),
-    *("progress", "recognize", "safe_read", "seeding"),
+    *("progress", "recognize", "safe_read", "seeding", "version"),
 ]
 TOP = [*GROUND, "config"]
 INDEX = [*TOP, "images", "tars", "text", "storage", "index"]

@@ -16,6 +16,7 @@ from importlib import import_module
 from types import ModuleType
 
 from mmdata.errors import ConfigError, did_you_mean, explain, printable
+from mmdata.version import VERSION
 
 GROUPS = {
     "From images and captions to a model": {
@@ -106,9 +107,7 @@ def _dispatch(words: list[str]) -> int:
         print(_help(), end="")
         return 0 if words else 2
     if words[0] == "--version":
-        from importlib.metadata import version
-
-        print(version("mmdata"))
+        print(VERSION)
         return 0
     name = words[0]
     if name not in COMMANDS:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cached_property, partial
-from importlib.metadata import version
 from itertools import chain, islice, repeat
 from typing import TypeVar
 
@@ -37,6 +36,7 @@ from mmdata.processes import usable_cores
 from mmdata.progress import Track
 from mmdata.storage.folder import INNER
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
+from mmdata.version import VERSION
 
 T = TypeVar("T")
 logger = logging.getLogger("mmdata")
@@ -146,7 +146,7 @@ class Conversion:
             fingerprint = self._tokenizer.fingerprint if self._tokenizer else None
             self._track.say("end shards and manifest")
             for folder in folders:
-                folder.close({**classes, "version": version("mmdata"), "run": self._opened.run}, fingerprint)
+                folder.close({**classes, "version": VERSION, "run": self._opened.run}, fingerprint)
         publish_all(self._outputs)
 
     @cached_property

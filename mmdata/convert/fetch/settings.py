@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
+
+from mmdata.version import VERSION
 
 PRODUCT = "mmdata"
 """Name by which robots.txt and X-Robots-Tag may address this program."""
@@ -77,5 +78,5 @@ def user_agent(contact: str | None) -> str:
     Example:
         user_agent("https://lab.example/crawl") == "mmdata/0.1.0 (+https://lab.example/crawl)"
     """
-    name = f"{PRODUCT}/{version('mmdata')}"
+    name = f"{PRODUCT}/{VERSION}"
     return f"{name} (+{contact})" if contact else name

@@ -25,6 +25,7 @@ from mmdata.index.manifest import Manifest
 from mmdata.index.writer import shard_name
 from mmdata.recognize import PRIVATE_NAME
 from mmdata.storage.folder import INNER, INNER_NAME, JOINS_NAME, MANIFEST_NAME, QUARANTINE_NAME, ROWS_NAME, has_manifest
+from mmdata.version import VERSION
 
 TOKENIZER_NAME = "tokenizer"
 """Name of a trained tokenizer: a link to the folder of this name in `__mmdata__`.
@@ -202,7 +203,7 @@ def are_complete(outputs: Sequence[Output], run: Run, *, overwrite: bool) -> boo
 
 def identified(run: Run) -> tuple[Run, str]:
     """A run with the version of mmdata, and a name for it: equal for equal runs."""
-    run = {**run, "mmdata": {"version": version("mmdata"), "pillow": version("pillow")}}
+    run = {**run, "mmdata": {"version": VERSION, "pillow": version("pillow")}}
     return run, digest_of(run)
 
 
