@@ -1,5 +1,7 @@
 """Memory and time of the contrastive loss, forward and backward: tiled, and dense in two ways.
 
+Beside them, tiled and without a dense form: siglip, and InfoNCE with a miner that keeps 64 negatives.
+
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 2048 8192 --dim 256
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 65536 --dim 512 --device cuda
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 65536 1048576 --dim 512 --device cuda --one-process
@@ -31,7 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.train.losses.contrastive import clip_loss
+from mmdata.train import miners
+from mmdata.train.losses.contrastive import clip_loss, siglip_loss
 from mmdata.train.precision import numerics
 
 PAGE_BYTES = 4096
@@ -53,10 +56,22 @@ def lean(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
+def siglip(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """The sigmoid loss, with the bias of the paper."""
+    return siglip_loss(images, texts, scale, torch.full_like(scale, -10.0).requires_grad_())
+
+
+def top_k(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """InfoNCE of the 64 hardest negatives of each row."""
+    return clip_loss(images, texts, scale, miner=miners.TopK(64))
+
+
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "tiled": clip_loss,
     "open_clip": open_clip,
     "lean": lean,
+    "siglip": siglip,
+    "top_k": top_k,
 }
 
 
@@ -116,7 +131,7 @@ def _measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
     images, texts = (F.normalize(x, dim=1).to(dtype).requires_grad_() for x in sides)
     scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
 
-    lower = given.precision == "bf16" and form != "tiled"
+    lower = given.precision == "bf16" and form in ("open_clip", "lean")
 
     def run(images: Tensor, texts: Tensor) -> float:
         for leaf in (images, texts, scale):
@@ -160,7 +175,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], default="float32")
-    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
+    parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=["tiled", "open_clip", "lean"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3, help="processes for each form")
     parser.add_argument("--runs", type=int, default=3, help="timed runs in each process")

@@ -66,7 +66,7 @@ def test_loader_and_train_run_with_the_three_packages_that_they_need(tmp_path: P
     assert [row for part in rows.values() for row in part if "error" in row] == []
     assert all(row["samples_per_s"] > 0 for row in rows["loader"])
     fed = [row["name"] for row in rows["loader"] if "share_of_synthetic" in row]
-    assert fed == [f"tiny fed by the loader, {kind}" for kind in ("threads", "2 processes")]
+    assert fed == [f"tiny fed by the loader, {kind}" for kind in ("2 processes", "threads")]
     found = results(tmp_path / "out")
     assert found["machine"]["torch"] == torch.__version__
     assert str(ROOT) not in json.dumps([row["command"] for row in found["rows"]])
@@ -84,16 +84,16 @@ def test_loader_and_train_run_with_the_three_packages_that_they_need(tmp_path: P
         assert f"| {row['name']} |" in page
 
 
-def test_the_longest_row_comes_last_and_all_programs_have_nine_minutes(script: Callable[[str], Any], tmp_path: Path):
+def test_the_longest_row_comes_last_and_all_programs_have_seven_minutes(script: Callable[[str], Any], tmp_path: Path):
     given = Namespace(device="cuda", small=False, budget_s=None, out=tmp_path)
     programs = script("gpu").programs(given)
-    assert sum(program.budget_s for program in programs) <= 9 * 60
+    assert sum(program.budget_s for program in programs) <= 7 * 60
     names = [program.name for program in programs]
 
     def first(word: str) -> int:
         return next(number for number, name in enumerate(names) if word in name.split())
 
-    assert first("262144") < first("docs/benchmarks/gpu_loader.py") < first("1048576") == len(names) - 1
+    assert first("65536") < first("docs/benchmarks/gpu_loader.py") < first("1048576") == len(names) - 1
     tests = [program.tests for program in programs if program.part == "tests"]
     assert tests == [
         "tests/loader/test_to_gpu.py",
@@ -141,10 +141,11 @@ def test_aims_are_judged_by_the_rows(report: Any):
     page = report.page("a GPU", [{"part": "step", "command": "x", **row} for row in rows], rehearsal=False)
     assert "rehearsal" not in page
     lines = [line for line in page.splitlines() if line.startswith("| ")]
-    assert lines[1:14] == [
-        "| time of the tiled loss ÷ open_clip's under bf16, 8,192 × 512 | ≤ 1 |  | not measured |",
-        "| time of the tiled loss ÷ open_clip's under bf16, 32,768 × 512 | ≤ 1 |  | not measured |",
-        "| time of the tiled loss ÷ open_clip's under bf16, 65,536 × 512 | ≤ 1 | 0.9 | reached |",
+    assert lines[1:15] == [
+        "| time of the tiled loss ÷ open_clip's under bf16, 8,192 × 512 | ≤ 0.5 |  | not measured |",
+        "| time of the tiled loss ÷ open_clip's under bf16, 32,768 × 512 | ≤ 0.5 |  | not measured |",
+        "| time of the tiled loss ÷ open_clip's under bf16, 65,536 × 512 | ≤ 0.5 | 0.9 | **not reached** |",
+        "| memory of open_clip's loss ÷ the tiled one's, 32,768 × 512 | ≥ 40 |  | not measured |",
         "| memory of open_clip's loss ÷ the tiled one's, 65,536 × 512 | ≥ 80 | 79 | **not reached** |",
         "| memory of the tiled loss, 1,048,576 × 512, GB | ≤ 12 | 11.9 | reached |",
         "| ViT-B/32, share of the peak | ≥ 35.0 % |  | not measured |",
@@ -157,7 +158,7 @@ def test_aims_are_judged_by_the_rows(report: Any):
         "| ViT-B/32, mining (top_k 64): longer step | ≤ 5.0 % | 6.4 % | **not reached** |",
     ]
     share = "| ViT-B/32 fed by the loader ÷ on one batch | ≥ 0.98 | 0.985 | reached, "
-    assert lines[14] == f"{share}by vit_b_32 fed by the loader, a process |"
+    assert lines[15] == f"{share}by vit_b_32 fed by the loader, a process |"
 
 
 def test_ratio_of_memory_that_is_none_is_empty(tmp_path: Path):
