@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmdata.train.losses import kernels
+from mmdata.train.losses.pairs import Pairs
 
 EPS = torch.finfo(torch.float32).eps
+
+Tile = tuple[Tensor, Tensor, Pairs]
+"""Rows (b, D), columns (c, D), and which of their pairs are negatives."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,44 +34,36 @@ def small_blocks() -> Iterator[None]:
 
 
 @st.composite
-def tiles(draw: st.DrawFn) -> dict[str, Any]:
-    """A tile with blocks that are cut, rows without any pair, and partners beside it."""
-    rows, columns, width = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(1, 40))
+def tiles(draw: st.DrawFn) -> Tile:
+    """A tile with rows that have no negative, and with partners in it, beside it, or nowhere."""
+    num_rows, num_columns, width = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(1, 40))
+    scale = draw(st.sampled_from([1.0, 14.3, 100.0]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
     def features(count: int) -> Tensor:
-        return F.normalize(torch.randn(count, width, generator=generator), dim=1).bfloat16().float()
+        return F.normalize(torch.randn(count, width, generator=generator), dim=1)
 
     def keys(count: int) -> Tensor:
-        return torch.randint(-(2**62), 2**62, (5,), generator=generator)[
-            torch.randint(5, (count,), generator=generator)
-        ]
+        return torch.randint(2**62, 2**62 + 5, (count,), generator=generator)
 
-    def valid(count: int) -> Tensor:
-        return torch.rand(count, generator=generator) > 0.3
+    def valid(count: int) -> Tensor | None:
+        return torch.rand(count, generator=generator) > 0.3 if draw(st.booleans()) else None
 
-    masked = draw(st.booleans())
-    shared = keys(columns)
-    return {
-        "rows": features(rows),
-        "columns": features(columns),
-        "scale": torch.tensor(draw(st.sampled_from([1.0, 14.3, 100.0]))),
-        "first": draw(st.integers(-80, 80)),
-        "valid": (valid(rows), valid(columns)) if masked else None,
-        "keys": tuple((shared[torch.arange(rows) % columns], shared) for _ in range(draw(st.integers(0, 2)))),
-    }
+    num_keys = draw(st.integers(0, 2))
+    pairs = Pairs(
+        row_keys=tuple(keys(num_rows) for _ in range(num_keys)),
+        column_keys=tuple(keys(num_columns) for _ in range(num_keys)),
+        valid_rows=valid(num_rows),
+        valid_columns=valid(num_columns),
+        partner=draw(st.none() | st.integers(1 - num_rows, num_columns - 1)),
+    )
+    return features(num_rows).bfloat16().float(), (scale * features(num_columns)).bfloat16().float(), pairs
 
 
-def reference(tile: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Similarities in float64, which of them count, and which are partners'."""
-    rows, columns = len(tile["rows"]), len(tile["columns"])
-    partners = torch.arange(rows)[:, None] + tile["first"] == torch.arange(columns)
-    kept = torch.ones(rows, columns, dtype=torch.bool)
-    for ours, theirs in tile["keys"]:
-        kept &= (ours[:, None] != theirs) | partners
-    if tile["valid"] is not None:
-        kept &= tile["valid"][0][:, None] & tile["valid"][1]
-    return tile["scale"].double() * tile["rows"].double() @ tile["columns"].double().T, kept, partners
+def error_of(tile: Tile) -> float:
+    """The largest of a similarity, which is a sum of float32."""
+    rows, columns, _ = tile
+    return 4 * EPS * math.sqrt(rows.shape[1]) * float(rows.norm(dim=1).max() * columns.norm(dim=1).max())
 
 
 def finite(sums: Tensor) -> Tensor:
@@ -76,34 +71,45 @@ def finite(sums: Tensor) -> Tensor:
 
 
 @settings(max_examples=25)
-@given(tiles())
-def test_log_sum_exps_and_their_gradient(given_tile: dict[str, Any]):
-    tile = kernels.Tile(**given_tile)
-    scores, kept, partners = reference(given_tile)
-    scores = scores.masked_fill(~kept, -torch.inf)
-    wanted = scores.logsumexp(1), scores.logsumexp(0)
-    error = 8 * float(given_tile["scale"]) * EPS * math.sqrt(tile.rows.shape[1])  # of a similarity
-    found = tile.sums()
-    for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs.float(), rtol=4 * EPS, atol=error)
-    rows, columns = scores.shape
-    grads = torch.rand(rows), torch.rand(columns), -torch.rand(rows)
-    ours = tile.gradient(finite(found[0]), grads[0], finite(found[1]), grads[1], grads[2])
-    theirs = (scores - finite(wanted[0])[:, None]).exp() * grads[0][:, None]
-    theirs += (scores - finite(wanted[1])).exp() * grads[1] + torch.where(partners, grads[2][:, None], 0.0)
-    torch.testing.assert_close(ours, theirs.float(), rtol=0.0, atol=4 * error + 8 * EPS)
+@given(tiles(), st.booleans(), st.booleans())
+def test_log_sum_exps_and_their_gradient(tile: Tile, both: bool, rows_alone: bool):
+    rows, columns, pairs = tile
+    scores = pairs.masked(rows.double() @ columns.double().T, -torch.inf)
+    error = error_of(tile)
+    over_columns, over_rows = kernels.log_sum_exps(rows, columns, pairs, both)
+    torch.testing.assert_close(over_columns, scores.logsumexp(1).float(), rtol=4 * EPS, atol=error + 4 * EPS)
+    if both:
+        assert over_rows is not None
+        torch.testing.assert_close(over_rows, scores.logsumexp(0).float(), rtol=4 * EPS, atol=error + 4 * EPS)
+    else:
+        assert over_rows is None
+    of_rows, of_columns = (
+        (finite(scores.logsumexp(axis)), torch.rand(scores.shape[1 - axis], dtype=torch.float64)) for axis in (1, 0)
+    )
+    theirs = (scores - of_rows[0][:, None]).exp() * of_rows[1][:, None]
+    if not rows_alone:
+        theirs += (scores - of_columns[0]).exp() * of_columns[1]
+    ours = kernels.log_sum_exps_gradient(
+        rows,
+        columns,
+        pairs,
+        (of_rows[0].float(), of_rows[1].float()),
+        None if rows_alone else (of_columns[0].float(), of_columns[1].float()),
+    )
+    largest = float(scores[scores.isfinite()].abs().max()) if scores.isfinite().any() else 0.0
+    torch.testing.assert_close(ours, theirs.float(), rtol=0.0, atol=2 * error + 8 * EPS * (1 + largest))
 
 
 @settings(max_examples=25)
 @given(tiles(), st.sampled_from([-10.0, 0.0, 30.0]))
-def test_sigmoid_sum_and_its_gradient(given_tile: dict[str, Any], bias: float):
-    tile = kernels.Tile(**given_tile)
-    scores, kept, partners = reference(given_tile)
-    logits = torch.where(partners, -1.0, 1.0).double() * (scores + bias)
-    each = 8 * float(given_tile["scale"]) * EPS * math.sqrt(tile.rows.shape[1]) + 8 * EPS * abs(bias)
-    wanted = float(F.softplus(logits)[kept].sum())
-    assert float(tile.sigmoid_sum(torch.tensor(bias))) == pytest.approx(wanted, rel=32 * EPS, abs=each * kept.numel())
-    gradient, of_bias = tile.sigmoid_gradient(torch.tensor(bias), torch.tensor(0.25))
-    theirs = 0.25 * torch.where(partners, -1.0, 1.0) * logits.sigmoid() * kept
-    torch.testing.assert_close(gradient, theirs.float(), rtol=16 * EPS, atol=each)
-    assert float(of_bias) == pytest.approx(float(theirs.sum()), rel=32 * EPS, abs=each * kept.numel())
+def test_softplus_sums_and_their_gradient(tile: Tile, bias: float):
+    rows, columns, pairs = tile
+    logits = rows.double() @ columns.double().T + bias
+    error = error_of(tile) + 8 * EPS * abs(bias)
+    theirs = pairs.masked(F.softplus(logits), 0.0).sum(1)
+    ours = kernels.softplus_sums(rows, columns, pairs, torch.tensor(bias))
+    torch.testing.assert_close(ours, theirs.float(), rtol=32 * EPS, atol=error * len(columns))
+    grads = torch.rand(len(rows))
+    theirs = pairs.masked(logits.sigmoid() * grads.double()[:, None], 0.0)
+    gradient = kernels.softplus_gradient(rows, columns, pairs, torch.tensor(bias), grads)
+    torch.testing.assert_close(gradient, theirs.float(), rtol=16 * EPS, atol=error)
