@@ -47,12 +47,22 @@ Step = Callable[[int], None]
 
 held = set[int]()
 """Descriptors of files that this process has locked. A child would share these locks, and keep them."""
+THREADS_A_PROCESS = 4
+"""Workers of a worker process. A row takes 0.2 ms in which its thread holds Python's lock (the GIL), so that a process
+makes less than 5,000 rows a second however many threads it has."""
+MOST_PROCESSES = 8
+"""Each takes the memory of one more interpreter."""
 _locks = set[ref[Lock]]()
 
 
 def most_workers(num_workers: NumWorkers) -> int:
     """The number of workers that a setting stands for."""
     return usable_cores() if num_workers == "auto" else num_workers
+
+
+def worker_processes(num_workers: NumWorkers) -> int:
+    """The number of processes, at least 1, that share so many workers beside a GPU."""
+    return max(1, min(MOST_PROCESSES, -(-most_workers(num_workers) // THREADS_A_PROCESS)))
 
 
 def usable_cores(environment: Mapping[str, str] | None = None, *, cgroup: Path = Path("/sys/fs/cgroup")) -> int:

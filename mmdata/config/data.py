@@ -60,8 +60,9 @@ class LoadingConfig(Settings):
     the training loop's own thread, whatever `num_processes` is."""
     num_processes: Count | Literal["auto"] = "auto"
     """Number of worker processes that share the `num_workers` threads, so that the loop never waits for Python's lock
-    (the GIL); each takes the memory of one more interpreter. More than 1 helps if a transform of your own is slow
-    Python code. 0: the threads are those of the training process. auto: 1 if there is a GPU, otherwise 0."""
+    (the GIL); each takes the memory of one more interpreter. More of them help above 4,000 rows a second, or if a
+    transform of your own is slow Python code. 0: the threads are those of the training process. auto: one for each 4
+    threads if there is a GPU, at most 8; otherwise 0."""
     prefetch_batches: Positive = 2
     """Number of batches that are made before the loop asks for them, by all workers together. More helps if steps take
     unequally long, and takes the memory of so many batches."""

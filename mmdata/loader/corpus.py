@@ -22,7 +22,7 @@ from mmdata.index.store import MAX_OPEN
 from mmdata.loader.negatives import NegativeCaptions
 from mmdata.plan import CaptionSources, Plan
 from mmdata.plan.captions import caption_sources
-from mmdata.processes import most_workers
+from mmdata.processes import most_workers, worker_processes
 from mmdata.storage import ShardCache
 from mmdata.storage.cache import GB
 from mmdata.tables.joined import Joined
@@ -142,7 +142,9 @@ def files_needed(data: DataConfig, num_shards: int) -> int:
     """
     joined = MAX_OPEN * sum(one.shards is not None for one in data.join)
     shards = min(num_shards, MAX_OPEN) + joined + most_workers(data.loading.num_workers)
-    processes = 1 if data.loading.num_processes == "auto" else data.loading.num_processes
+    processes = data.loading.num_processes
+    if processes == "auto":
+        processes = worker_processes(data.loading.num_workers)
     buffers = 2 * (data.loading.prefetch_batches + processes + HELD_BATCHES) if processes else 0
     return shards + buffers + OTHERS
 

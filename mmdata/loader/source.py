@@ -24,9 +24,10 @@ from mmdata.loader.workers.process import WorkerProcesses
 from mmdata.loader.workers.threads import ThreadedBatches, Work
 from mmdata.plan import BucketPolicy, Plan, Step
 from mmdata.plan.from_config import build_plan
-from mmdata.processes import most_workers
+from mmdata.processes import most_workers, worker_processes
 
 logger = logging.getLogger("mmdata")
+
 
 BatchSource = ThreadedBatches[LoadedBatch] | WorkerProcesses[LoadedBatch]
 """Makes a loader's batches ahead, in the order of the plan, from one epoch into the next."""
@@ -160,12 +161,15 @@ def num_processes_of(data: DataConfig, policy: BucketPolicy) -> int:
             cannot,
         )
         return 0
+    number = worker_processes(data.loading.num_workers)
     logger.info(
-        "%s: batches are made in 1 worker process. Set data.loading.num_processes to 0 for no worker process, or to 1 "
-        "to silence this message",
+        "%s: batches are made in %s. Set data.loading.num_processes to 0 for no worker process, or to %s to silence "
+        "this message",
         why,
+        "1 worker process" if number == 1 else f"{number} worker processes",
+        number,
     )
-    return 1
+    return number
 
 
 def not_importable(data: DataConfig, policy: BucketPolicy) -> str:

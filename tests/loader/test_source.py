@@ -57,7 +57,7 @@ def test_auto_is_a_worker_process_where_there_is_a_gpu(
     corpus: Corpus, same: Same, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(source, "has_gpu", lambda: True)
-    loader = corpus.loader()
+    loader = corpus.loader(num_workers=4)
     assert chosen(loader) == ("process", 1)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
@@ -68,6 +68,14 @@ def test_auto_is_a_worker_process_where_there_is_a_gpu(
     assert all(same(a, b) for a, b in zip(loader, corpus.loader(num_processes=0), strict=True))
     assert chosen(corpus.loader(num_workers=0)) == ("thread", 0)
     assert chosen(corpus.loader(num_processes=0)) == ("thread", 0)
+
+
+@pytest.mark.parametrize(("workers", "processes"), [(1, 1), (4, 1), (5, 2), (16, 4), (200, 8)])
+def test_auto_is_a_worker_process_for_each_four_threads(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, workers: int, processes: int
+):
+    monkeypatch.setattr(source, "has_gpu", lambda: True)
+    assert chosen(corpus.loader(num_workers=workers)) == ("process", processes)
 
 
 def test_auto_of_an_evaluation_is_threads(corpus: Corpus):

@@ -103,7 +103,7 @@ def _launch(kernel: Any, rows: Tensor, columns: Tensor, pairs: Pairs, *tensors: 
 
 
 # Names of a kernel's arguments: rows (num_rows, width) and columns (num_columns, width), contiguous; valid_rows and
-# valid_columns, uint8; row_keys (NUM_KEYS, num_rows) and column_keys, int64; first: row i's partner is column first + i.
+# valid_columns, uint8; row_keys (NUM_KEYS, num_rows) and column_keys, int64; row i's partner is column first + i.
 
 
 @triton.jit
