@@ -17,7 +17,6 @@ from mmdata.train import losses
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.keys import check_keys
 from mmdata.train.losses.telemetry import mining_telemetry
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import All, AnyMiner, Chain
 from mmdata.train.miners.configured import configured
@@ -34,7 +33,7 @@ class ContrastiveLoss:
     Args:
         kind: "clip" (InfoNCE; takes the negative captions of the batch), "siglip" (sigmoid), "multi_positive"
             (InfoNCE with several positives), "triplet" (hinge) or "hard_negative" (InfoNCE that weighs negatives by
-            their hardness) or "sogclr" (InfoNCE of the whole corpus, estimated).
+            their hardness).
         miner: chooses negatives; None keeps all.
         mask_same: rows with equal image_hash or caption_hash are not negatives of each other, if the batch has hashes.
         positives: for "multi_positive": the entry of the batch in which positives are equal. A row without a label has
@@ -44,8 +43,6 @@ class ContrastiveLoss:
         prior: for "hard_negative", the probability τ⁺ that a negative is a false one.
         queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
             Needs `mask_same` and the hashes.
-        normalizers: for "sogclr", of the rows of the corpus; each call reads and writes those of its batch.
-        gamma: for "sogclr", the weight of this batch in them.
 
     Raises:
         ValueError: an unknown kind; a queue or a miner with a loss that takes none.
@@ -59,8 +56,6 @@ class ContrastiveLoss:
     beta: float = 1.0
     prior: float = 0.0
     queue: FeatureQueue | None = None
-    normalizers: RowNormalizers | None = None
-    gamma: float = 0.8
 
     def __post_init__(self) -> None:
         known = get_args(LossName)
@@ -75,9 +70,7 @@ class ContrastiveLoss:
                 "queue: needs train.mask_false_negatives=true: without it a row's own image and caption, seen "
                 "an epoch ago, would be its hardest negatives"
             )
-        if self.kind == "sogclr" and self.normalizers is None:
-            raise ValueError("loss 'sogclr' needs the numbers that it keeps: give normalizers=RowNormalizers(rows)")
-        if self.kind in ("hard_negative", "sogclr") and self.miner is not None:
+        if self.kind == "hard_negative" and self.miner is not None:
             raise ValueError(
                 f"loss '{self.kind}' weighs all negatives and takes no miner: leave train.miner and train.teacher out"
             )
@@ -134,8 +127,6 @@ class ContrastiveLoss:
             return losses.multi_positive_loss(*features, labels=labels, miner=self.miner, valid=valid, same=same)
         if self.kind == "hard_negative":
             return losses.hard_negative_loss(*features, beta=self.beta, prior=self.prior, valid=valid, same=same)
-        if self.kind == "sogclr":
-            return self._sogclr(features, batch, same)
         extra_texts = self._extra_texts(output, batch, len(same))
         extra_images, extra_texts = self._with_queue(extra_texts and extra_texts.gather())
         return losses.clip_loss(
@@ -146,22 +137,6 @@ class ContrastiveLoss:
             extra_texts=extra_texts,
             extra_images=extra_images,
         )
-
-    def _sogclr(self, features: tuple[Tensor, Tensor, Tensor], batch: Batch, same: list[Tensor]) -> Tensor:
-        """With the normalizers of the batch's rows, which are moved on."""
-        assert self.normalizers is not None, "__post_init__"
-        rows = batch["rows"].where(batch["valid"], -1)
-        eps = 1 / max(1, self.normalizers.trained - 1)  # the loss is InfoNCE of the whole corpus
-        loss, moved = losses.sogclr_loss(
-            *features,
-            self.normalizers.read(rows),
-            gamma=self.gamma,
-            eps=eps,
-            valid=batch["valid"],
-            same=same,
-        )
-        self.normalizers.write(rows, moved)
-        return loss
 
     def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
         """The negative captions as negatives of all images but those whose own caption is the same text."""
@@ -222,7 +197,6 @@ def make_loss(
     config: TrainConfig,
     teacher_mask: AnyMiner | None = None,
     queue: FeatureQueue | None = None,
-    normalizers: RowNormalizers | None = None,
 ) -> ContrastiveLoss:
     """The loss and miner that a configuration names, for the update after `step` updates.
 
@@ -231,7 +205,6 @@ def make_loss(
         config: how to train.
         teacher_mask: leaves out the teacher's false negatives before the miner chooses.
         queue: features of earlier batches.
-        normalizers: for the loss sogclr.
 
     Raises:
         ValueError: settings that do not fit together.
@@ -249,7 +222,6 @@ def make_loss(
         positives=config.positives,
         beta=config.hard_negative_beta,
         queue=queue,
-        normalizers=normalizers,
     )
 
 
@@ -277,9 +249,8 @@ def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bo
     masks = config.teacher is not None and config.teacher.margin is not None
     teacher_mask = All() if masks else None  # stands for any miner
     queue = None if config.queue is None else FeatureQueue(config.queue)
-    normalizers = RowNormalizers(1) if config.loss == "sogclr" else None
     try:
-        loss = make_loss(sys.maxsize, config, teacher_mask, queue, normalizers)
+        loss = make_loss(sys.maxsize, config, teacher_mask, queue)
         loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)
     except ConfigError:
         raise

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,9 @@ from mmdata.train.step import LossFunction
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 
 
-def make_model(dropout: float, **settings: bool) -> DualEncoder:
+def make_model(dropout: float, **settings: Any) -> DualEncoder:
     torch.manual_seed(0)
-    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0, **settings)
+    config = ModelConfig(**{"dropout": dropout, "logit_bias_init": -10.0, **settings})
     return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
 
 

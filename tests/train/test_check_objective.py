@@ -33,9 +33,9 @@ def model(bias: float | None = None) -> DualEncoder:
             "train.queue: needs train.mask_false_negatives=true: without it",
         ),
         (
-            {"queue": 8, "loss": "sogclr", "mask_false_negatives": True},
+            {"queue": 8, "loss": "siglip", "mask_false_negatives": True},
             False,
-            "train.queue: its rows are further negatives for loss 'clip' alone, got 'sogclr': leave train.queue out$",
+            "train.queue: its rows are further negatives for loss 'clip' alone, got 'siglip': leave train.queue out$",
         ),
         # The loss itself would refuse these when the miner's or the teacher's turn comes: hundreds of updates later.
         (

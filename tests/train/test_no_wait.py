@@ -21,7 +21,6 @@ from mmdata.train import DualEncoder, miners, prefetch, train_step
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.losses import miner_weights
 from mmdata.train.memory.ema import EMA
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.objective import ContrastiveLoss
 from tests.train.test_pretrained import PAIRS, config_of
@@ -119,12 +118,6 @@ def test_no_kind_of_positives_waits(positives: Any):
 @pytest.mark.parametrize("mask_same", [True, False])
 def test_reweighted_negatives_do_not_wait(prior: float, mask_same: bool):
     step(ContrastiveLoss("hard_negative", prior=prior, mask_same=mask_same), make_batch(hashes=mask_same))
-
-
-def test_normalizers_do_not_wait():
-    loss = ContrastiveLoss("sogclr", normalizers=RowNormalizers(20, META))
-    for _ in range(2):
-        step(loss, make_batch())
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}])

@@ -14,7 +14,7 @@ from tests.train.compare import features, scalar
 
 def test_contrastive_loss_of_an_unknown_kind_names_the_known_ones():
     kind: Any = "clipp"
-    known = "clip, siglip, multi_positive, triplet, hard_negative, sogclr"
+    known = "clip, siglip, multi_positive, triplet, hard_negative"
     with pytest.raises(ValueError, match=rf"^loss 'clipp': known are {known}$"):
         ContrastiveLoss(kind)
 

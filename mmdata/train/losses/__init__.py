@@ -1,7 +1,6 @@
 """Contrastive losses over the global batch.
 
 - `contrastive`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
-- `sogclr`: InfoNCE of the whole corpus, estimated from batches.
 - `global_batch`: one rank's view of all ranks' rows: positives, admissible negatives, sums over anchors.
 - `tiles`: similarities without a miner, tile by tile; `rowwise`: with a miner, which needs whole rows.
 - `telemetry`: how hard the negatives are that a miner chose.
@@ -16,17 +15,14 @@ from mmdata.train.losses.contrastive import (
     triplet_loss,
 )
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.sogclr import SogCLROutput, sogclr_loss
 from mmdata.train.losses.telemetry import mining_telemetry
 
 __all__ = [
     "ExtraNegatives",
-    "SogCLROutput",
     "clip_loss",
     "hard_negative_loss",
     "mining_telemetry",
     "multi_positive_loss",
     "siglip_loss",
-    "sogclr_loss",
     "triplet_loss",
 ]

@@ -252,9 +252,7 @@ class Trainer:
             stopped = self.stop.agreed()
             return not stopped
 
-        normalizers = self.memory.normalizers
-        unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
-        with self.meter.paused(), parallel.apart(self.parallel), unmoved:
+        with self.meter.paused(), parallel.apart(self.parallel):
             # At the last step all that begins later is there: teacher and miner.
             def step(batch: Batch) -> None:
                 self.meter.expect(batch)
@@ -352,7 +350,7 @@ class Trainer:
         feeds = self.config.queue is not None and step >= self.config.mining_after_steps
         features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
-        loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
+        loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
         size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         return loss, output, features if feeds else None
@@ -475,7 +473,7 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer, self.memory.shares())
+        like = sharding.own_shares(self.model, self.optimizer)
         state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
         extras = LoaderExtras.of(self.source)
         other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
