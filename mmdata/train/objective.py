@@ -14,8 +14,8 @@ from mmdata.config import TrainConfig
 from mmdata.config.train import LossName, PositivesBy
 from mmdata.errors import ConfigError
 from mmdata.train import losses
+from mmdata.train.keys import check_keys
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.keys import check_keys
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import All, AnyMiner, Chain

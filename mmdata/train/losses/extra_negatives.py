@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.keys import check_keys, check_mask
+from mmdata.train.keys import check_keys, check_mask
 from mmdata.train.ranks import collectives
 
 

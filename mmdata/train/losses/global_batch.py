@@ -10,9 +10,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from mmdata.train.keys import check_keys, check_mask
 from mmdata.train.losses.exclusions import Exclusions
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.keys import check_keys, check_mask
 from mmdata.train.losses.miner_weights import MinerFlaws, raise_if_flawed
 from mmdata.train.losses.rowwise import rowwise_sum
 from mmdata.train.miners import AnyMiner, Side, for_block

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.first_order import first_order_only
 from mmdata.train.losses.tiles import TILE_ELEMENTS
+from mmdata.train.ranks.first_order import first_order_only
 
 RowLoss = Callable[..., Tensor]
 """(similarities (b, N), rows as a slice, *scalars) to losses (b,), in operations that autograd knows."""

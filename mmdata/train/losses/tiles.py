@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdata.train.compiler import compiles, up_to_graphs
 from mmdata.train.losses.exclusions import Exclusions, TileExclusions
-from mmdata.train.losses.first_order import first_order_only
+from mmdata.train.ranks.first_order import first_order_only
 
 TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Similarities of a tile, by device type: 1 MiB and 64 MiB of float32. The peak is a few times as much."""
