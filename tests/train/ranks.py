@@ -60,7 +60,7 @@ def loss_function(case: dict) -> LossFunction:
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
     if case["loss"] in ("clip", "siglip", "multi_positive", "triplet"):
         return ContrastiveLoss(
-            case["loss"], miner=miner, mask_same=case.get("mask_same", False), positives="image_hash"
+            case["loss"], miner=miner, mask_false_negatives=case.get("mask_same", False), positives="image_hash"
         )
 
     def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:

@@ -27,7 +27,7 @@ from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
+from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
@@ -99,7 +99,8 @@ class Trainer:
         self.evaluate = evaluate
         self.command = command
         collectives.check_ranks(batches)
-        check_objective(config, model)
+        # A model of your own may have a bias that shows in its output only.
+        check_loss(config, has_bias=getattr(model, "logit_bias", model) is not None)
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
