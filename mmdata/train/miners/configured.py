@@ -11,10 +11,17 @@ from torch import Tensor
 
 from mmdata.config.train import MinerConfig, NamedMinerConfig, UserConfig
 from mmdata.errors import ConfigError, where_to_look
-from mmdata.train.miners.hardness import All, DropHardest, SemiHard, TopK
-from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup
+from mmdata.train.miners.known import (
+    All,
+    Chain,
+    DropHardest,
+    FalseNegativeMargin,
+    GumbelTopK,
+    SameGroup,
+    SemiHard,
+    TopK,
+)
 from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
-from mmdata.train.miners.sampling import GumbelTopK
 
 BY_NAME = {
     "all": All,

@@ -87,13 +87,14 @@ def are_flawed(weights: Tensor) -> Tensor:
     return ~((weights >= 0) & (weights < torch.inf))  # a comparison with NaN is False
 
 
-def top_k_mask(values: Tensor, among: Tensor, k: int) -> Tensor:
+def top_k_mask(values: Tensor, among: Tensor, k: int, counts: Tensor | None = None) -> Tensor:
     """The k highest values of each row, or all of them where there are fewer.
 
     Args:
         values: (b, N); no gradient flows from here.
         among: bool (b, N), the entries to choose from.
         k: at least 1; more than N is all.
+        counts: int64 (b,), a lower k for each row.
 
     Returns:
         bool (b, N).
@@ -102,16 +103,11 @@ def top_k_mask(values: Tensor, among: Tensor, k: int) -> Tensor:
         values [[3., 9., 5., 4.]] among [[True, False, True, True]] with k = 2: [[False, False, True, True]].
     """
     candidates = values.detach().masked_fill(~among, -torch.inf)
-    chosen = candidates.topk(min(k, values.shape[1]), dim=1).indices  # (b, k)
-    return torch.zeros_like(among).scatter(1, chosen, True) & among
-
-
-def top_counts_mask(values: Tensor, among: Tensor, counts: Tensor, at_most: int) -> Tensor:
-    """As `top_k_mask`, with a k for each row: counts int64 (b,), each at most `at_most`."""
-    candidates = values.detach().masked_fill(~among, -torch.inf)
-    order = candidates.topk(min(at_most, values.shape[1]), dim=1).indices  # (b, k)
-    ranks = torch.arange(order.shape[1], device=order.device)
-    return torch.zeros_like(among).scatter(1, order, ranks < counts[:, None]) & among
+    order = candidates.topk(min(k, values.shape[1]), dim=1).indices  # (b, k)
+    chosen = torch.ones_like(order, dtype=torch.bool)
+    if counts is not None:
+        chosen = torch.arange(order.shape[1], device=order.device) < counts[:, None]
+    return torch.zeros_like(among).scatter(1, order, chosen) & among
 
 
 def positive_scores(scores: Tensor, positives: Tensor) -> Tensor:
