@@ -141,7 +141,7 @@ class ContrastiveLoss:
         images, texts = kept
         return images, texts if captions is None else captions.joined(texts)
 
-    def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float | list[float]]:
+    def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float]:
         """What the miner makes of this batch; see `mining_telemetry`."""
         labels = [self._labels(batch)] if self.config.loss == "multi_positive" else []
         return mining_telemetry(

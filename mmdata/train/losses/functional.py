@@ -105,9 +105,7 @@ def multi_positive_loss(
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner)
-    of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner)
-    return batch.global_mean((of_images + of_texts) / 2)
+    return batch.global_mean(batch.sum_over_both(_infonce, [logit_scale], miner=miner) / 2)
 
 
 def siglip_loss(
@@ -148,14 +146,11 @@ def siglip_loss(
     scale, bias = batch.scalar("logit_scale", logit_scale), batch.scalar("logit_bias", logit_bias)
     if miner is None:
         # Each pair is in the row of one image: the other direction would add the same sum again.
-        of_negatives = softplus_sums(
-            batch.images, batch.all_texts, batch.pairs, scale=scale, bias=bias, precision=precision
-        )
+        images, texts = batch.sides("image")
+        of_negatives = softplus_sums(images, texts, batch.pairs, scale=scale, bias=bias, precision=precision)
         own = scale * _own_cosines(batch) + bias
         return batch.global_mean(batch.of_valid(of_negatives - F.logsigmoid(own)))
-    of_images = batch.sum_over("image", _sigmoid, [scale, bias], miner=miner)
-    of_texts = batch.sum_over("text", _sigmoid, [scale, bias], miner=miner)
-    return batch.global_mean((of_images + of_texts) / 2)
+    return batch.global_mean(batch.sum_over_both(_sigmoid, [scale, bias], miner=miner) / 2)
 
 
 def triplet_loss(
@@ -189,9 +184,7 @@ def triplet_loss(
         raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    of_images = batch.sum_over("image", _hinge, miner=miner, margin=margin)
-    of_texts = batch.sum_over("text", _hinge, miner=miner, margin=margin)
-    return batch.global_mean(of_images + of_texts)
+    return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
 
 
 def hard_negative_loss(
@@ -228,9 +221,7 @@ def hard_negative_loss(
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    of_images = batch.sum_over("image", _reweighted, [logit_scale], beta=beta, prior=prior)
-    of_texts = batch.sum_over("text", _reweighted, [logit_scale], beta=beta, prior=prior)
-    return batch.global_mean((of_images + of_texts) / 2)
+    return batch.global_mean(batch.sum_over_both(_reweighted, [logit_scale], beta=beta, prior=prior) / 2)
 
 
 def _infonce_of_all(
@@ -242,7 +233,8 @@ def _infonce_of_all(
 ) -> Tensor:
     """Sum over this rank's rows; each similarity is computed once and used for both directions."""
     own = scale * _own_cosines(batch)  # (B,)
-    over_texts, over_images = log_sum_exps(batch.images, batch.all_texts, batch.pairs, scale=scale, precision=precision)
+    images, texts = batch.sides("image")
+    over_texts, over_images = log_sum_exps(images, texts, batch.pairs, scale=scale, precision=precision)
     assert over_images is not None, "both"
     of_images, of_texts = [over_texts - own], [collectives.log_sum_exp(over_images)[batch.own] - own]
     for negatives, anchors, extra in ((of_images, batch.images, extra_texts), (of_texts, batch.texts, extra_images)):
