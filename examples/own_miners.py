@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-
-def highest(values: Tensor, among: Tensor, counts: Tensor) -> Tensor:
-    """The highest values of each row among some: bool (b, N), as many as `counts` (b,) says."""
-    order = values.detach().masked_fill(~among, -torch.inf).argsort(dim=1, descending=True)
-    ranks = torch.arange(order.shape[1], device=order.device)
-    return torch.zeros_like(among).scatter(1, order, ranks < counts[:, None]) & among
+from mmdata.train.miners import gumbel_like, top_k_mask
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,7 @@ class Ratio:
     def __call__(self, scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         """Keep the highest scores of each row; see `Miner`."""
         counts = (self.share * negatives.sum(1).double()).round().long().clamp(min=1)
-        return highest(scores, negatives, counts)
+        return top_k_mask(scores, negatives, negatives.shape[1], counts)
 
 
 @dataclass(frozen=True)
@@ -79,6 +73,4 @@ class DistanceWeighted:
         near = negatives & (distances < self.farthest)
         density = (self.dimension - 2) * distances.log()
         density += (self.dimension - 3) / 2 * (1 - distances.square() / 4).log()
-        # The highest of log chance + Gumbel noise, which is -log of exponential draws, are draws without replacement.
-        noise = -torch.empty_like(density).exponential_().clamp_(min=torch.finfo(density.dtype).tiny).log_()
-        return highest(noise - density, near, near.new_full((len(near),), self.k, dtype=torch.long))
+        return top_k_mask(gumbel_like(density) - density, near, self.k)

@@ -19,8 +19,8 @@ from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import All, AnyMiner, Chain
-from mmdata.train.miners.configured import configured
 from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.named_miner import configured
 
 NO_IMAGE = -(2**63)
 """Image hash of a text without an image; a real hash equals it with a probability of 1 in 2^64."""

@@ -15,7 +15,7 @@ from pytorch_metric_learning.miners import BatchHardMiner, TripletMarginMiner
 
 from mmdata.train import losses, miners
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import Chosen
+from mmdata.train.losses.rows import ChosenPairs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -202,7 +202,7 @@ def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMin
     admissible = valid[:, None] & valid & (same[0][:, None] != same[0]) & ~torch.eye(rows).bool()
     seen: list[torch.Tensor] = []
 
-    def look(scores: torch.Tensor, chosen: Chosen) -> torch.Tensor:
+    def look(scores: torch.Tensor, chosen: ChosenPairs) -> torch.Tensor:
         seen.append(chosen.negatives)
         assert chosen.weights is None or (chosen.weights > 0).all()
         return scores.sum(1)

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.rows import Chosen
-from mmdata.train.miners.known import relaxed_top_k
+from mmdata.train.losses.rows import ChosenPairs
+from mmdata.train.miners import relaxed_top_k
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -207,7 +207,7 @@ def test_gradient_of_a_weight_of_0_is_the_share_in_the_softmax_up_to_its_bound()
     logits = torch.tensor([[0.0, 2.0, 1.0, 60.0]], dtype=torch.float64)
     positives, negatives = torch.tensor([[[True, False, False, False]], [[False, True, False, False]]])
     weights = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)  # 1 - 1 = 0 where it is not kept
-    value = Chosen(positives, negatives, weights).weighted_log_sum_exp(logits)
+    value = ChosenPairs(positives, negatives, weights).weighted_log_sum_exp(logits)
     total = 1 + math.e**2
     torch.testing.assert_close(value, torch.tensor([math.log(total)], dtype=torch.float64), rtol=1e-14, atol=0)
     (grad,) = torch.autograd.grad(value.sum(), weights)

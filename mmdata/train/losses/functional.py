@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdata.config.train import LossPrecision
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import Chosen
+from mmdata.train.losses.rows import ChosenPairs
 from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
@@ -251,24 +251,24 @@ def _own_cosines(batch: GlobalBatch) -> Tensor:
     return (batch.images * batch.texts).sum(1)
 
 
-def _infonce(scores: Tensor, chosen: Chosen, scale: Tensor) -> Tensor:
+def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:
     logits = scale * scores
     return chosen.weighted_log_sum_exp(logits) - chosen.of_positives(logits)
 
 
-def _sigmoid(scores: Tensor, chosen: Chosen, scale: Tensor, bias: Tensor) -> Tensor:
+def _sigmoid(scores: Tensor, chosen: ChosenPairs, scale: Tensor, bias: Tensor) -> Tensor:
     logits = scale * scores + bias
     # logsigmoid is exact at both ends; softplus loses a term below e^-20 when it adds 1.
     losses = -F.logsigmoid(logits.where(chosen.positives, -logits))
     return chosen.weighted_sum(losses, chosen.negatives | chosen.positives)
 
 
-def _hinge(scores: Tensor, chosen: Chosen, *, margin: float) -> Tensor:
+def _hinge(scores: Tensor, chosen: ChosenPairs, *, margin: float) -> Tensor:
     own = chosen.of_positives(scores)[:, None]  # (b, 1)
     return chosen.weighted_sum(F.relu(margin + scores - own), chosen.negatives)
 
 
-def _reweighted(scores: Tensor, chosen: Chosen, scale: Tensor, *, beta: float, prior: float) -> Tensor:
+def _reweighted(scores: Tensor, chosen: ChosenPairs, scale: Tensor, *, beta: float, prior: float) -> Tensor:
     logits = scale * scores
     own = chosen.of_positives(logits)  # (b,)
     count = chosen.negatives.sum(1, dtype=logits.dtype)  # (b,)

@@ -15,8 +15,7 @@ from mmdata.train.losses.miner_weights import raise_if_flawed
 from mmdata.train.losses.pairs import Pairs
 from mmdata.train.losses.rows import RowLoss, as_chosen, masks, rowwise_sum
 from mmdata.train.losses.tiles import on_device
-from mmdata.train.miners import AnyMiner, Side, for_block
-from mmdata.train.miners.protocol import are_flawed, check_shape
+from mmdata.train.miners import AnyMiner, Side, are_flawed, check_shape, for_block
 from mmdata.train.ranks import collectives
 
 
@@ -144,7 +143,7 @@ class GlobalBatch:
 
         Args:
             side: of the anchors.
-            loss: (cosines (b, N), `Chosen`, *scalars, **settings) to the losses of b anchors, (b,).
+            loss: (cosines (b, N), `ChosenPairs`, *scalars, **settings) to the losses of b anchors, (b,).
             scalars: passed to `loss`, and get a gradient too.
             miner: chooses and weighs negatives.
             extra: further negatives: texts for image anchors, images for text anchors.

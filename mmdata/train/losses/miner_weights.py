@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mmdata.train.miners import AnyMiner
-from mmdata.train.miners.protocol import name_of_miner
+from mmdata.train.miners import AnyMiner, name_of_miner
 from mmdata.train.prefetch import HostCopy
 
 _unread: list[tuple[list[str], HostCopy]] = []

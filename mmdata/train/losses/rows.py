@@ -25,7 +25,7 @@ RowLoss = Callable[..., Tensor]
 """(similarities (b, N), rows as a slice, *scalars) to losses (b,), in operations that autograd knows."""
 
 
-class Chosen(NamedTuple):
+class ChosenPairs(NamedTuple):
     """The positives of b anchors, and the negatives that a miner chose.
 
     Attributes:
@@ -77,13 +77,13 @@ def masks(scores: Tensor, pairs: Pairs, extra: Pairs | None, num_columns: int) -
     return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
 
 
-def as_chosen(chosen: Tensor, positives: Tensor, negatives: Tensor) -> Chosen:
+def as_chosen(chosen: Tensor, positives: Tensor, negatives: Tensor) -> ChosenPairs:
     """What a miner returned, (b, N): without pairs that are no negatives, with weights where it gave some."""
     if chosen.dtype == torch.bool:
-        return Chosen(positives, chosen & negatives, None)
+        return ChosenPairs(positives, chosen & negatives, None)
     kept = (chosen > 0) & negatives
     dropped = (chosen == 0) & negatives
-    return Chosen(positives, kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0))
+    return ChosenPairs(positives, kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0))
 
 
 def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Sequence[Tensor] = ()) -> Tensor:

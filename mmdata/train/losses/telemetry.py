@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import Chosen, as_chosen, row_blocks
+from mmdata.train.losses.rows import ChosenPairs, as_chosen, row_blocks
 from mmdata.train.losses.tiles import one_pass
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
@@ -89,7 +89,7 @@ def mining_telemetry(
     }
 
 
-def _sums(scores: Tensor, negatives: Tensor, chosen: Chosen, scale: Tensor) -> Tensor:
+def _sums(scores: Tensor, negatives: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:
     """What a block of anchors adds to the sums: (8,), float64."""
     kept = chosen.negatives.double()  # (b, N)
     if chosen.weights is not None:
