@@ -11,7 +11,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.config.train import LossName, LossPrecision
+from mmdata.config.train import LossName
 from mmdata.errors import ConfigError
 from mmdata.train import losses
 from mmdata.train.keys import check_keys
@@ -115,7 +115,9 @@ class ContrastiveLoss:
         scale = self._scale(output)
         if name == "multi_positive":
             return losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
-        given["precision"] = self._precision(images.device)
+        given["precision"] = self.config.loss_precision
+        if given["precision"] == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
+            given["precision"] = "bf16"
         if name == "siglip":
             assert output.logit_bias is not None, "check_fits"
             return losses.siglip_loss(images, texts, scale, output.logit_bias, **given)
@@ -152,12 +154,6 @@ class ContrastiveLoss:
             valid=batch["valid"],
             same=[*self._same(batch), *labels],
         )
-
-    def _precision(self, device: torch.device) -> LossPrecision:
-        wanted = self.config.loss_precision
-        if wanted == "auto" and self.config.precision == "bf16" and device.type == "cuda":
-            return "bf16"
-        return wanted
 
     def _scale(self, output: DualEncoderOutput) -> Tensor:
         if output.logit_scale is None:

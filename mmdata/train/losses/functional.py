@@ -146,10 +146,11 @@ def siglip_loss(
     scale, bias = batch.scalar("logit_scale", logit_scale), batch.scalar("logit_bias", logit_bias)
     if miner is None:
         # Each pair is in the row of one image: the other direction would add the same sum again.
-        images, texts = batch.sides("image")
-        of_negatives = softplus_sums(images, texts, batch.pairs, scale=scale, bias=bias, precision=precision)
-        own = scale * _own_cosines(batch) + bias
-        return batch.global_mean(batch.of_valid(of_negatives - F.logsigmoid(own)))
+        own = scale * (batch.images * batch.texts).sum(1) + bias  # (B,)
+        texts = collectives.gather_with_grad(batch.texts)
+        of_negatives = softplus_sums(batch.images, texts, batch.pairs, scale=scale, bias=bias, precision=precision)
+        of_rows, valid = of_negatives - F.logsigmoid(own), batch.pairs.valid_rows
+        return batch.global_mean((of_rows if valid is None else of_rows.where(valid, 0.0)).sum())
     return batch.global_mean(batch.sum_over_both(_sigmoid, [scale, bias], miner=miner) / 2)
 
 
@@ -232,9 +233,9 @@ def _infonce_of_all(
     precision: LossPrecision,
 ) -> Tensor:
     """Sum over this rank's rows; each similarity is computed once and used for both directions."""
-    own = scale * _own_cosines(batch)  # (B,)
-    images, texts = batch.sides("image")
-    over_texts, over_images = log_sum_exps(images, texts, batch.pairs, scale=scale, precision=precision)
+    own = scale * (batch.images * batch.texts).sum(1)  # (B,)
+    texts = collectives.gather_with_grad(batch.texts)
+    over_texts, over_images = log_sum_exps(batch.images, texts, batch.pairs, scale=scale, precision=precision)
     assert over_images is not None, "both"
     of_images, of_texts = [over_texts - own], [collectives.log_sum_exp(over_images)[batch.own] - own]
     for negatives, anchors, extra in ((of_images, batch.images, extra_texts), (of_texts, batch.texts, extra_images)):
@@ -242,13 +243,9 @@ def _infonce_of_all(
             columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
             sums, _ = log_sum_exps(anchors, columns, pairs, scale=scale, both=False, precision=precision)
             negatives.append(sums - own)
-    # log(1 + the sum over negatives of exp(logit - own)); where there is no negative, 0 with the gradient 0.
-    losses = [torch.stack([torch.zeros_like(own), *each]).logsumexp(0) for each in (of_images, of_texts)]
-    return batch.of_valid(losses[0] + losses[1]) / 2
-
-
-def _own_cosines(batch: GlobalBatch) -> Tensor:
-    return (batch.images * batch.texts).sum(1)
+    # log(1 + the sum over negatives of exp(logit - own)). A row that is not valid has none: 0, with the gradient 0.
+    one = torch.zeros_like(own)
+    return (torch.stack([one, *of_images]).logsumexp(0) + torch.stack([one, *of_texts]).logsumexp(0)).sum() / 2
 
 
 def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:

@@ -76,9 +76,13 @@ class GlobalBatch:
         num_valid = len(images) if valid_columns is None else valid_columns.sum()
         if valid_columns is not None and valid_columns.device.type == "cpu" and bool(valid_columns.all()):
             valid = valid_columns = None  # masks would be for nothing; on a GPU the host would have to wait to know it
+        precise = torch.promote_types(torch.promote_types(images.dtype, texts.dtype), torch.float32)
+        images, texts = images.to(precise), texts.to(precise)
+        if valid is not None:
+            images, texts = images.where(valid[:, None], 0.0), texts.where(valid[:, None], 0.0)
         return cls(
-            _cleaned(images, valid),
-            _cleaned(texts, valid),
+            images,
+            texts,
             Pairs(tuple(keys), tuple(everyones), valid, valid_columns, partner=first, labelled=labels is not None),
             num_valid,
             slice(first, first + len(images)),
@@ -123,11 +127,6 @@ class GlobalBatch:
             )
         keys = pairs.row_keys if extra.same else ()
         return Pairs(keys, tuple(extra.same), pairs.valid_rows, extra.valid)
-
-    def of_valid(self, losses: Tensor) -> Tensor:
-        """The sum of losses (B,) of this rank's valid rows."""
-        valid = self.pairs.valid_rows
-        return (losses if valid is None else losses.where(valid, 0.0)).sum()
 
     def sum_over(
         self,
@@ -217,9 +216,3 @@ def _check(images: Tensor, texts: Tensor, valid: Tensor | None, same: Sequence[T
                 f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
             )
         (check_mask if name == "valid" else check_keys)(name, column)
-
-
-def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
-    """At least float32, with zeros in rows that are not valid."""
-    precise = features.to(torch.promote_types(features.dtype, torch.float32))
-    return precise if valid is None else precise.where(valid[:, None], 0.0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train.losses.pairs import Pairs
-from mmdata.train.losses.tiles import TILE_ELEMENTS, one_pass, slices
+from mmdata.train.losses.tiles import blocks, one_pass
 from mmdata.train.ranks.first_order import first_order_only
 
 MAX_LOG_WEIGHT_GRADIENT = 10.0
@@ -118,7 +118,7 @@ class _RowwiseSum(torch.autograd.Function):
         grad_columns = torch.zeros_like(columns) if of_columns else None
         leaves = [scalar.detach().requires_grad_(of_it) for scalar, of_it in zip(scalars, of_scalars, strict=True)]
         with one_pass(anchors.device):
-            for r in row_blocks(anchors, columns):
+            for r in blocks(anchors, columns, whole_rows=True)[0]:
                 scores = (anchors[r] @ columns.T).requires_grad_(of_anchors or of_columns)  # (b, N)
                 with torch.set_grad_enabled(with_gradient):
                     loss = row_loss(scores, r, *leaves).sum()
@@ -137,9 +137,3 @@ class _RowwiseSum(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *(None if saved is None else grad * saved for saved in ctx.saved_tensors))
-
-
-def row_blocks(anchors: Tensor, columns: Tensor) -> list[slice]:
-    """Parts of the anchors whose similarities to all columns are a tile."""
-    elements = TILE_ELEMENTS.get(anchors.device.type, TILE_ELEMENTS["cuda"])
-    return slices(len(anchors), max(1, elements // max(1, len(columns))))

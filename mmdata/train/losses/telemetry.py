@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import ChosenPairs, as_chosen, row_blocks
-from mmdata.train.losses.tiles import one_pass
+from mmdata.train.losses.rows import ChosenPairs, as_chosen
+from mmdata.train.losses.tiles import blocks, one_pass
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
@@ -66,7 +66,7 @@ def mining_telemetry(
         scale = batch.scalar("logit_scale", logit_scale)
         for side in ("image", "text"):
             anchors, columns = batch.sides(side)
-            for rows in row_blocks(anchors, columns):
+            for rows in blocks(anchors, columns, whole_rows=True)[0]:
                 scores = anchors[rows] @ columns.T  # (b, N)
                 pairs = batch.pairs.block(rows, slice(0, len(columns)))
                 positives, negatives = pairs.positives(scores), pairs.negatives(scores)
