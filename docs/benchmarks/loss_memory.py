@@ -11,8 +11,9 @@ needs beyond the features; time is the median of further runs, or of the first o
 With `--one-process`, for CUDA, all are measured in this process: its allocator tells them apart, and code is compiled
 once. A form for which there is too little memory says how much it wanted.
 
-On CUDA each form runs as its users run it: products in TF32, and the dense forms under bfloat16 autocast, as
-open_clip's trainings are. `--precision fp32` gives float32 to all, the default on a CPU.
+On CUDA each form runs as its users run it: the tiled one with products in bfloat16, as in a run in bf16, and the dense
+forms under bfloat16 autocast, as open_clip's trainings are. `--precision fp32` gives float32 to all, the default on a
+CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train import miners
-from mmdata.train.losses.contrastive import clip_loss, siglip_loss
+from mmdata.train.losses.functional import clip_loss, siglip_loss
 from mmdata.train.precision import numerics
 
 PAGE_BYTES = 4096
@@ -56,17 +57,17 @@ def lean(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
-def siglip(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+def siglip(images: Tensor, texts: Tensor, scale: Tensor, **settings: Any) -> Tensor:
     """The sigmoid loss, with the bias of the paper."""
-    return siglip_loss(images, texts, scale, torch.full_like(scale, -10.0).requires_grad_())
+    return siglip_loss(images, texts, scale, torch.full_like(scale, -10.0).requires_grad_(), **settings)
 
 
-def top_k(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+def top_k(images: Tensor, texts: Tensor, scale: Tensor, **settings: Any) -> Tensor:
     """InfoNCE of the 64 hardest negatives of each row."""
-    return clip_loss(images, texts, scale, miner=miners.TopK(64))
+    return clip_loss(images, texts, scale, miner=miners.TopK(64), **settings)
 
 
-FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+FORMS: dict[str, Callable[..., Tensor]] = {
     "tiled": clip_loss,
     "open_clip": open_clip,
     "lean": lean,
@@ -131,13 +132,15 @@ def _measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
     images, texts = (F.normalize(x, dim=1).to(dtype).requires_grad_() for x in sides)
     scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
 
-    lower = given.precision == "bf16" and form in ("open_clip", "lean")
+    dense = form in ("open_clip", "lean")
+    lower = given.precision == "bf16" and dense
+    settings = {} if dense else {"precision": given.precision}
 
     def run(images: Tensor, texts: Tensor) -> float:
         for leaf in (images, texts, scale):
             leaf.grad = None
         with torch.autocast(given.device, torch.bfloat16, enabled=lower):
-            loss = FORMS[form](images, texts, scale)
+            loss = FORMS[form](images, texts, scale, **settings)
         loss.backward()
         return float(loss.detach())  # on CUDA: waits
 

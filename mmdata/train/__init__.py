@@ -1,7 +1,7 @@
 """The GPU half: towers, miners, losses and the training step. Its input is any iterable of batches.
 
 - `step`: one update of the features: embed → mine → loss, each replaceable; `objective` makes the loss of settings.
-- `models/`, `losses/`, `miners/`: the parts of that step. `memory/`: what outlives a batch.
+- `models/`, `losses/`, `miners`: the parts of that step. `memory/`: what outlives a batch.
 - `run/`: the loop around the step, its checkpoints, log and watchdog. `ranks/`: several processes.
 - `evaluation/`: retrieval, zero-shot and compositional scores.
 - Nothing here reads a shard: `batches` says what the loop needs of a loader, and any iterable of batches will do.
@@ -9,7 +9,6 @@
 
 from mmdata.train import losses, miners
 from mmdata.train.memory.ema import EMA
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
@@ -26,7 +25,6 @@ __all__ = [
     "DualEncoder",
     "DualEncoderOutput",
     "FeatureQueue",
-    "RowNormalizers",
     "StepOutput",
     "Trainer",
     "distributed",

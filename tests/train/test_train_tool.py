@@ -32,7 +32,7 @@ from mmdata.trained.evaluation import evaluate_shards, with_settings
 from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
 
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:

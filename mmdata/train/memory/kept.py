@@ -1,4 +1,4 @@
-"""What a run keeps beside its weights: the queue, the feature cache, normalizers, where settings ask for them."""
+"""What a run keeps beside its weights: the queue and the feature cache, where settings ask for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from typing_extensions import Self
 
 from mmdata.batch import Batch
@@ -17,7 +16,6 @@ from mmdata.config import TrainConfig
 from mmdata.train.batches import Batches
 from mmdata.train.memory.drift import QueueDrift
 from mmdata.train.memory.feature_cache import FeatureCache
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.precision import AUTOCAST, choose_precision
@@ -26,19 +24,18 @@ from mmdata.train.ranks.lockstep import on_first
 
 @dataclass(frozen=True)
 class FeatureMemory:
-    """The run's queue, feature cache and normalizers; each is optional."""
+    """The run's queue and feature cache; each is optional."""
 
     queue: FeatureQueue | None
     drift: QueueDrift | None
     cache: FeatureCache | None
-    normalizers: RowNormalizers | None
 
     @classmethod
     def from_config(cls, config: TrainConfig, batches: Batches, folder: Path, device: torch.device) -> Self:
         """As a configuration asks; the cache lies in the run's folder.
 
         Raises:
-            ConfigError: a cache or normalizers of batches that have no index.
+            ConfigError: a cache of batches that have no index.
         """
         queue = drift = None
         if config.queue is not None:
@@ -49,8 +46,7 @@ class FeatureMemory:
                 micro_batch_size=config.micro_batch_size,
                 autocast_dtype=AUTOCAST[choose_precision(config.precision, device)],
             )
-        cache = FeatureCache.from_config(config.feature_cache, batches, folder)
-        return cls(queue, drift, cache, RowNormalizers.from_config(config, batches, device))
+        return cls(queue, drift, FeatureCache.from_config(config.feature_cache, batches, folder))
 
     def keep(
         self, output: DualEncoderOutput, batch: Batch, step: int, of_teacher: DualEncoderOutput | None = None
@@ -71,23 +67,13 @@ class FeatureMemory:
 
     def telemetry(self, step: int, drift: dict[str, float]) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
         """Kind and numbers of each line for metrics.jsonl after `step` updates; `drift` as `QueueDrift` measured it."""
-        parts = (("queue", self.queue), ("feature_cache", self.cache), ("normalizers", self.normalizers))
-        for kind, part in parts:
+        for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
             if part is not None:
                 yield kind, part.telemetry(step) | (drift if kind == "queue" else {})
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {
-            "queue": self.queue and self.queue.state_dict(),
-            "cache": self.cache and self.cache.state_dict(),
-            "normalizers": self.normalizers and self.normalizers.state_dict(),
-        }
-
-    def shares(self) -> dict[tuple[str, ...], Tensor]:
-        """The tensors of a checkpoint of which each rank has a share, by the keys that lead to them."""
-        own = self.normalizers.state_dict() if self.normalizers else {}
-        return {("memory", "normalizers", name): value for name, value in own.items()}
+        return {"queue": self.queue and self.queue.state_dict(), "cache": self.cache and self.cache.state_dict()}
 
     def load_state_dict(
         self, state: dict[str, Any], step: int, device: torch.device, group: dist.ProcessGroup | None
@@ -99,8 +85,6 @@ class FeatureMemory:
         """
         if self.queue is not None:
             self.queue.load_state_dict(state["queue"], device)
-        if self.normalizers is not None:
-            self.normalizers.load_state_dict(state["normalizers"])
         cache = self.cache
         if cache is None:
             return ""

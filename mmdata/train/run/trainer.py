@@ -27,7 +27,7 @@ from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.kept import FeatureMemory
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
+from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
@@ -99,7 +99,8 @@ class Trainer:
         self.evaluate = evaluate
         self.command = command
         collectives.check_ranks(batches)
-        check_objective(config, model)
+        # A model of your own may have a bias that shows in its output only.
+        check_loss(config, has_bias=getattr(model, "logit_bias", model) is not None)
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         several = collectives.world_size() > 1
         group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
@@ -252,9 +253,7 @@ class Trainer:
             stopped = self.stop.agreed()
             return not stopped
 
-        normalizers = self.memory.normalizers
-        unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
-        with self.meter.paused(), parallel.apart(self.parallel), unmoved:
+        with self.meter.paused(), parallel.apart(self.parallel):
             # At the last step all that begins later is there: teacher and miner.
             def step(batch: Batch) -> None:
                 self.meter.expect(batch)
@@ -352,7 +351,7 @@ class Trainer:
         feeds = self.config.queue is not None and step >= self.config.mining_after_steps
         features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
         teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
-        loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
+        loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
         size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         return loss, output, features if feeds else None
@@ -475,7 +474,7 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer, self.memory.shares())
+        like = sharding.own_shares(self.model, self.optimizer)
         state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
         extras = LoaderExtras.of(self.source)
         other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
