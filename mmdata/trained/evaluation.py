@@ -1,9 +1,9 @@
-"""Evaluate a trained model on shards and on compositional tests; under torchrun the ranks share the rows."""
+"""Evaluate a trained model on shards; under torchrun the ranks share the rows."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
-from mmdata.batch import Batch
 from mmdata.config import Config
 from mmdata.config.corpus import CorpusConfig, ValConfig, val_in_words
 from mmdata.config.data import DataConfig, evaluation_data
@@ -23,12 +22,11 @@ from mmdata.index import Index, Manifest
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.train.evaluation.embedding import Features
-from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
+from mmdata.train.evaluation.evaluate import embed, score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 from mmdata.trained import TrainedRun
-from mmdata.trained.pairs import load_pairs, read_pairs
 
 logger = logging.getLogger("mmdata")
 
@@ -232,22 +230,6 @@ def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
 def _plain(name: str) -> str:
     """The name of a class as prompts may have it: "Polar bear" for the folder polar_bear."""
     return name.replace("_", " ").casefold()
-
-
-def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float]]:
-    """Scores of a compositional test, for each type of swap. A collective."""
-    types: list[str] = []
-
-    def batches() -> Iterator[Batch]:
-        rank, ranks = collectives.rank(), collectives.world_size()
-        for batch, names in _progress(load_pairs(path, trained.config.data, rank=rank, world_size=ranks), "pairs"):
-            types.extend(names)
-            yield batch
-
-    with trained.numerics():
-        features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
-    assert features.text is not None, "pairs have captions"
-    return compositional(features.image, features.text, types, one_image=read_pairs(path)[0].has_one_image)
 
 
 def _progress(batches: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:

@@ -1,4 +1,4 @@
-"""Compositional test sets: pairs of images and captions that differ in one thing, as batches for an evaluation.
+"""Compositional test sets: pairs of images and captions that differ in one thing, and a model's scores on them.
 
 A set is a JSONL file with a pair in each line (the form of Winoground):
 
@@ -19,24 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import numpy as np
 import torch
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
 from torch import Tensor
 
-from mmdata.batch import Batch
-from mmdata.config import DataConfig
 from mmdata.errors import BadSample, DataError, Reason
 from mmdata.images import probe
 from mmdata.images.pillow import decode_pillow
-from mmdata.images.pixels import EncodedImage, PixelTransform
-from mmdata.loader.image_buffers import BatchPixels
-from mmdata.loader.workers.buffers import BufferPool
-from mmdata.plan import Bucket
-from mmdata.safe_read import read_inside
+from mmdata.safe_read import locate, read_inside
 from mmdata.tars import clean_caption
 from mmdata.tars.samples import MAX_IMAGE_BYTES
-from mmdata.text.tokenizer import Tokenizer, need_tokenizer
+from mmdata.train.evaluation.evaluate import compositional
+from mmdata.trained.run import TrainedRun
 
 IMAGE_FOLDERS = ("images", "val2017")
 """Folders beside a set where Winoground and ARO have their images, and COCO those of SugarCrepe."""
@@ -73,12 +67,22 @@ class Pair:
         return self.image_0 == self.image_1
 
 
+def _cleaned(caption: str) -> str:
+    try:
+        return clean_caption(caption)
+    except BadSample as error:
+        raise ValueError(str(error)) from error
+
+
+Caption = Annotated[str, AfterValidator(_cleaned)]
+
+
 class _Winoground(BaseModel):
     type: str = Field(validation_alias=AliasChoices("type", "collapsed_tag"))
     image_0: str
     image_1: str
-    caption_0: str
-    caption_1: str
+    caption_0: Caption
+    caption_1: Caption
 
     def pair(self, name: str, where: str) -> Pair:
         return Pair(**self.model_dump(), where=where)
@@ -86,8 +90,8 @@ class _Winoground(BaseModel):
 
 class _SugarCrepe(BaseModel):
     filename: str
-    caption: str
-    negative_caption: str
+    caption: Caption
+    negative_caption: Caption
 
     def pair(self, name: str, where: str) -> Pair:
         image, true, false = self.filename, self.caption, self.negative_caption
@@ -96,8 +100,8 @@ class _SugarCrepe(BaseModel):
 
 class _Aro(BaseModel):
     image_path: str
-    true_caption: str
-    false_caption: str
+    true_caption: Caption
+    false_caption: Caption
     bbox_x: int
     bbox_y: int
     bbox_w: Annotated[int, Field(ge=1)]
@@ -151,87 +155,30 @@ def _checked(kind: type[_Winoground | _SugarCrepe | _Aro], entry: object, where:
     return found.pair(file.stem, where)
 
 
-def load_pairs(
-    path: str | os.PathLike[str], data: DataConfig, *, batch_size: int = 64, rank: int = 0, world_size: int = 1
-) -> Iterator[tuple[Batch, list[str]]]:
-    """Batches of a set, in its order.
-
-    Args:
-        path: of the set.
-        data: tokenizer, max_length and image size. Images get the eval transform: a square of `image_size`, or the
-            largest number of `image_patches` where that is set.
-        batch_size: pairs in a batch, over all ranks.
-        rank: 0 … world_size-1.
-        world_size: processes that share each batch.
-
-    Yields:
-        A batch of 2P rows, row 2i (image_0, caption_0) and 2i + 1 (image_1, caption_1) of pair i; and the P types. With
-        several ranks the batch holds this rank's share of the pairs. All ranks have the same number of rows; rows
-        without a pair are not valid. The types are always all P.
+def score_pairs(run: TrainedRun, path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
+    """`compositional` scores of a model on a set.
 
     Raises:
         DataError: an image or caption cannot be used: no pair is left out of a test set.
-        ValueError: `batch_size` below 1, or no such rank.
     """
-    if batch_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"batch_size must be 1 or more, and rank 0 to world_size-1: got {batch_size}, rank {rank} of {world_size}"
-        )
     pairs = read_pairs(path)
-    tokenizer = need_tokenizer(data, to="score pairs")
-    for start in range(0, len(pairs), batch_size):
-        part = pairs[start : start + batch_size]
-        of_rank = -(-len(part) // world_size)
-        own = part[rank * of_rank : (rank + 1) * of_rank]
-        batch = _batch(Path(path), start + rank * of_rank, own, data, tokenizer, num_pairs=of_rank)
-        yield batch, [pair.type for pair in part]
+    one_image = pairs[0].has_one_image
+    images = run.embed_images(_images(pairs, Path(path), sides=1 if one_image else 2))
+    texts = run.embed_texts([caption for pair in pairs for caption in (pair.caption_0, pair.caption_1)])
+    images = images.repeat_interleave(2, dim=0) if one_image else images
+    return compositional(images, texts, [pair.type for pair in pairs], one_image=one_image)
 
 
-def _batch(
-    path: Path, start: int, pairs: list[Pair], data: DataConfig, tokenizer: Tokenizer, *, num_pairs: int
-) -> Batch:
-    """A batch of `num_pairs` pairs, the first of which are `pairs`, from line `start` (counted from 0) on."""
+def _images(pairs: list[Pair], path: Path, *, sides: int) -> Iterator[str | Tensor]:
+    """The images in order: a file, or the pixels of its box."""
     roots = [os.path.realpath(path.parent / name) for name in ("", *IMAGE_FOLDERS)]
-    transform = PixelTransform("eval", patch_size=data.patch_size, exact=data.decode == "exact")
-    bucket = Bucket(data.max_length, data.image_size, data.image_size)
-    if data.image_patches is not None:
-        bucket = Bucket(data.max_length, 0, 0, data.image_patches[-1])
-    pixels = BatchPixels(bucket, 2 * num_pairs, BufferPool(), transform)
-    captions: list[str] = []
-    for i, pair in enumerate(pairs):
-        for side, (name, caption) in enumerate(((pair.image_0, pair.caption_0), (pair.image_1, pair.caption_1))):
-            row = 2 * i + side
+    for pair in pairs:
+        for side, name in enumerate((pair.image_0, pair.image_1)[:sides]):
             try:
-                encoded, _ = read_inside(*_place_of(name, roots), max_bytes=MAX_IMAGE_BYTES)
-                info = probe(encoded)
-                image = EncodedImage(encoded, info.format, info.orientation, row, checked=True)
-                if pair.box is None:
-                    decoded = pixels.decode(image, epoch=0)
-                else:
-                    shape = None if bucket.patches else (bucket.height, bucket.width)
-                    decoded = transform.choose_part(_cropped(image, pair.box), shape=shape, patches=bucket.patches)
-                pixels.write(decoded, row, number=row, epoch=0)
-                captions.append(clean_caption(caption))
+                place = _place_of(name, roots)
+                yield locate(*place) if pair.box is None else _cropped(*place, pair.box)
             except (BadSample, OSError) as error:
                 raise DataError(f"pairs '{path}', {pair.where}, side {side}: {error}") from error
-    length = min(max(tokenizer.count(captions), default=1), tokenizer.max_length)
-    shape = (2 * num_pairs, length)
-    input_ids, attention_mask = np.full(shape, tokenizer.pad_id, np.int64), np.zeros(shape, np.int64)
-    input_ids[: len(captions)], attention_mask[: len(captions)] = tokenizer.encode(captions, length)
-    attention_mask[:, 0] = 1  # attention over no position gives NaN, also in rows that are not valid
-    places = np.arange(2 * num_pairs)
-    is_filled = places < len(captions)
-    rows = np.where(is_filled, 2 * start + places, -1)
-    valid = torch.from_numpy(is_filled)
-    entries: dict[str, Any] = {
-        **pixels.entries(valid),
-        "input_ids": torch.from_numpy(input_ids),
-        "attention_mask": torch.from_numpy(attention_mask),
-        "valid": valid,
-        "rows": torch.from_numpy(rows),
-        "keys": [f"{row // 2}_{row % 2}" if row >= 0 else "" for row in rows.tolist()],
-    }
-    return cast(Batch, entries)
 
 
 def _place_of(name: str, roots: list[str]) -> tuple[str, str]:
@@ -243,10 +190,11 @@ def _place_of(name: str, roots: list[str]) -> tuple[str, str]:
     return roots[0], name  # which says what is wrong with it
 
 
-def _cropped(image: EncodedImage, box: tuple[int, int, int, int]) -> Tensor:
+def _cropped(root: str, name: str, box: tuple[int, int, int, int]) -> Tensor:
     """The pixels of a box, uint8 (3, h, w), without what lies outside the image; EXIF orientation is not applied."""
     left, top, width, height = box
-    whole = decode_pillow(image.data, image.format)
+    encoded, _ = read_inside(root, name, max_bytes=MAX_IMAGE_BYTES)
+    whole = decode_pillow(encoded, probe(encoded).format)
     part = whole[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
     if not part.size:
         size = f"{whole.shape[1]} x {whole.shape[0]}"

@@ -109,9 +109,9 @@ class TrainedRun:
     position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
     @classmethod
-    def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision = "fp32") -> Self:
-        """As `load_run`."""
-        if precision not in get_args(Precision):
+    def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision | None = None) -> Self:
+        """As `load_run`; `precision` None is that of the training, with which `mmdata evaluate` works."""
+        if precision not in (None, *get_args(Precision)):
             raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path, mapped=True, parts=("model",))
@@ -122,6 +122,7 @@ class TrainedRun:
         tokenizer = need_tokenizer(config.data, to="use a dual encoder")
         model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))
+        precision = precision or choose_precision(config.train.precision, torch.device(device))
         counters = state["step"], state["epoch"]
         position = state.get("batches", {})
         return cls(model.to(device).eval(), config, tokenizer, path, *counters, precision=precision, position=position)
@@ -145,12 +146,12 @@ class TrainedRun:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """Type of the towers' autocast while the model was trained, with which `mmdata evaluate` works."""
-        return AUTOCAST[choose_precision(self.config.train.precision, self.device)]
+        """Type of the towers' autocast; None: as they are."""
+        return AUTOCAST[self.precision]
 
     def numerics(self) -> AbstractContextManager[None]:
-        """Around a `with` block that computes as the training did: on a GPU products in TF32 unless it was fp32."""
-        return numerics(choose_precision(self.config.train.precision, self.device), self.device)
+        """Around a `with` block that computes in `precision`: on a GPU products in TF32 unless it is fp32."""
+        return numerics(self.precision, self.device)
 
     @property
     def logit_scale(self) -> float:
@@ -290,9 +291,9 @@ class TrainedRun:
     @contextmanager
     def _computing(self) -> Generator[None]:
         """Without a graph, in the number format `precision`."""
-        dtype = AUTOCAST[self.precision]
+        dtype = self.autocast_dtype
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-        with torch.no_grad(), numerics(self.precision, self.device), autocast:
+        with torch.no_grad(), self.numerics(), autocast:
             yield
 
     def _read(self, image: ImageLike, on_error: OnError) -> dict[str, Tensor] | None:
