@@ -50,19 +50,15 @@ def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) ->
 
 def usage(kind: str, folder: str) -> str:
     """Python that loads the folder and compares an image with texts."""
-    own = kind == "MmdataModel"
-    load = "AutoModel" if own else kind
-    trust = ", trust_remote_code=True" if own else ""
     # AutoTokenizer takes Siglip2Tokenizer for every model of this type, whatever the folder says.
-    # With our own code it asks whether to run it, though a tokenizer has none.
-    tokenizer = "PreTrainedTokenizerFast" if own or kind == "Siglip2Model" else "AutoTokenizer"
+    tokenizer = "PreTrainedTokenizerFast" if kind == "Siglip2Model" else "AutoTokenizer"
     padding = '"max_length"' if kind.startswith("Siglip") else "True"
     return "\n".join(
         [
             "from PIL import Image, ImageOps",
-            f"from transformers import {', '.join(sorted(['AutoImageProcessor', load, tokenizer]))}",
+            f"from transformers import {', '.join(sorted(['AutoImageProcessor', kind, tokenizer]))}",
             "",
-            f'model = {load}.from_pretrained("{folder}"{trust}).eval()',
+            f'model = {kind}.from_pretrained("{folder}").eval()',
             f'processor = AutoImageProcessor.from_pretrained("{folder}")',
             f'tokenizer = {tokenizer}.from_pretrained("{folder}")',
             'photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGBA")',
@@ -94,11 +90,6 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
         )
     if kind.startswith("Siglip"):
         lines.append('Texts must be padded to the full length: `padding="max_length"`.')
-    if kind == "MmdataModel":
-        lines.append(
-            "`AutoTokenizer` and `AutoProcessor` ask whether to run the model's code unless they get "
-            "`trust_remote_code=False`. They need none of it."
-        )
     if kind == "CLIPModel" and run.logit_bias is not None:
         lines.append(f"The model was trained with a bias of the logits, {run.logit_bias:.6g}, which CLIPModel lacks.")
     return ["\n".join(f"- {line}" for line in lines)]
