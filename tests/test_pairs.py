@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from mmdata.config import Config
 from mmdata.errors import DataError
@@ -86,9 +85,9 @@ def test_pairs_keys_that_are_not_asked_for_are_ignored(tmp_path: Path):
     odd = pair(0, where={"city": "Rome"}, box="none", comment=3)
     (tmp_path / "p.jsonl").write_text(json.dumps(odd) + "\n" + json.dumps(pair(1)) + "\n", encoding="utf-8-sig")
     found = read_pairs(tmp_path / "p.jsonl")  # with the mark at its begin that Windows programs write
-    assert [(each.image_0, each.box, each.where) for each in found] == [
-        ("0_0.jpg", None, "line 1"),
-        ("1_0.jpg", None, "line 2"),
+    assert [(each.image_0, each.where) for each in found] == [
+        ("0_0.jpg", "line 1"),
+        ("1_0.jpg", "line 2"),
     ]
 
 
@@ -164,54 +163,6 @@ def test_sugarcrepe_is_taken_as_it_is(tmp_path: Path, run: TrainedRun, photo: Ca
     path.write_text(json.dumps({"0": entry, "7": without(entry, "caption")}))
     with pytest.raises(DataError, match=r"^pairs '.*swap_att\.json', entry '7': caption: Field required"):
         read_pairs(path)
-
-
-def aro(**changes: Any) -> dict[str, Any]:
-    entry = {"image_id": 1, "image_path": "1.png", "true_caption": "a on b", "false_caption": "b on a"}
-    box = {"bbox_x": 8, "bbox_y": 4, "bbox_w": 24, "bbox_h": 24}
-    return {**entry, **box, "relation_name": "on", "object1_name": "a", "object2_name": "b", **changes}
-
-
-def test_aro_is_taken_as_it_is_and_cropped_to_its_box(
-    tmp_path: Path, run: TrainedRun, photo: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "1.png").write_bytes(photo(40, 50, format="PNG"))
-    attributes = without(aro(attributes=["white", "round"]), "relation_name")
-    path = tmp_path / "visual_genome_relation.json"
-    path.write_text(json.dumps([aro(), attributes, aro(bbox_x=26, bbox_y=-8, bbox_w=900, bbox_h=32)]))
-    assert [pair.type for pair in read_pairs(path)] == ["on", "white_round", "on"]
-    seen: list[torch.Tensor] = []
-    encode = run.model.encode_image
-    monkeypatch.setattr(
-        run.model, "encode_image", lambda pixel_values: (seen.append(pixel_values), encode(pixel_values))[1]
-    )
-    score_pairs(run, path)
-    whole = Image.open(tmp_path / "images" / "1.png")
-    boxes = [(8, 4, 32, 28), (8, 4, 32, 28), (26, 0, 50, 24)]  # the last ends at the border
-    assert torch.equal(torch.cat(seen), torch.stack([run.preprocess(whole.crop(box)) for box in boxes]))
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        (
-            aro(bbox_x=60),
-            r"entry 1, side 0: corrupt_image: the box \[60, 4, 24, 24\] lies outside the image of 50 x 40 pix",
-        ),
-        (aro(bbox_w=0), r"entry 1: bbox_w: Input should be greater than or equal to 1"),
-        (without(aro(), "true_caption"), r"entry 1: true_caption: Field required"),
-        (3, r"entry 1: entry: Input should be "),
-    ],
-)
-def test_aro_entry_that_is_no_pair_is_named(
-    tmp_path: Path, run: TrainedRun, photo: Callable[..., bytes], entry: Any, message: str
-):
-    (tmp_path / "1.png").write_bytes(photo(40, 50, format="PNG"))
-    path = tmp_path / "aro.json"
-    path.write_text(json.dumps([aro(), entry]))
-    with pytest.raises(DataError, match=r"^pairs '.*aro\.json', " + message):
-        score_pairs(run, path)
 
 
 def test_pairs_with_one_image_and_with_two_are_not_mixed(tmp_path: Path):

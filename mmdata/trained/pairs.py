@@ -4,9 +4,9 @@ A set is a JSONL file with a pair in each line (the form of Winoground):
 
     {"type": "colour", "image_0": "a.png", "image_1": "b.png", "caption_0": "a red …", "caption_1": "a blue …"}
 
-The JSON files of SugarCrepe and ARO are taken as they are: one image with a true and a false caption, which is a pair
-that names its image twice. Images lie in the file's folder, or in `images` or `val2017` there, which may be links.
-Nothing outside these folders is read.
+The JSON files of SugarCrepe are taken as they are: one image with a true and a false caption, which is a pair that
+names its image twice. Images lie in the file's folder, or in `images` or `val2017` there, which may be links. Nothing
+outside these folders is read.
 """
 
 from __future__ import annotations
@@ -19,21 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
-from torch import Tensor
 
-from mmdata.errors import BadSample, DataError, Reason
-from mmdata.images import probe
-from mmdata.images.pillow import decode_pillow
-from mmdata.safe_read import locate, read_inside
+from mmdata.errors import BadSample, DataError
+from mmdata.safe_read import locate
 from mmdata.tars import clean_caption
-from mmdata.tars.samples import MAX_IMAGE_BYTES
 from mmdata.train.evaluation.evaluate import compositional
 from mmdata.trained.run import TrainedRun
 
 IMAGE_FOLDERS = ("images", "val2017")
-"""Folders beside a set where Winoground and ARO have their images, and COCO those of SugarCrepe."""
+"""Folders beside a set where Winoground has its images, and COCO those of SugarCrepe."""
 SUFFIXES = (".png", ".jpg")
 
 
@@ -44,12 +39,11 @@ class Pair:
     With one image, image_0 and image_1 are the same, caption_0 is true and caption_1 false.
 
     Attributes:
-        type: what is swapped; Winoground's `collapsed_tag`, SugarCrepe's file, ARO's relation or attributes.
+        type: what is swapped; Winoground's `collapsed_tag`, SugarCrepe's file.
         image_0: path below a folder of images; Winoground leaves ".png" out.
         image_1: likewise.
         caption_0: a text.
         caption_1: a text.
-        box: left, top, width and height in pixels of the part of the image that is meant, as ARO gives it; None: all.
         where: its place in the file, for messages.
     """
 
@@ -58,7 +52,6 @@ class Pair:
     image_1: str
     caption_0: str
     caption_1: str
-    box: tuple[int, int, int, int] | None = None
     where: str
 
     @property
@@ -98,24 +91,6 @@ class _SugarCrepe(BaseModel):
         return Pair(type=name, image_0=image, image_1=image, caption_0=true, caption_1=false, where=where)
 
 
-class _Aro(BaseModel):
-    image_path: str
-    true_caption: Caption
-    false_caption: Caption
-    bbox_x: int
-    bbox_y: int
-    bbox_w: Annotated[int, Field(ge=1)]
-    bbox_h: Annotated[int, Field(ge=1)]
-    relation_name: str | None = None
-    attributes: list[str] | None = None
-
-    def pair(self, name: str, where: str) -> Pair:
-        kind = self.relation_name or "_".join(self.attributes or []) or name
-        box = (self.bbox_x, self.bbox_y, self.bbox_w, self.bbox_h)
-        image, true, false = self.image_path, self.true_caption, self.false_caption
-        return Pair(type=kind, image_0=image, image_1=image, caption_0=true, caption_1=false, box=box, where=where)
-
-
 def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
     """Read a set.
 
@@ -130,9 +105,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
         whole: Any = json.loads(content)
     except (ValueError, RecursionError):
         whole = None  # several lines
-    if isinstance(whole, list):
-        kind, entries = _Aro, {f"entry {i}": entry for i, entry in enumerate(cast("list[object]", whole))}
-    elif isinstance(whole, dict) and not whole.keys() & {"image_0", "caption_0"}:
+    if isinstance(whole, dict) and not whole.keys() & {"image_0", "caption_0"}:
         kind, entries = _SugarCrepe, {f"entry '{key}'": one for key, one in cast("dict[str, object]", whole).items()}
     else:
         lines = content.removesuffix(b"\n").split(b"\n") if content else []
@@ -145,7 +118,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[Pair]:
     return pairs
 
 
-def _checked(kind: type[_Winoground | _SugarCrepe | _Aro], entry: object, where: str, file: Path) -> Pair:
+def _checked(kind: type[_Winoground | _SugarCrepe], entry: object, where: str, file: Path) -> Pair:
     try:
         found = kind.model_validate_json(entry if isinstance(entry, bytes) else json.dumps(entry))
     except ValidationError as error:
@@ -169,14 +142,13 @@ def score_pairs(run: TrainedRun, path: str | os.PathLike[str]) -> dict[str, dict
     return compositional(images, texts, [pair.type for pair in pairs], one_image=one_image)
 
 
-def _images(pairs: list[Pair], path: Path, *, sides: int) -> Iterator[str | Tensor]:
-    """The images in order: a file, or the pixels of its box."""
+def _images(pairs: list[Pair], path: Path, *, sides: int) -> Iterator[str]:
+    """The files of the images, in order."""
     roots = [os.path.realpath(path.parent / name) for name in ("", *IMAGE_FOLDERS)]
     for pair in pairs:
         for side, name in enumerate((pair.image_0, pair.image_1)[:sides]):
             try:
-                place = _place_of(name, roots)
-                yield locate(*place) if pair.box is None else _cropped(*place, pair.box)
+                yield locate(*_place_of(name, roots))
             except (BadSample, OSError) as error:
                 raise DataError(f"pairs '{path}', {pair.where}, side {side}: {error}") from error
 
@@ -188,15 +160,3 @@ def _place_of(name: str, roots: list[str]) -> tuple[str, str]:
             if os.path.isfile(os.path.join(root, name + suffix)):
                 return root, name + suffix
     return roots[0], name  # which says what is wrong with it
-
-
-def _cropped(root: str, name: str, box: tuple[int, int, int, int]) -> Tensor:
-    """The pixels of a box, uint8 (3, h, w), without what lies outside the image; EXIF orientation is not applied."""
-    left, top, width, height = box
-    encoded, _ = read_inside(root, name, max_bytes=MAX_IMAGE_BYTES)
-    whole = decode_pillow(encoded, probe(encoded).format)
-    part = whole[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
-    if not part.size:
-        size = f"{whole.shape[1]} x {whole.shape[0]}"
-        raise BadSample(Reason.CORRUPT_IMAGE, f"the box {list(box)} lies outside the image of {size} pixels")
-    return torch.from_numpy(part.copy()).permute(2, 0, 1)

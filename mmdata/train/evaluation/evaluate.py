@@ -134,7 +134,7 @@ def compositional(
         image_features: (2P, D), L2-normalised: rows 2i and 2i + 1 are the images of pair i.
         text_features: (2P, D): row j is the caption of image j.
         types: P names, what is swapped in each pair.
-        one_image: both rows of a pair have the same image, and the caption of row 2i + 1 is false (SugarCrepe, ARO).
+        one_image: both rows of a pair have the same image, and the caption of row 2i + 1 is false (SugarCrepe).
 
     Returns:
         For each type and for "mean" (over types, each counting the same; pairs: their sum):
