@@ -85,10 +85,7 @@ def test_pairs_keys_that_are_not_asked_for_are_ignored(tmp_path: Path):
     odd = pair(0, where={"city": "Rome"}, box="none", comment=3)
     (tmp_path / "p.jsonl").write_text(json.dumps(odd) + "\n" + json.dumps(pair(1)) + "\n", encoding="utf-8-sig")
     found = read_pairs(tmp_path / "p.jsonl")  # with the mark at its begin that Windows programs write
-    assert [(each.image_0, each.where) for each in found] == [
-        ("0_0.jpg", "line 1"),
-        ("1_0.jpg", "line 2"),
-    ]
+    assert {where: each.image_0 for where, each in found.items()} == {"line 1": "0_0.jpg", "line 2": "1_0.jpg"}
 
 
 def test_pairs_file_that_is_another_json_is_named_without_our_classes(tmp_path: Path):
@@ -143,7 +140,7 @@ def test_winoground_is_taken_as_it_is(tmp_path: Path, run: TrainedRun, photo: Ca
     path = write(tmp_path / "data" / "examples.jsonl", line)
     images = run.embed_images([tmp_path / "elsewhere" / f"ex_0_img_{side}.png" for side in (0, 1)])
     assert score_pairs(run, path) == compositional(images, run.embed_texts(["a b", "b a"]), ["Object"])
-    assert not read_pairs(path)[0].has_one_image
+    assert not read_pairs(path)["line 1"].has_one_image
     write(path, {**line, "image_0": "../elsewhere/ex_0_img_0.png"})
     with pytest.raises(DataError, match=r"line 1, side 0: outside_root: "):
         score_pairs(run, path)
@@ -156,7 +153,7 @@ def test_sugarcrepe_is_taken_as_it_is(tmp_path: Path, run: TrainedRun, photo: Ca
     image.write_bytes(photo(24, 24))
     path = tmp_path / "swap_att.json"
     path.write_text(json.dumps({"0": entry, "1": entry}, indent=4))
-    assert all(pair.has_one_image for pair in read_pairs(path))
+    assert all(pair.has_one_image for pair in read_pairs(path).values())
     texts = run.embed_texts(["a red dog", "a blue dog"] * 2)
     expected = compositional(run.embed_images([image] * 4), texts, ["swap_att"] * 2, one_image=True)
     assert score_pairs(run, path) == expected

@@ -29,7 +29,7 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.trainer import EVALUATION, Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
-from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation
 
 logger = logging.getLogger("mmdata")
@@ -55,7 +55,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     tokenizer = check_run(config, output, world_size=world_size)
     config = _with_precision(config, output, device)
     if rank == 0:
-        warn_of_no_effect(config, device, world_size=world_size)
+        warn_of_mining(config)
     data = config.data
     if is_of_run(data):
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
@@ -76,7 +76,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
         write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
-        keep_tokenizer(output, config.data, tokenizer)
+        keep_tokenizer(output, tokenizer)
         keep_model(output, config.model, model)
         for each in (loader, val_loader):
             if each is not None and (names := each.index.class_names):
