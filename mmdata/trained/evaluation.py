@@ -22,7 +22,7 @@ from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
 from mmdata.train.evaluation.embedding import Features
 from mmdata.train.evaluation.evaluate import embed, score_retrieval, zero_shot
-from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts
+from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 from mmdata.trained import TrainedRun
@@ -166,7 +166,7 @@ def _zero_shot(trained: TrainedRun, features: Features, classes: Classes) -> dic
             rows = f"{len(features.rows):,}"
             logger.warning("none of the %s rows that were loaded has a label; zero-shot accuracy is left out", rows)
         return {}
-    prompts = embed_prompts(trained.model, classes, trained.tokenizer)
+    prompts = trained.embed_prompts(classes).to(features.image.device)
     return {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
 
 

@@ -14,17 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
+    AutoModel,
     AutoTokenizer,
-    CLIPConfig,
     CLIPImageProcessor,
-    CLIPModel,
     CLIPProcessor,
     PreTrainedModel,
-    Siglip2Config,
     Siglip2ImageProcessor,
     Siglip2Model,
-    SiglipConfig,
-    SiglipModel,
 )
 
 from mmdata.errors import ConfigError
@@ -85,38 +82,44 @@ def _clip(run: TrainedRun, image: ClipImageTower, text: ClipTextTower) -> tuple[
             f"CLIPModel reads a text at one end token, whose number is not {LEGACY_EOS}; train with a tokenizer that "
             "has one, or use the run with mmdata.load_run"
         )
-    vision_config, text_config = (tower.config.to_dict() for tower in (image.tower.model, text.model))
-    text_config |= {"eos_token_id": ends.pop(), "pad_token_id": run.tokenizer.pad_id}
-    text_config["bos_token_id"] = tokenizer.bos_token_id
-    vision_weights = _at_size(image.tower.model, vision_config, run.config.data.image_size)
+    special = {"eos_token_id": ends.pop(), "pad_token_id": run.tokenizer.pad_id, "bos_token_id": tokenizer.bos_token_id}
     dim = image.projection.out_features
-    model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=dim))
-    model.vision_model.load_state_dict(vision_weights)
-    model.text_model.load_state_dict(text.model.state_dict())
+    model = _model("clip", run, image.tower.model, text.model, special, projection_dim=dim)
     model.visual_projection.load_state_dict(image.projection.state_dict())
     model.text_projection.load_state_dict(text.projection.state_dict())
-    model.logit_scale.data.fill_(math.log(run.logit_scale))
     return model, tokenizer
 
 
-def _siglip(run: TrainedRun, image: nn.Module, text: SiglipTextTower) -> tuple[PreTrainedModel, Any]:
+def _siglip(run: TrainedRun, image: Any, text: SiglipTextTower) -> tuple[PreTrainedModel, Any]:
     # transformers' SigLIP attends to padding up to its last position, and takes no mask.
     tokenizer = _tokenizer(run, max_length=text.length, pad_id=text.pad_token_id, inputs=("input_ids",))
-    of_image: Any = image
-    vision_config, text_config = of_image.model.config.to_dict(), text.model.config.to_dict()
-    for name in ("bos_token_id", "eos_token_id"):
-        text_config[name] = getattr(tokenizer, name)
-    if isinstance(image, Siglip2ImageTower):
-        weights = of_image.model.state_dict()
-        model = Siglip2Model(Siglip2Config(text_config=text_config, vision_config=vision_config))
-    else:
-        weights = _at_size(of_image.model, vision_config, run.config.data.image_size)
-        model = SiglipModel(SiglipConfig(text_config=text_config, vision_config=vision_config))
-    model.vision_model.load_state_dict(weights)
-    model.text_model.load_state_dict(text.model.state_dict())
-    model.logit_scale.data.fill_(math.log(run.logit_scale))
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
+    kind = "siglip2" if isinstance(image, Siglip2ImageTower) else "siglip"
+    model = _model(kind, run, image.model, text.model, special)
     model.logit_bias.data.fill_(run.logit_bias or 0.0)
     return model, tokenizer
+
+
+def _model(kind: str, run: TrainedRun, vision: Any, text: Any, special: dict[str, Any], **more: Any) -> Any:
+    """A model of this `model_type` with the weights of two towers.
+
+    Args:
+        kind: "clip", "siglip" or "siglip2".
+        run: the trained model.
+        vision: the vision model of transformers in its image tower.
+        text: the text model of transformers in its text tower.
+        special: numbers of special tokens.
+        more: settings of the model.
+    """
+    vision_config, text_config = vision.config.to_dict(), text.config.to_dict() | special
+    weights = _at_size(vision, vision_config, run.config.data.image_size)
+    model = AutoModel.from_config(
+        AutoConfig.for_model(kind, text_config=text_config, vision_config=vision_config, **more)
+    )
+    model.vision_model.load_state_dict(weights)
+    model.text_model.load_state_dict(text.state_dict())
+    model.logit_scale.data.fill_(math.log(run.logit_scale))
+    return model
 
 
 def _tokenizer(
@@ -135,13 +138,16 @@ def _at_size(vision: Any, config: dict[str, Any], size: int) -> dict[str, Tensor
     In mmdata positions are interpolated in each forward; transformers refuses images of another size.
     """
     weights: dict[str, Tensor] = vision.state_dict()
-    if config["image_size"] == size:
+    if config.get("image_size", size) == size:  # a SigLIP 2 takes any
         return weights
     patches = (size // config["patch_size"]) ** 2
-    kind = config["model_type"]
-    tokens = patches + (1 if kind.startswith("clip") else 0)
     table = "embeddings.position_embedding.weight"
-    like = torch.empty(1, tokens, weights[table].shape[1], device=weights[table].device)
+    like = torch.empty(
+        1,
+        patches + hasattr(vision.embeddings, "class_embedding"),
+        weights[table].shape[1],
+        device=weights[table].device,
+    )
     with torch.no_grad():
         weights[table] = vision.embeddings.interpolate_pos_encoding(like, size, size)[0]
     config["image_size"] = size

@@ -26,7 +26,7 @@ from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
+from mmdata.train.evaluation.prompts import Classes, check_templates
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
@@ -128,14 +128,8 @@ class TrainedRun:
         return cls(model.to(device).eval(), config, tokenizer, path, *counters, precision=precision, position=position)
 
     def __repr__(self) -> str:
-        shapes = (
-            ", ".join(self.preprocess.shapes)
-            if not isinstance(self.config.data.image_buckets, int)
-            else "of chosen shapes"
-        )
         return (
             f"TrainedRun('{self.checkpoint}': {self.config.model.name}, epoch {self.epoch}, step {self.step}, "
-            f"{self.embed_dim} features, images {shapes}, texts of {self.tokenizer.max_length} tokens, "
             f"{self.precision} on {self.device})"
         )
 
@@ -251,6 +245,11 @@ class TrainedRun:
                 parts.append(self.model.encode_text(ids, mask).float().cpu())
         return torch.cat(parts)
 
+    def embed_prompts(self, classes: Classes) -> Tensor:
+        """Features (C, T, D) of each class in each template, as of `embed_texts`."""
+        prompts = [template.replace("{}", name) for name in classes.classes for template in classes.templates]
+        return self.embed_texts(prompts).reshape(len(classes.classes), len(classes.templates), -1)
+
     def zero_shot(
         self,
         images: Iterable[ImageLike] | Tensor,
@@ -281,9 +280,8 @@ class TrainedRun:
             features = images
         else:
             features = self.embed_images(images, batch_size=batch_size)
-        with self._computing():
-            prompts = embed_prompts(self.model, Classes(classes=names, templates=list(templates)), self.tokenizer)
-        of_classes = torch.nn.functional.normalize(prompts.float().mean(1), dim=-1).cpu()  # (C, D)
+        prompts = self.embed_prompts(Classes(classes=names, templates=list(templates)))
+        of_classes = torch.nn.functional.normalize(prompts.mean(1), dim=-1)  # (C, D)
         logits = self.logit_scale * features.float().cpu() @ of_classes.T  # (N, C)
         probabilities = logits.softmax(1) if self.logit_bias is None else (logits + self.logit_bias).sigmoid()
         return ZeroShot(probabilities, [names[i] for i in probabilities.argmax(1).tolist()], names)
@@ -311,17 +309,12 @@ class TrainedRun:
         for place, image in enumerate(images):
             if image is not None:
                 by_shape.setdefault(tuple(image["pixel_values"].shape), []).append(place)
-        if not by_shape:
-            return torch.zeros(len(images), self.embed_dim)
-        features: Tensor | None = None
+        features = torch.zeros(len(images), self.embed_dim)
         for places in by_shape.values():
             batch = stack([image for place in places if (image := images[place]) is not None])
-            on_device = {name: value.to(self.device) for name, value in batch.items()}
             with self._computing():
-                found = self.model.encode_image(**on_device).float().cpu()
-            features = found.new_zeros(len(images), found.shape[1]) if features is None else features
-            features[places] = found
-        assert features is not None
+                on_device = {name: value.to(self.device) for name, value in batch.items()}
+                features[places] = self.model.encode_image(**on_device).float().cpu()
         return features
 
 

@@ -173,9 +173,9 @@ def test_export_has_a_card_with_settings_and_scores_and_no_paths(make_run: MakeR
         "library_name: transformers",
         "# out",
         'CLIPModel.from_pretrained("FOLDER")',
-        "| 1,234 images, 5 captions | |",
-        "| R@1 image → text | 25.0 % |",
-        "shuffle: false",
+        "| images | 1,234 |",
+        "| image to text r1 | 25.0 % |",
+        "image_size: 32",
         "model_type: clip",
     ):
         assert said in card
