@@ -65,7 +65,9 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"data.tokenizer '{data.tokenizer}': {tokenizer.vocab_size} entries, and the text tower's vocabulary has "
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
-    problems += _missing_files(data)
+    groups = data.groups.source if data.groups is not None else "label"
+    if groups not in ("label", "run") and not Path(groups).is_file():
+        problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
     problems += [*_problems_of_groups(config)]
     has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
@@ -186,14 +188,3 @@ def _note(problems: list[str], check: Callable[[], Found], where: str = "") -> F
 
 def _open(data: DataConfig) -> Index:
     return Index.open([source.shards for source in sources(data)], cache=ShardCache.from_config(data.loading))
-
-
-def _missing_files(data: DataConfig) -> list[str]:
-    """Files that the settings name and that do not exist."""
-    problems: list[str] = []
-    if data.negative_captions is not None and not Path(data.negative_captions).is_file():
-        problems.append(f"data.negative_captions '{data.negative_captions}': no such file")
-    groups = data.groups.source if data.groups is not None else "label"
-    if groups not in ("label", "run") and not Path(groups).is_file():
-        problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
-    return problems

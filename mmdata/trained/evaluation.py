@@ -20,8 +20,8 @@ from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerp
 from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
-from mmdata.train.evaluation.embedding import Features
-from mmdata.train.evaluation.evaluate import embed, score_retrieval, zero_shot
+from mmdata.train.evaluation.embedding import Features, embed
+from mmdata.train.evaluation.evaluate import score_retrieval, zero_shot
 from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather

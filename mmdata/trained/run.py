@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from mmdata.config import Config
-from mmdata.config.corpus import sources
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import BadSample, ConfigError, DataError
-from mmdata.index import Index
 from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
@@ -36,7 +34,6 @@ from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 logger = logging.getLogger("mmdata")
 
 OnError = Literal["raise", "zeros"]
-T = TypeVar("T")
 
 TEXTS_AT_ONCE = 256
 """Texts of a forward."""
@@ -165,16 +162,8 @@ class TrainedRun:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """Names of the classes, by label: those that the run keeps (classes.json), else those of its training corpus.
-
-        None where neither has any.
-        """
-        if names := kept_classes(self.checkpoint):
-            return names
-        try:
-            return Index.open([source.shards for source in sources(self.config.data)]).class_names
-        except (DataError, OSError):
-            return None
+        """Names of the classes of the training corpus, by label; None where it has none."""
+        return kept_classes(self.checkpoint)
 
     @cached_property
     def embed_dim(self) -> int:
@@ -210,7 +199,10 @@ class TrainedRun:
         with ThreadPoolExecutor(usable_cores()) as pool:
             try:
                 read = (pool.submit(self._read, image, on_error) for image in images)
-                parts += [self._embed_pixels(some) for some in _chunks_ahead(read, batch_size)]
+                ahead = list(islice(read, batch_size))
+                while some := ahead:
+                    ahead = list(islice(read, batch_size))  # decoded while the model works
+                    parts.append(self._embed_pixels([image.result() for image in some]))
             finally:
                 pool.shutdown(cancel_futures=True)
         if not parts:
@@ -316,17 +308,6 @@ class TrainedRun:
                 on_device = {name: value.to(self.device) for name, value in batch.items()}
                 features[places] = self.model.encode_image(**on_device).float().cpu()
         return features
-
-
-def _chunks_ahead(futures: Iterator[Future[T]], size: int) -> Iterator[list[T]]:
-    """The results in chunks; as many again are waited for while the caller works on a chunk."""
-    waiting: deque[Future[T]] = deque()
-    for future in futures:
-        waiting.append(future)
-        if len(waiting) == 2 * size:
-            yield [waiting.popleft().result() for _ in range(size)]
-    while waiting:
-        yield [waiting.popleft().result() for _ in range(min(size, len(waiting)))]
 
 
 def _cleaned(text: object, position: int) -> str:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.train.evaluation.evaluate import compositional, embed, evaluate_retrieval, zero_shot
+from mmdata.train.evaluation.embedding import embed
+from mmdata.train.evaluation.evaluate import compositional, evaluate_retrieval, zero_shot
 from mmdata.train.evaluation.retrieval import retrieval
 
 

@@ -18,8 +18,8 @@ from mmdata import Batch, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.text.tokenizer import Tokenizer
-from mmdata.train.evaluation.embedding import EvaluatedTexts, Features
-from mmdata.train.evaluation.evaluate import embed, evaluate_retrieval, score_retrieval
+from mmdata.train.evaluation.embedding import EvaluatedTexts, Features, embed
+from mmdata.train.evaluation.evaluate import evaluate_retrieval, score_retrieval
 from mmdata.train.evaluation.retrieval import retrieval
 
 IMAGES, CAPTIONS = 24, 4

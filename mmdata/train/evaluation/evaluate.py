@@ -11,20 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.train.evaluation.embedding import EvaluatedTexts, Features, embed
+from mmdata.train.evaluation.embedding import Features, embed
 from mmdata.train.evaluation.retrieval import TIE, caption_ids, retrieval
 from mmdata.train.losses.keys import check_keys
-
-__all__ = [
-    "EvaluatedTexts",
-    "Features",
-    "compositional",
-    "embed",
-    "evaluate_retrieval",
-    "retrieval",
-    "score_retrieval",
-    "zero_shot",
-]
 
 
 def evaluate_retrieval(
