@@ -34,7 +34,7 @@ def pixel_stats(model: Any, processor: Any = None) -> PixelStats:
     if not expected.are_stats_known:
         raise ValueError(
             f"{type(model).__name__} does not say which mean and deviation of pixels it expects: give its image "
-            "processor, or call normalized with both"
+            "processor (LoaderTrainer: processing_class), or call normalized with both"
         )
     return expected.pixel_stats
 

@@ -7,7 +7,6 @@ batches again.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 from collections.abc import Iterator
 from functools import reduce
@@ -24,12 +23,10 @@ from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import check_launched, judged_together
+from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together, pixel_stats
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
-from mmdata.train.models.expected_inputs import fitted, inputs_of, of_one_rank
-
-logger = logging.getLogger("mmdata")
+from mmdata.train.models.expected_inputs import fitted, inputs_of
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
@@ -50,13 +47,10 @@ class _Batches(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; the Trainer calls it at the start of each epoch."""
-        if not self._repeat:
-            self.loader.set_epoch(epoch)
+        self.loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._repeat:
-            self.loader.set_epoch(0)
-        for batch in judged_together(self.loader):
+        for batch in SameEpoch(self.loader) if self._repeat else judged_together(self.loader):
             inputs = valid_inputs(batch)
             if "labels" in inputs:  # -1 where a row has none
                 inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
@@ -90,7 +84,7 @@ class LoaderTrainer(Trainer):
         ConfigError: an evaluation is asked for without `data.val`; or a launcher has started several processes and the
             Trainer does not know of them.
         DataError: an evaluation is asked for, and `data.val` cannot be read.
-        ValueError: a dataset or collator is given.
+        ValueError: a dataset or collator is given; or nothing tells mean and deviation of pixels.
 
     Example:
         trainer = LoaderTrainer("configs/scenes.yaml", model=model, args=TrainingArguments(num_train_epochs=3))
@@ -123,13 +117,7 @@ class LoaderTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.can_return_loss = True  # compute a loss in evaluations too, even if forward has no argument return_loss
         expected = inputs_of(self.model, self.processing_class)
-        if not expected.are_stats_known:
-            logger.log(
-                of_one_rank(),
-                "the model does not say which mean and deviation of pixels it expects: ImageNet's are used; give its "
-                "image processor as processing_class",
-            )
-        self._pixel_stats = expected.pixel_stats
+        self._pixel_stats = pixel_stats(self.model, self.processing_class)
         size, length = expected.image_size, expected.max_length
         self.data = fitted(self.data, image_size=size, max_length=length, origin="the model")
         assert self.model is not None  # Trainer has refused to be made without one

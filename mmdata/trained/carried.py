@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError, DataError
@@ -76,7 +76,7 @@ def keep_model(output: Path, config: ModelConfig, model: DualEncoder) -> None:
     from transformers import AutoConfig
 
     configs = {name: AutoConfig.from_pretrained(source) for name, source in named.items()}
-    towers = {name: _without_dtype(json.loads(one.to_json_string(use_diff=False))) for name, one in configs.items()}
+    towers = {name: json.loads(one.to_json_string(use_diff=False)) for name, one in configs.items()}
     mean, std = ((buffer / 255).flatten().tolist() for buffer in (model.pixel_mean, model.pixel_std))
     content = {"towers": towers, "image_mean": mean, "image_std": std}
     write_whole(output / MODEL, json.dumps(content, indent=1).encode() + b"\n")
@@ -146,13 +146,6 @@ def kept_classes(checkpoint: Path) -> list[str] | None:
     """
     run = _run_of(checkpoint)
     return read_classes(run / CLASSES).classes if run is not None and (run / CLASSES).is_file() else None
-
-
-def _without_dtype(settings: dict[str, Any]) -> dict[str, Any]:
-    """The config of a model without the type of its file: towers are float32."""
-    kept = {name: value for name, value in settings.items() if name not in ("dtype", "torch_dtype")}
-    nested = {name: cast("dict[str, Any]", value) for name, value in kept.items() if isinstance(value, dict)}
-    return {**kept, **{name: _without_dtype(value) for name, value in nested.items()}}
 
 
 def _run_of(checkpoint: Path) -> Path | None:

@@ -133,21 +133,22 @@ def test_trainer_warns_of_settings_that_are_not_the_models(
     ]
 
 
-def test_a_model_that_does_not_say_its_mean_is_named(
-    data: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_model_that_does_not_say_its_mean_is_refused(data: dict[str, Any], tmp_path: Path):
     class Own(torch.nn.Module):
         def forward(self, pixel_values: Any, **others: Any) -> Any:
             return pixel_values
 
-    LoaderTrainer(data, model=Own(), args=arguments(tmp_path))
-    said = [record.getMessage() for record in caplog.records if record.name == "mmdata"]
-    assert said == [
-        "the model does not say which mean and deviation of pixels it expects: ImageNet's are used; give its "
-        "image processor as processing_class"
-    ]
-    with pytest.raises(ValueError, match="Own does not say which mean and deviation of pixels it expects: give its im"):
+    said = (
+        r"Own does not say which mean and deviation of pixels it expects: give its image processor \(LoaderTrainer: p"
+    )
+    with pytest.raises(ValueError, match=said):
         pixel_stats(Own())
+    with pytest.raises(ValueError, match=said):
+        LoaderTrainer(data, model=Own(), args=arguments(tmp_path))
+    processor = ViTImageProcessor(image_mean=[0.1, 0.2, 0.3])
+    trainer = LoaderTrainer(data, model=Own(), args=arguments(tmp_path), processing_class=processor)
+    found = trainer._prepare_inputs({"pixel_values": torch.zeros(1, 3, 1, 1, dtype=torch.uint8)})["pixel_values"]
+    torch.testing.assert_close(found.flatten(), torch.tensor([-0.2, -0.4, -0.6]))
 
 
 @pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])

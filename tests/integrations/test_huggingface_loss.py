@@ -23,7 +23,7 @@ from tests.shard_writer import ShardWriter
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 
-from transformers import TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import CLIPImageProcessor, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
 
 from mmdata.integrations.huggingface import LoaderTrainer
 
@@ -113,7 +113,8 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
 ):
     data = request.getfixturevalue(corpus)
     args = arguments(tmp_path, prediction_loss_only=True)
-    trainer = LoaderTrainer(data | {"val": {"shards": data["shards"]}}, model=PlainLoss(clip), args=args)
+    given = data | {"val": {"shards": data["shards"]}}
+    trainer = LoaderTrainer(given, model=PlainLoss(clip), args=args, processing_class=CLIPImageProcessor())
     found = trainer.evaluate()
     assert found["eval_loss"] > 0
     # Both figures are rounded: the seconds to 1e-4, the samples a second to 1e-3.
