@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, recursively_apply, send_to_device
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import nested_concat
@@ -159,7 +160,7 @@ class LoaderTrainer(Trainer):
         """See `transformers.Trainer.prediction_step`; a row that stands for none gives no prediction."""
         loss, logits, labels = super().prediction_step(model, inputs, *positional, **named)
         if EMPTY in inputs:
-            logits, labels = (recursively_apply(lambda values: values[:0], found) for found in (logits, labels))
+            logits, labels = (recursively_apply(_none_of, found) for found in (logits, labels))
         return loss, logits, labels
 
     def _gather_rows(self, found: Any) -> Any:
@@ -189,3 +190,7 @@ class LoaderTrainer(Trainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         prepared = super()._prepare_inputs({name: value for name, value in inputs.items() if name != EMPTY})
         return {**prepared, "pixel_values": normalized(prepared["pixel_values"], *self._pixel_stats)}
+
+
+def _none_of(values: Tensor) -> Tensor:
+    return values[:0]

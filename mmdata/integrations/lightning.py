@@ -109,11 +109,11 @@ class LoaderDataModule(LightningDataModule):
         if self._training is not None:  # Lightning asks again, for the length of another epoch
             return self._training
         trainer = self._checked_trainer()
-        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+        rank, world_size = trainer.global_rank, trainer.world_size
         if self._steps is None:
-            loader = Loader.from_config(self.data, **ranks)
+            loader = Loader.from_config(self.data, rank=rank, world_size=world_size)
         else:
-            loader = stream(None, self.data, **ranks, steps_per_epoch=self._steps)
+            loader = stream(None, self.data, rank=rank, world_size=world_size, steps_per_epoch=self._steps)
         self._training = EpochLoader(loader, trainer)
         if self._state is not None:
             self._training.load_state_dict(self._state)

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from mmdata.config import Config, DataConfig
+from mmdata.config import Config
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
@@ -61,7 +61,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
     else:
         loader = Loader.from_config(data, rank=rank, world_size=world_size)
-    val_loader = _evaluation_loader(data) if data.val else None
+    val_loader = Loader.from_config(evaluation_data(data), rank=rank, world_size=world_size) if data.val else None
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model_config = config.model
     if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
@@ -112,12 +112,6 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
     for path in output.glob("ledger-rank*.jsonl"):
         if int(path.stem.removeprefix("ledger-rank")) >= world_size:
             cut_ledger(path, epoch=state["epoch"], step=state["step"])
-
-
-def _evaluation_loader(data: DataConfig) -> Loader:
-    """This rank's part of what `data.val` names."""
-    data = evaluation_data(data)
-    return Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 
 
 def _evaluate_on(loader: Loader, config: Config, output: Path) -> Callable[[nn.Module], Mapping[str, float]]:
