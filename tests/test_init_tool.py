@@ -421,7 +421,7 @@ def test_starter_says_beside_its_model_how_it_is_exported(machine: Machine, rows
     starter = Starter(facts_of(rows), machine, 0.1, rows // 10)
     text = config_text(starter, path="a.yaml", shards="shards/a", tokenizer="clip", about_tokenizer="CLIP's")
     (line,) = [line for line in text.splitlines() if line.startswith("  name: ")]
-    told = line.endswith("; its export needs trust_remote_code, and vit_* and pretrained export as CLIPModel")
+    told = line.endswith("; `mmdata export` takes vit_* and pretrained, not these")
     assert told is (starter.model != "vit_b_16")
 
 

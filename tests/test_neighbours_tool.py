@@ -20,7 +20,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
-from mmdata.train.evaluation.evaluate import embed
+from mmdata.train.evaluation.embedding import embed
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 

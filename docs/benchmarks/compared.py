@@ -23,7 +23,7 @@ from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.inspect.queries import retrieve
 from mmdata.loader import Loader
-from mmdata.train.evaluation.evaluate import embed
+from mmdata.train.evaluation.embedding import embed
 
 Scores = dict[str, float]
 Arms = dict[str, dict[int, Scores]]

@@ -31,7 +31,7 @@ VAL_ROWS = 5000
 """Rows that are evaluated on, at most: retrieval among more takes longer and tells the same."""
 STEPS_ON_CPU, STEPS_ON_GPU = 1_000, 20_000
 """Updates in which a small and a large model learn something."""
-EXPORT_OF_SMALL = "its export needs trust_remote_code, and vit_* and pretrained export as CLIPModel"
+EXPORT_OF_SMALL = "`mmdata export` takes vit_* and pretrained, not these"
 
 Ints = NDArray[np.int64]
 

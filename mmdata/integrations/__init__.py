@@ -1,6 +1,6 @@
 """mmdata in Lightning, the Hugging Face Trainer and Ray. Each file needs its own extra and is imported by name only.
 
-`lightning`: `LoaderDataModule` and `StreamDataModule` give each rank its batches, and resume at the next batch.
+`lightning`: `LoaderDataModule` gives each rank its batches, and resumes at the next batch.
 `huggingface`: `LoaderTrainer` is a Trainer on `data.shards` and `data.val`.
 `ray`: `ray_engine` examines the rows of a conversion on a cluster.
 `adapt`: what a foreign loop needs: ranks that fail together for bad rows, and a check of the launcher.

@@ -6,27 +6,13 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import torch.distributed as dist
-
-from mmdata.batch import CLIP_MEAN, CLIP_STD, Batch, normalized, valid_inputs
+from mmdata.batch import Batch
 from mmdata.errors import ConfigError, DataError
 from mmdata.launcher import launched
 from mmdata.loader import Loader
 from mmdata.train.models.expected_inputs import PixelStats, inputs_of
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
-
-# A model's inputs are made in `mmdata.batch`; these names stay for programs that import them from this module.
-__all__ = [
-    "CLIP_MEAN",
-    "CLIP_STD",
-    "SameEpoch",
-    "check_launched",
-    "judged_together",
-    "normalized",
-    "pixel_stats",
-    "valid_inputs",
-]
 
 
 def pixel_stats(model: Any, processor: Any = None) -> PixelStats:
@@ -48,7 +34,7 @@ def pixel_stats(model: Any, processor: Any = None) -> PixelStats:
     if not expected.are_stats_known:
         raise ValueError(
             f"{type(model).__name__} does not say which mean and deviation of pixels it expects: give its image "
-            "processor, or call normalized with both"
+            "processor (LoaderTrainer: processing_class), or call normalized with both"
         )
     return expected.pixel_stats
 
@@ -100,7 +86,7 @@ def judged_together(loader: Loader) -> Iterator[Batch]:
 
 
 def _judge(loader: Loader) -> None:
-    states = gather(loader.state_dict(), dist.group.WORLD)
+    states = gather(loader.state_dict(), collectives.cpu_group())
     try:
         loader.check_rows(loader.merge_states(states))
     except DataError as error:

@@ -7,37 +7,32 @@ batches again.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import reduce
 from typing import Any, cast
 
-import numpy as np
-import torch
 from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import gather, recursively_apply
+from accelerate.utils import gather_object, recursively_apply, send_to_device
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_pt_utils import nested_concat
+from transformers.trainer_utils import EvalLoopOutput
 
 from mmdata.batch import normalized, valid_inputs
 from mmdata.config import DataConfig
-from mmdata.config.corpus import CorpusConfig
 from mmdata.config.data import evaluation_data
 from mmdata.errors import ConfigError
-from mmdata.integrations.adapt import check_launched, judged_together
+from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together, pixel_stats
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
-from mmdata.train.models.expected_inputs import ExpectedInputs, fitted, inputs_of, of_one_rank
-
-logger = logging.getLogger("mmdata")
+from mmdata.train.models.expected_inputs import fitted, inputs_of
 
 IGNORED = -100
 """Label that the losses of transformers leave out."""
 EMPTY = "has_no_rows"
 """Entry of inputs whose one row stands for none, since every rank must take part in a step."""
-SET = "is not used; set data.val, and leave eval_dataset out"
 
 
 class _Batches(IterableDataset[dict[str, Any]]):
@@ -53,13 +48,10 @@ class _Batches(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; the Trainer calls it at the start of each epoch."""
-        if not self._repeat:
-            self.loader.set_epoch(epoch)
+        self.loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._repeat:
-            self.loader.set_epoch(0)
-        for batch in judged_together(self.loader):
+        for batch in SameEpoch(self.loader) if self._repeat else judged_together(self.loader):
             inputs = valid_inputs(batch)
             if "labels" in inputs:  # -1 where a row has none
                 inputs["labels"] = inputs["labels"].masked_fill(inputs["labels"] < 0, IGNORED)
@@ -85,39 +77,37 @@ class LoaderTrainer(Trainer):
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
-        image_mean: mean that the model expects, of RGB values from 0 to 1; None: that of its image processor, which is
-            given as `processing_class` or lies in the model's folder, or else that of its kind.
-        image_std: standard deviation, likewise.
-        others: arguments of `transformers.Trainer`, except its datasets and collator.
+        others: arguments of `transformers.Trainer`, except its datasets and collator. Mean and deviation of pixels are
+            those of the image processor that is given as `processing_class` or lies in the model's folder, or else
+            those of its kind.
 
     Raises:
-        ConfigError: an evaluation is asked for without `data.val`; the best model is asked for without
-            evaluations; or a launcher has started several processes and the Trainer does not know of them.
+        ConfigError: an evaluation is asked for without `data.val`; or a launcher has started several processes and the
+            Trainer does not know of them.
         DataError: an evaluation is asked for, and `data.val` cannot be read.
-        ValueError: a dataset or collator is given.
+        ValueError: a dataset or collator is given; or nothing tells mean and deviation of pixels.
 
     Example:
         trainer = LoaderTrainer("configs/scenes.yaml", model=model, args=TrainingArguments(num_train_epochs=3))
         trainer.train()
     """
 
-    def __init__(
-        self,
-        config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
-        *,
-        image_mean: Sequence[float] | None = None,
-        image_std: Sequence[float] | None = None,
-        **others: Any,
-    ) -> None:
+    def __init__(self, config: str | os.PathLike[str] | dict[str, Any] | DataConfig, **others: Any) -> None:
         self.data = data_config(config)
-        _check_arguments(self.data, others)
-        if others.get("args") is not None:  # before the Trainer looks at it
-            args = others["args"]
-            args.per_device_train_batch_size = self.data.global_batch_size // args.world_size
-        evaluated: dict[str, Any] = {"eval_dataset": _ValShards()} if self.data.val else {}
-        super().__init__(**others, **evaluated)
+        for name in ("train_dataset", "data_collator", "eval_dataset"):
+            if others.pop(name, None) is not None:
+                raise ValueError(f"a LoaderTrainer makes its batches from data.shards and data.val: leave {name} out")
+        args = others["args"] = others.get("args") or TrainingArguments("tmp_trainer")
+        asks_for_evaluation = args.eval_strategy != "no" or args.eval_on_start
+        if asks_for_evaluation and not self.data.val:
+            raise ConfigError(
+                "eval_strategy or eval_on_start asks for evaluations, and data.val is not set: there is nothing to "
+                "evaluate on; set data.val, or ask for none"
+            )
+        args.per_device_train_batch_size = self.data.global_batch_size // args.world_size
+        super().__init__(**others, eval_dataset=_ValShards() if self.data.val else None)
         check_launched(
-            self.args.world_size,
+            args.world_size,
             trainer="the Hugging Face Trainer",
             remedy="on CPUs give TrainingArguments(use_cpu=True), or start one process with python",
         )
@@ -128,18 +118,14 @@ class LoaderTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.can_return_loss = True  # compute a loss in evaluations too, even if forward has no argument return_loss
         expected = inputs_of(self.model, self.processing_class)
-        given = image_mean, image_std
-        stats = zip(given, expected.pixel_stats, strict=True)
-        self._normalization = tuple(value if own is None else own for own, value in stats)
-        _warn_of_stats(expected, given)
+        self._pixel_stats = pixel_stats(self.model, self.processing_class)
         size, length = expected.image_size, expected.max_length
         self.data = fitted(self.data, image_size=size, max_length=length, origin="the model")
         assert self.model is not None  # Trainer has refused to be made without one
         asks = "return_loss" in inspect.signature(self.model.forward).parameters
         self._extra = {"return_loss": True} if asks else {}
-        self.args.per_device_train_batch_size = self.data.global_batch_size // self.args.world_size
         self._evaluation: DataLoader[Any] | None = None
-        if _asks_for_evaluation(self.args):
+        if asks_for_evaluation:
             self.get_eval_dataloader()  # raises for wrong settings now, not after an epoch
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -149,7 +135,7 @@ class LoaderTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """This rank's batches of `data.val`, the same each time."""
         if eval_dataset is not None and not isinstance(eval_dataset, _ValShards):
-            raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
+            raise ValueError("a LoaderTrainer evaluates and predicts on data.val: set it, and give no other data set")
         if self._evaluation is None:
             self._evaluation = self._batches(evaluation_data(self.data), repeat=True)
             # The Trainer computes a loss only if the batches have all of `label_names`.
@@ -157,29 +143,9 @@ class LoaderTrainer(Trainer):
             self.label_names = [name for name in self.label_names if name == "labels" and has_labels]
         return self._evaluation
 
-    def evaluate(self, eval_dataset: Any = None, *positional: Any, **named: Any) -> dict[str, float]:
-        """Evaluate on `data.val`; see `transformers.Trainer.evaluate`.
-
-        Raises:
-            ValueError: another data set is given.
-        """
-        if eval_dataset is not None and not isinstance(eval_dataset, _ValShards):
-            raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
-        return super().evaluate(None, *positional, **named)
-
     def get_test_dataloader(self, test_dataset: Any = None) -> DataLoader[Any]:
-        """The batches of `get_eval_dataloader`."""
-        if test_dataset is not None and not isinstance(test_dataset, _ValShards):
-            raise ValueError("a LoaderTrainer predicts on data.val: test_dataset " + SET.replace("eval", "test"))
-        return self.get_eval_dataloader()
-
-    def predict(self, test_dataset: Any = None, *positional: Any, **named: Any) -> PredictionOutput:
-        """Predict the rows of `data.val` that can be loaded, in the order of their batches; see `Trainer.predict`.
-
-        Raises:
-            ValueError: another data set is given.
-        """
-        return super().predict(test_dataset, *positional, **named)
+        """The batches of `get_eval_dataloader`: `predict(None)` predicts the rows of `data.val` that can be loaded."""
+        return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *positional: Any, **named: Any) -> EvalLoopOutput:
         """See `transformers.Trainer.evaluation_loop`; ranks may have different numbers of rows in a batch.
@@ -199,10 +165,7 @@ class LoaderTrainer(Trainer):
 
     def _gather_rows(self, found: Any) -> Any:
         """The rows of all ranks, whose numbers may differ, in the order of the ranks."""
-        if self.args.world_size == 1:
-            return found
-
-        return recursively_apply(_gathered, found)
+        return reduce(nested_concat, gather_object([send_to_device(found, "cpu")]))
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch."""
@@ -226,57 +189,8 @@ class LoaderTrainer(Trainer):
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         prepared = super()._prepare_inputs({name: value for name, value in inputs.items() if name != EMPTY})
-        pixel_values = normalized(prepared["pixel_values"], *self._normalization)
-        return {**prepared, "pixel_values": pixel_values}
+        return {**prepared, "pixel_values": normalized(prepared["pixel_values"], *self._pixel_stats)}
 
 
 def _none_of(values: Tensor) -> Tensor:
     return values[:0]
-
-
-def _gathered(values: Tensor) -> Tensor:
-    counts = cast(Tensor, gather(torch.tensor([len(values)], device=values.device))).tolist()
-    padded = values.new_zeros(max(1, *counts), *values.shape[1:])
-    padded[: len(values)] = values
-    parts = cast(Tensor, gather(padded)).split(len(padded))
-    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-
-def _check_arguments(data: CorpusConfig, others: dict[str, Any]) -> None:
-    """Raise for arguments of the Trainer that would be ignored, or that would fail after an epoch."""
-    if given := [name for name in ("train_dataset", "data_collator") if others.get(name) is not None]:
-        raise ValueError(f"a LoaderTrainer makes its batches from data.shards: leave {' and '.join(given)} out")
-    if others.pop("eval_dataset", None) is not None:
-        raise ValueError(f"a LoaderTrainer evaluates on data.val: eval_dataset {SET}")
-    args = others.get("args")
-    if args is None:
-        return
-    if _asks_for_evaluation(args) and not data.val:
-        raise ConfigError(
-            "eval_strategy or eval_on_start asks for evaluations, and data.val is not set: there is nothing to "
-            "evaluate on; set data.val, or ask for none"
-        )
-    wants_best = args.load_best_model_at_end or args.save_strategy == "best"
-    if wants_best and args.eval_strategy == "no":
-        raise ConfigError(
-            "load_best_model_at_end and save_strategy='best' need evaluations, and eval_strategy is 'no': the best "
-            "model would never be known; set eval_strategy to 'epoch' or 'steps', and data.val"
-        )
-
-
-def _warn_of_stats(expected: ExpectedInputs, given: tuple[Sequence[float] | None, ...]) -> None:
-    """Log that the model's mean and deviation are not known, or that others are given."""
-    if not expected.are_stats_known and None in given:
-        logger.log(
-            of_one_rank(),
-            "the model does not say which mean and deviation of pixels it expects: ImageNet's are used; give "
-            "LoaderTrainer(image_mean=…, image_std=…), or its image processor as processing_class",
-        )
-    for name, value, own in zip(("image_mean", "image_std"), given, expected.pixel_stats, strict=True):
-        if expected.are_stats_known and value is not None and not np.allclose(value, own, atol=1e-3):
-            line = "%s is %s, and the model expects %s: leave it out, unless you mean it"
-            logger.log(of_one_rank(), line, name, value, own)
-
-
-def _asks_for_evaluation(args: Any) -> bool:
-    return args.eval_strategy != "no" or bool(getattr(args, "eval_on_start", False))

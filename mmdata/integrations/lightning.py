@@ -2,7 +2,7 @@
 
 `Trainer.fit(model, train_dataloaders=loader)` works with a `Loader` too: Lightning replaces the sampler of a DataLoader
 only, sets the epoch through `batch_sampler.sampler`, and keeps the state of any loader with a `state_dict`. But it
-loads that state only in mid-epoch, and keeps only the state of rank 0. The modules of this file add rank and world
+loads that state only in mid-epoch, and keeps only the state of rank 0. The classes of this file add rank and world
 size, the states of all ranks, and `overfit_batches`.
 """
 
@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer
 
 from mmdata.batch import Batch
@@ -22,8 +21,9 @@ from mmdata.errors import ConfigError
 from mmdata.integrations.adapt import SameEpoch, check_launched, judged_together
 from mmdata.loader import Loader
 from mmdata.loader.loader import data_config
-from mmdata.loader.stream import ShardNames, stream, with_shards
+from mmdata.loader.stream import stream
 from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather
 
 
 class EpochLoader:
@@ -75,12 +75,7 @@ class EpochLoader:
 
         A collective, like Lightning's `save_checkpoint`: all ranks must call it.
         """
-        state = self.loader.state_dict()
-        if self._trainer.world_size == 1 or not dist.is_initialized():
-            return state
-        states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(states, state)
-        return self.loader.merge_states(states)
+        return self.loader.merge_states(gather(self.loader.state_dict(), collectives.cpu_group()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue at a position."""
@@ -92,15 +87,20 @@ class LoaderDataModule(LightningDataModule):
 
     Args:
         config: a YAML file or a dictionary with the section `data`, or that section.
+        steps_per_epoch: batches of an epoch, the same on every rank; the shards are then a stream, and need no index.
+            See `mmdata.stream`.
 
     Example:
         trainer = lightning.Trainer(max_epochs=3)
         trainer.fit(model, datamodule=LoaderDataModule("configs/scenes.yaml"))
     """
 
-    def __init__(self, config: str | os.PathLike[str] | dict[str, Any] | DataConfig) -> None:
+    def __init__(
+        self, config: str | os.PathLike[str] | dict[str, Any] | DataConfig, *, steps_per_epoch: int | None = None
+    ) -> None:
         super().__init__()
         self.data = data_config(config)
+        self._steps = steps_per_epoch
         self._training: EpochLoader | None = None
         self._state: dict[str, Any] | None = None  # of a checkpoint, until the loader is made
 
@@ -109,8 +109,12 @@ class LoaderDataModule(LightningDataModule):
         if self._training is not None:  # Lightning asks again, for the length of another epoch
             return self._training
         trainer = self._checked_trainer()
-        batches = self._train_batches(rank=trainer.global_rank, world_size=trainer.world_size)
-        self._training = EpochLoader(batches, trainer)
+        rank, world_size = trainer.global_rank, trainer.world_size
+        if self._steps is None:
+            loader = Loader.from_config(self.data, rank=rank, world_size=world_size)
+        else:
+            loader = stream(None, self.data, rank=rank, world_size=world_size, steps_per_epoch=self._steps)
+        self._training = EpochLoader(loader, trainer)
         if self._state is not None:
             self._training.load_state_dict(self._state)
             self._state = None
@@ -132,60 +136,25 @@ class LoaderDataModule(LightningDataModule):
         """Continue at a position, also one between two epochs."""
         if self._training is not None:
             self._training.load_state_dict(state_dict)
-        elif self._running_trainer().state.fn == "fit":  # not in a validation of a checkpoint
+        elif self._checked_trainer().state.fn == "fit":  # not in a validation of a checkpoint
             self._state = state_dict
 
     def teardown(self, stage: str) -> None:
         """Drop the loader, which ends its threads."""
         self._training = self._state = None
 
-    def _train_batches(self, *, rank: int, world_size: int) -> Loader:
-        return Loader.from_config(self.data, rank=rank, world_size=world_size)
-
     def _checked_trainer(self) -> Trainer:
         """The trainer.
 
         Raises:
             ConfigError: a launcher has started several processes and the trainer does not know of them.
+            RuntimeError: there is none.
         """
-        trainer = self._running_trainer()
+        if self.trainer is None:
+            raise RuntimeError("a LoaderDataModule needs its trainer: Trainer.fit(model, datamodule=…) brings it")
         check_launched(
-            trainer.world_size,
+            self.trainer.world_size,
             trainer="Lightning's Trainer",
             remedy="give Trainer(devices=…, num_nodes=…) as many as were started, or start one process with python",
         )
-        return trainer
-
-    def _running_trainer(self) -> Trainer:
-        if self.trainer is None:
-            name = type(self).__name__
-            raise RuntimeError(f"a {name} needs its trainer: Trainer.fit(model, datamodule=…) brings it")
         return self.trainer
-
-
-class StreamDataModule(LoaderDataModule):
-    """A stream of shards without an index, and loaders of `data.val`, which have one.
-
-    Args:
-        shards: as for `mmdata.stream`; None: those of the settings.
-        config: as for LoaderDataModule; a dictionary needs no `shards` if they are given as an argument.
-        steps_per_epoch: batches of an epoch, the same on every rank; see `mmdata.stream`.
-
-    Example:
-        data = StreamDataModule("https://host/cc3m-{0000..0331}.tar", "configs/x.yaml", steps_per_epoch=11_000)
-        lightning.Trainer(max_epochs=3).fit(model, datamodule=data)
-    """
-
-    def __init__(
-        self,
-        shards: ShardNames | None,
-        config: str | os.PathLike[str] | dict[str, Any] | DataConfig,
-        *,
-        steps_per_epoch: int,
-    ) -> None:
-        super().__init__(with_shards(config, shards) if shards is not None and isinstance(config, dict) else config)
-        self._shards = shards
-        self._steps = steps_per_epoch
-
-    def _train_batches(self, *, rank: int, world_size: int) -> Loader:
-        return stream(self._shards, self.data, rank=rank, world_size=world_size, steps_per_epoch=self._steps)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from mmdata.convert.fetch import FetchStage
@@ -57,13 +58,17 @@ def _make_all(ray: Any, job: Job, units: Iterable[Unit], num_workers: int | None
     shared = ray.put(job)
     at_once = 2 * (num_workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
     pending: dict[Any, Unit] = {}
+    waiting = iter(units)
     try:
-        for unit in units:
-            pending[task.remote(shared, unit)] = unit
-            if len(pending) >= at_once:
-                yield from _first_done(ray, pending)
-        while pending:
-            yield from _first_done(ray, pending)
+        while True:
+            for unit in islice(waiting, at_once - len(pending)):
+                pending[task.remote(shared, unit)] = unit
+            if not pending:
+                return
+            (reference,), _ = ray.wait(list(pending), num_returns=1)
+            receipt = _receipt(ray, reference, pending.pop(reference))
+            yield Progress(receipt.rows)
+            yield receipt
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
@@ -76,16 +81,12 @@ def _make(job: Job, unit: Unit) -> Receipt:
     return receipt
 
 
-def _first_done(ray: Any, pending: dict[Any, Unit]) -> Iterator[Receipt | Progress]:
-    (reference,), _ = ray.wait(list(pending), num_returns=1)
-    unit = pending.pop(reference)
+def _receipt(ray: Any, reference: Any, unit: Unit) -> Receipt:
     try:
-        receipt: Receipt = ray.get(reference)
+        return ray.get(reference)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
         raise DataError(
             f"a Ray worker died {RETRIES + 1} times over rows {unit.start} to {unit.stop - 1}; has it memory enough?"
         ) from error
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
-    yield Progress(receipt.rows)
-    yield receipt

@@ -299,8 +299,8 @@ def _from_transformers(found: str, name: str | os.PathLike[str]) -> Any:
 PLAIN_FILES = {"tokenizer.json", "tokenizer_config.json"}
 PLAIN_CLASS = "PreTrainedTokenizerFast"
 """The files of a folder that `train_tokenizer` makes, and their class."""
-SPECIAL = {"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"}
-"""The special tokens of a tokenizer that is trained here."""
+SPECIAL = {"pad_token": "<pad>", "eos_token": "<end>", "bos_token": "<start>"}
+"""The special tokens of a tokenizer that is trained here, by number. CLIPModel would not look for an `<end>` of 2."""
 
 
 def _plain_backend(folder: Path) -> dict[str, Any] | None:

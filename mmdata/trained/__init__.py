@@ -2,10 +2,10 @@
 
 - `run`: `load_run` gives a `TrainedRun`: model, tokenizer, preprocessing, settings; features and zero-shot classes.
 - `preprocess`: any image to the pixels that the evaluation's loader makes of it.
-- `pairs`: compositional test sets as batches.
-- `export`: a run as a folder for transformers; `modeling_mmdata` is the code that goes into it with built-in towers.
+- `pairs`: compositional test sets and their scores.
+- `export`: a run as a folder for transformers.
 - `training`: loader, model and trainer of a config, after `check` has looked at all that needs no image.
-- `evaluation`: scores of a run on shards and on pairs.
+- `evaluation`: scores of a run on shards.
 """
 
 from mmdata.trained.preprocess import Preprocess

@@ -6,21 +6,9 @@ from typing import Any
 
 import yaml
 
-from mmdata.config.corpus import FILES
+from mmdata.config import DataConfig
+from mmdata.config.images import ImagesConfig
 from mmdata.trained.run import TrainedRun
-
-SCORES = {
-    "image_to_text_r1": "R@1 image → text",
-    "image_to_text_r5": "R@5 image → text",
-    "text_to_image_r1": "R@1 text → image",
-    "text_to_image_r5": "R@5 text → image",
-    "chance_r1": "R@1 by chance",
-    "zero_shot_top1": "zero-shot top 1",
-    "zero_shot_top5": "zero-shot top 5",
-}
-
-PLACES = ("shards", "val", "join", "order", "tokenizer", "loading", "negative_captions")
-"""Settings of `data` that are places."""
 
 
 def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) -> str:
@@ -50,19 +38,15 @@ def model_card(run: TrainedRun, kind: str, name: str, scores: dict[str, Any]) ->
 
 def usage(kind: str, folder: str) -> str:
     """Python that loads the folder and compares an image with texts."""
-    own = kind == "MmdataModel"
-    load = "AutoModel" if own else kind
-    trust = ", trust_remote_code=True" if own else ""
     # AutoTokenizer takes Siglip2Tokenizer for every model of this type, whatever the folder says.
-    # With our own code it asks whether to run it, though a tokenizer has none.
-    tokenizer = "PreTrainedTokenizerFast" if own or kind == "Siglip2Model" else "AutoTokenizer"
+    tokenizer = "PreTrainedTokenizerFast" if kind == "Siglip2Model" else "AutoTokenizer"
     padding = '"max_length"' if kind.startswith("Siglip") else "True"
     return "\n".join(
         [
             "from PIL import Image, ImageOps",
-            f"from transformers import {', '.join(sorted(['AutoImageProcessor', load, tokenizer]))}",
+            f"from transformers import {', '.join(sorted(['AutoImageProcessor', kind, tokenizer]))}",
             "",
-            f'model = {load}.from_pretrained("{folder}"{trust}).eval()',
+            f'model = {kind}.from_pretrained("{folder}").eval()',
             f'processor = AutoImageProcessor.from_pretrained("{folder}")',
             f'tokenizer = {tokenizer}.from_pretrained("{folder}")',
             'photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGBA")',
@@ -94,33 +78,20 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
         )
     if kind.startswith("Siglip"):
         lines.append('Texts must be padded to the full length: `padding="max_length"`.')
-    if kind == "MmdataModel":
-        lines.append(
-            "`AutoTokenizer` and `AutoProcessor` ask whether to run the model's code unless they get "
-            "`trust_remote_code=False`. They need none of it."
-        )
     if kind == "CLIPModel" and run.logit_bias is not None:
         lines.append(f"The model was trained with a bias of the logits, {run.logit_bias:.6g}, which CLIPModel lacks.")
     return ["\n".join(f"- {line}" for line in lines)]
 
 
 def _score_table(scores: dict[str, Any]) -> list[str]:
-    rows = [f"| {words} | {100 * scores[name]:.1f} % |" for name, words in SCORES.items() if name in scores]
-    if not rows:
-        return []
-    of = f"{scores.get('images', '?'):,} images, {scores.get('texts', '?'):,} captions" if "images" in scores else ""
-    return ["## Scores", "\n".join([f"| {of} | |", "|---|---|", *rows])]
+    shares = {name: f"{100 * value:.1f} %" for name, value in scores.items() if isinstance(value, float)}
+    counts = {name: f"{scores[name]:,}" for name in ("images", "texts") if name in scores}
+    rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in {**counts, **shares}.items()]
+    return ["## Scores", "\n".join(["| | |", "|---|---|", *rows])] if rows else []
 
 
 def _settings(run: TrainedRun) -> dict[str, Any]:
-    """Settings that differ from the defaults, without places of this machine."""
-    settings = run.config.model_dump(mode="json", exclude_defaults=True)
-    data = settings.get("data", {})
-    files = [name for name in ("select", "row_weights") if str(data.get(name)).endswith(FILES)]
-    for name in (*PLACES, *files):
-        data.pop(name, None)
-    if data.get("groups") and data["groups"].get("source") != "run":
-        data["groups"].pop("source", None)
-    settings.get("model", {}).pop("init_from", None)
-    settings.get("train", {}).pop("output", None)
-    return {name: section for name, section in settings.items() if section}
+    """Settings that differ from the defaults: of the model, of the training, and of `data` those of images."""
+    shown = {*ImagesConfig.model_fields, "max_length"}
+    hidden = {"model": {"init_from"}, "train": {"output"}, "data": {*DataConfig.model_fields} - shown}
+    return run.config.model_dump(mode="json", exclude_defaults=True, exclude=hidden)

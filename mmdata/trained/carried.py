@@ -6,10 +6,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mmdata.config import ModelConfig
-from mmdata.config.texts import TextsConfig
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import remove, whole_folder, write_whole
 from mmdata.recognize import CHECKPOINTS
@@ -26,7 +25,7 @@ TOWERS = ("clip", "vision", "text")
 """Settings of `model` that may name a folder of transformers, or a model on the Hugging Face hub."""
 
 
-def keep_tokenizer(output: Path, data: TextsConfig, tokenizer: Tokenizer) -> None:
+def keep_tokenizer(output: Path, tokenizer: Tokenizer) -> None:
     """Copy a run's tokenizer into RUN/tokenizer, unless an equal one is there.
 
     A kill at any moment leaves a whole folder or none. If the copy would give other ids, there is none, and the log
@@ -34,24 +33,21 @@ def keep_tokenizer(output: Path, data: TextsConfig, tokenizer: Tokenizer) -> Non
 
     Args:
         output: the run's folder.
-        data: names the tokenizer.
         tokenizer: as the run has loaded it.
     """
-    assert data.tokenizer is not None, "a run has a tokenizer"
     folder = output / TOKENIZER
-    if _identity(folder) == tokenizer.identity:
+    if folder.is_dir() and Tokenizer.load(folder).identity == tokenizer.identity:
         return
     with whole_folder(folder) as aside:
-        save_tokenizer(data.tokenizer, aside)
-        if _identity(aside) != tokenizer.identity:
-            remove(aside)
-            logger.warning(
-                "data.tokenizer '%s': transformers saves it as one that gives other ids, so the run keeps no copy of "
-                "it; keep the tokenizer itself to use the run",
-                data.tokenizer,
-            )
-        else:
-            remove(folder)  # of a run that ended before its first checkpoint
+        save_tokenizer(tokenizer.name, aside)
+        is_same = Tokenizer.load(aside).identity == tokenizer.identity
+        remove(folder if is_same else aside)  # that of a run that ended before its first checkpoint, or the copy
+    if not is_same:
+        logger.warning(
+            "data.tokenizer '%s': transformers saves it as one that gives other ids, so the run keeps no copy of it; "
+            "keep the tokenizer itself to use the run",
+            tokenizer.name,
+        )
 
 
 def keep_classes(output: Path, names: Sequence[str]) -> None:
@@ -80,7 +76,7 @@ def keep_model(output: Path, config: ModelConfig, model: DualEncoder) -> None:
     from transformers import AutoConfig
 
     configs = {name: AutoConfig.from_pretrained(source) for name, source in named.items()}
-    towers = {name: _without_dtype(json.loads(one.to_json_string(use_diff=False))) for name, one in configs.items()}
+    towers = {name: json.loads(one.to_json_string(use_diff=False)) for name, one in configs.items()}
     mean, std = ((buffer / 255).flatten().tolist() for buffer in (model.pixel_mean, model.pixel_std))
     content = {"towers": towers, "image_mean": mean, "image_std": std}
     write_whole(output / MODEL, json.dumps(content, indent=1).encode() + b"\n")
@@ -130,7 +126,8 @@ def kept_tokenizer(checkpoint: Path, state: Mapping[str, Any]) -> str | None:
     if run is None or not (run / TOKENIZER).is_dir():
         return None
     folder = run / TOKENIZER
-    expected = _trained_with(state)
+    plan: Any = state.get("batches", {}).get("plan")
+    expected = plan.get("tokenizer") if isinstance(plan, dict) else None
     found = Tokenizer.load(folder).identity
     if expected is not None and found != expected:
         raise ConfigError(
@@ -151,32 +148,7 @@ def kept_classes(checkpoint: Path) -> list[str] | None:
     return read_classes(run / CLASSES).classes if run is not None and (run / CLASSES).is_file() else None
 
 
-def _without_dtype(settings: dict[str, Any]) -> dict[str, Any]:
-    """The config of a model without the type of its file: towers are float32."""
-    kept = {name: value for name, value in settings.items() if name not in ("dtype", "torch_dtype")}
-    nested = {name: cast("dict[str, Any]", value) for name, value in kept.items() if isinstance(value, dict)}
-    return {**kept, **{name: _without_dtype(value) for name, value in nested.items()}}
-
-
 def _run_of(checkpoint: Path) -> Path | None:
     """The folder of the run that a checkpoint lies in; None for a file that was copied out of one."""
     folder = checkpoint.absolute().parent
     return folder.parent if folder.name == CHECKPOINTS else None
-
-
-def _trained_with(state: Mapping[str, Any]) -> str | None:
-    """Identity of the tokenizer in the state of a checkpoint's loader; None if the batches did not say it."""
-    batches: Any = state.get("batches")
-    plan: Any = batches.get("plan") if isinstance(batches, dict) else None
-    found: Any = plan.get("tokenizer") if isinstance(plan, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def _identity(folder: Path) -> str | None:
-    """Identity of the tokenizer in a folder; None if there is none that can be loaded."""
-    if not folder.is_dir():
-        return None
-    try:
-        return Tokenizer.load(folder).identity
-    except (ConfigError, DataError, OSError):
-        return None

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from torch import nn
 
 from mmdata.config import Config, DataConfig
@@ -31,10 +30,6 @@ COUNTED_BATCHES = 8
 """Batches of which the false negatives are counted."""
 NOTICEABLE_DUPLICATES = 0.01
 """Share of rows that meet their own image or caption from which on the log says so."""
-BEFORE_A_RUN = (".", "features.", "events.out.")
-"""Beginnings of the names of files that a run or TensorBoard writes before its metrics, and of hidden files."""
-NOTES = (".log", ".out", ".err", ".txt", ".yaml", ".yml")
-"""Ends of the names of files beside a new run: its config, and what a shell or a cluster's scheduler writes."""
 
 Found = TypeVar("Found")
 
@@ -70,7 +65,9 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
             f"data.tokenizer '{data.tokenizer}': {tokenizer.vocab_size} entries, and the text tower's vocabulary has "
             f"{limits.vocab_size}: use the tokenizer that belongs to the model"
         )
-    problems += _missing_files(data)
+    groups = data.groups.source if data.groups is not None else "label"
+    if groups not in ("label", "run") and not Path(groups).is_file():
+        problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
     problems += [*_problems_of_groups(config)]
     has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
     has_negatives = data.negative_captions is not None
@@ -86,16 +83,10 @@ def _check_output(output: Path) -> None:
     if output.exists() and not output.is_dir():
         raise ConfigError(f"train.output '{output}': a file, and a run needs a folder; give another train.output")
     kind = recognize(output)
-    if kind in (Kind.RUN, Kind.ABSENT):
+    # A run would write over another's config.yaml. A folder of logs is one in which a scheduler has begun to write.
+    if kind in (Kind.RUN, Kind.ABSENT) or (kind is Kind.FOLDER and not (output / "config.yaml").exists()):
         return
-    names = sorted(path.name for path in output.iterdir())
-    beside = {name for name in names if name.startswith(BEFORE_A_RUN) or name.endswith(NOTES)} - {"config.yaml"}
-    if foreign := [name for name in names if name not in beside]:  # a run would write over another's config.yaml
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise ConfigError(
-            f"train.output '{output}': {kind.value}; it holds files that are not a run's ('{foreign[0]}'{more}); "
-            "choose another output"
-        )
+    raise ConfigError(f"train.output '{output}': {kind.value}, and not that of a run; choose another output")
 
 
 def _problems_of_groups(config: Config) -> Iterator[str]:
@@ -138,16 +129,11 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
         raise ConfigError(problem)
 
 
-def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) -> None:
-    """Log settings that gain nothing with batches of this size, or on this device.
-
-    A miner that keeps all, parts as large as a batch or that do not divide it, what is for GPUs on a CPU, an update
-    from which on nothing is mined, and a queue of the features of new weights.
-    """
+def warn_of_mining(config: Config) -> None:
+    """Log a miner that keeps all negatives, and a queue of the features of new weights."""
     miner, rows = config.train.miner, config.data.global_batch_size
-    negatives = rows - 1
-    if isinstance(miner, SameGroupConfig):
-        negatives = miner.size - 1
+    grouped = isinstance(miner, SameGroupConfig)
+    negatives = (miner.size if grouped else rows) - 1
     chosen = isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig))
     if chosen and config.train.queue is None and miner.k >= negatives:
         logger.warning(
@@ -155,14 +141,7 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             "less, or leave the miner out",
             miner.k,
             negatives,
-            f"a group of {miner.size}" if isinstance(miner, SameGroupConfig) else f"a batch of {rows}",
-        )
-    mines = config.train.miner is not None or config.train.teacher is not None or config.train.queue is not None
-    if config.train.mining_after_steps and not mines:
-        logger.warning(
-            "train.mining_after_steps is %d, and there is no train.miner, train.teacher or train.queue for it to hold "
-            "back: set one of them, or leave it out",
-            config.train.mining_after_steps,
+            f"a group of {miner.size}" if grouped else f"a batch of {rows}",
         )
     is_new = config.model.init_from is None and config.model.name != "pretrained"
     if config.train.queue is not None and is_new and not config.train.mining_after_steps:
@@ -170,28 +149,6 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             "train.queue is %d, and the weights are new: their features are soon out of date, and the queue takes them "
             "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
             config.train.queue,
-        )
-    part = config.train.micro_batch_size
-    if part is not None and part > rows // world_size:
-        logger.warning(
-            "train.micro_batch_size is %d, and a rank has %d rows of a batch: it is one forward, with no memory saved",
-            part,
-            rows // world_size,
-        )
-    elif part is not None and config.train.compile and rows // world_size % part:
-        logger.warning(
-            "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
-            "time for the %d rows that are left; a divisor of %d is compiled once",
-            part,
-            rows // world_size,
-            rows // world_size % part,
-            rows // world_size,
-        )
-    if device.type == "cpu" and config.train.precision in ("tf32", "fp16"):
-        logger.warning(
-            "train.precision is %s, and the run is on a CPU, %s; fp32 and bf16 are for CPUs",
-            config.train.precision,
-            "which has no TF32: it computes in fp32" if config.train.precision == "tf32" else "where fp16 is slow",
         )
 
 
@@ -231,14 +188,3 @@ def _note(problems: list[str], check: Callable[[], Found], where: str = "") -> F
 
 def _open(data: DataConfig) -> Index:
     return Index.open([source.shards for source in sources(data)], cache=ShardCache.from_config(data.loading))
-
-
-def _missing_files(data: DataConfig) -> list[str]:
-    """Files that the settings name and that do not exist."""
-    problems: list[str] = []
-    if data.negative_captions is not None and not Path(data.negative_captions).is_file():
-        problems.append(f"data.negative_captions '{data.negative_captions}': no such file")
-    groups = data.groups.source if data.groups is not None else "label"
-    if groups not in ("label", "run") and not Path(groups).is_file():
-        problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
-    return problems

@@ -1,38 +1,33 @@
-"""Evaluate a trained model on shards and on compositional tests; under torchrun the ranks share the rows."""
+"""Evaluate a trained model on shards; under torchrun the ranks share the rows."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
-from mmdata.batch import Batch
 from mmdata.config import Config
 from mmdata.config.corpus import CorpusConfig, ValConfig, val_in_words
 from mmdata.config.data import DataConfig, evaluation_data
 from mmdata.config.strict_yaml import parse, with_overrides
 from mmdata.errors import ConfigError, DataError, TrainingError, counted, excerpt
-from mmdata.index import Index, Manifest
+from mmdata.index import Index
 from mmdata.loader import Loader
 from mmdata.loader.corpus import open_index
-from mmdata.train.evaluation.embedding import Features
-from mmdata.train.evaluation.evaluate import compositional, embed, score_retrieval, zero_shot
-from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes, embed_prompts
+from mmdata.train.evaluation.embedding import Features, embed
+from mmdata.train.evaluation.evaluate import score_retrieval, zero_shot
+from mmdata.train.evaluation.prompts import CLASSES_EXAMPLE, Classes
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather
 from mmdata.trained import TrainedRun
-from mmdata.trained.pairs import load_pairs, read_pairs
 
 logger = logging.getLogger("mmdata")
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -66,8 +61,6 @@ def with_settings(trained: TrainedRun, overrides: list[str]) -> TrainedRun:
                 f"'{override}': an evaluation has the settings of its run; data.decode and those of data.loading can "
                 "be given, and the rows by --shards, --select and --pairs"
             )
-    if not overrides:
-        return trained
     origin = f"settings of the run '{trained.checkpoint}'"
     settings = with_overrides(trained.config.model_dump(mode="json"), overrides)
     return replace(trained, config=parse(Config, settings, origin=origin, overrides=overrides))
@@ -120,21 +113,22 @@ def evaluate_shards(
         )
     if classes is not None:
         classes = _by_label(classes, loader.index, data)
-    batches = _progress(loader, "embedding", len(loader))
+    console = Console(stderr=True, quiet=rank > 0)
+    batches = track(loader, "embedding", total=len(loader), console=console, disable=rank > 0)
     with of_evaluation(named), trained.numerics():
         features = embed(trained.model, batches, source=loader, autocast_dtype=trained.autocast_dtype)
-    masked: dict[str, int] = loader.merge_states(_states_of_ranks(loader))["rows_masked"]
+    masked: dict[str, int] = loader.merge_states(gather(loader.state_dict(), collectives.cpu_group()))["rows_masked"]
     listed = "" if out is None else f", listed in {ledger_of(out, '*')}"
     for reason, count in masked.items():
         line = f"left out: {counted(count, 'row')} that could not be loaded ({reason}){listed}"
-        Console(stderr=True, quiet=rank > 0).print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if not len(features.rows):
         raise DataError(f"shards '{data.shards}': none of the {loader.plan.num_rows:,} rows could be loaded")
     scores: dict[str, Any] = {"rows": len(features.rows)}
     if features.text is not None:
         scores = score_retrieval(features, share=True)
     if classes is not None:
-        scores |= _zero_shot(trained, features, classes, named)
+        scores |= _zero_shot(trained, features, classes)
     return {**scores, "rows_masked": masked}
 
 
@@ -158,33 +152,21 @@ def named_classes(trained: TrainedRun, val: ValConfig | None = None) -> Classes 
     # A label beyond the names would be an error in a file of classes; nobody has given one.
     if not 0 <= int(index.column("label").max()) < len(names):
         return None
-    made = [_templates(manifest) for manifest in index.manifests]
+    runs = [(manifest.accounts or {}).get("run") or {} for manifest in index.manifests]
+    made = [run.get("settings", {}).get("caption_templates") or ["{}"] for run in runs]
     return Classes(classes=names, templates=made[0] if all(one == made[0] for one in made) else ["{}"])
 
 
-def _templates(manifest: Manifest) -> list[str]:
-    """The templates by which a conversion made captions of class names; the name alone where it made none."""
-    run = (manifest.accounts or {}).get("run") or {}
-    return run.get("settings", {}).get("caption_templates") or ["{}"]
-
-
-def _zero_shot(trained: TrainedRun, features: Features, classes: Classes, data: DataConfig) -> dict[str, Any]:
-    """Accuracy with the templates of its prompts; empty, with a warning, if captions can be scored and no label can.
-
-    Args:
-        data: of the run; its `val` names the rows.
-    """
+def _zero_shot(trained: TrainedRun, features: Features, classes: Classes) -> dict[str, Any]:
+    """Accuracy with the templates of its prompts; empty, with a warning, if captions can be scored and no label can."""
     assert features.labels is not None, "checked before"
     # Few rows of a corpus may have labels, and none of those be a row to evaluate on: the retrieval scores are kept.
     if features.text is not None and not bool((features.labels >= 0).any()):
         if collectives.rank() == 0:
-            logger.warning(
-                "%s: none of the %s rows that were loaded has a label; zero-shot accuracy is left out",
-                val_in_words(data),
-                f"{len(features.rows):,}",
-            )
+            rows = f"{len(features.rows):,}"
+            logger.warning("none of the %s rows that were loaded has a label; zero-shot accuracy is left out", rows)
         return {}
-    prompts = embed_prompts(trained.model, classes, trained.tokenizer)
+    prompts = trained.embed_prompts(classes).to(features.image.device)
     return {"templates": classes.templates, **zero_shot(features.image, features.labels, prompts)}
 
 
@@ -199,63 +181,30 @@ def _by_label(classes: Classes, index: Index, data: CorpusConfig) -> Classes:
     """
     if not index.has_labels:
         raise DataError(f"--classes needs labels, and shards '{data.shards}' have none")
-    names = index.class_names or []
+    names, known = index.class_names or [], len(classes.classes)
     given = {_plain(name): name for name in classes.classes}
-    numbered = {name: given.get(_plain(name), "") for name in names}
-    rest = set(classes.classes).difference(numbered.values())
-    ordered = [*numbered.values(), *filter(rest.__contains__, classes.classes)]
-    if names and sorted(ordered) == sorted(classes.classes):
+    in_shards = [given.get(_plain(name)) for name in names]
+    if names and None not in in_shards:
+        ordered = list(dict.fromkeys([*filter(None, in_shards), *classes.classes]))
         if ordered != classes.classes and collectives.rank() == 0:
             logger.warning(
                 "shards '%s' number their classes otherwise than --classes, which is taken by name", data.shards
             )
         return Classes(classes=ordered, templates=classes.templates)
-    in_order = f"list the classes in the order of the shards: {excerpt(', '.join(names))}"
-    highest, known = int(index.column("label").max()), len(classes.classes)
-    if names and known != len(names):
-        raise DataError(f"--classes has {known} classes, and shards '{data.shards}' other {len(names)}: {in_order}")
-    if highest >= known:
+    moved = any(name not in (None, own) for name, own in zip(in_shards, classes.classes, strict=False))
+    if names and (known != len(names) or moved):
+        raise DataError(
+            f"--classes has {known} classes, and shards '{data.shards}' have {len(names)}, of other names or in "
+            f"another order: list the classes in the order of the shards: {excerpt(', '.join(names))}"
+        )
+    if (highest := int(index.column("label").max())) >= known:
         raise DataError(
             f"--classes has {known} classes, for the labels 0 to {known - 1}, and shards '{data.shards}' have labels "
             f"up to {highest}: list a class for each label"
         )
-    numbers = {name: label for label, name in enumerate(classes.classes)}
-    for label, name in enumerate(names):
-        if numbers.get(name, label) != label:
-            raise DataError(
-                f"--classes has '{name}' as class {numbers[name]}, and shards '{data.shards}' as label {label}: "
-                f"{in_order}"
-            )
     return classes
 
 
 def _plain(name: str) -> str:
     """The name of a class as prompts may have it: "Polar bear" for the folder polar_bear."""
     return name.replace("_", " ").casefold()
-
-
-def evaluate_pairs(trained: TrainedRun, path: Path) -> dict[str, dict[str, float]]:
-    """Scores of a compositional test, for each type of swap. A collective."""
-    types: list[str] = []
-
-    def batches() -> Iterator[Batch]:
-        rank, ranks = collectives.rank(), collectives.world_size()
-        for batch, names in _progress(load_pairs(path, trained.config.data, rank=rank, world_size=ranks), "pairs"):
-            types.extend(names)
-            yield batch
-
-    with trained.numerics():
-        features = embed(trained.model, batches(), autocast_dtype=trained.autocast_dtype)
-    assert features.text is not None, "pairs have captions"
-    return compositional(features.image, features.text, types, one_image=read_pairs(path)[0].has_one_image)
-
-
-def _progress(batches: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
-    """The same batches, with a progress bar on rank 0."""
-    console = Console(stderr=True)
-    return track(batches, name, total=total, console=console, disable=collectives.rank() > 0)
-
-
-def _states_of_ranks(loader: Loader) -> list[dict[str, Any]]:
-    """The loader's state on each rank. A collective."""
-    return gather(loader.state_dict(), dist.group.WORLD if collectives.world_size() > 1 else None)

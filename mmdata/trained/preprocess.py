@@ -63,11 +63,6 @@ class Preprocess:
         """
         return cls(_policy(data), patch_size=data.patch_size, exact=data.decode == "exact")
 
-    @property
-    def shapes(self) -> list[str]:
-        """The image shapes in words: ["224 × 224"]."""
-        return [bucket.image for bucket in self._policy.buckets]
-
     def __call__(self, image: ImageLike) -> Tensor:
         """The pixels of one image.
 

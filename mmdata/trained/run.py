@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from mmdata.config import Config
-from mmdata.config.corpus import sources
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import BadSample, ConfigError, DataError
-from mmdata.index import Index
 from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.evaluation.prompts import Classes, check_templates, embed_prompts
+from mmdata.train.evaluation.prompts import Classes, check_templates
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.run.checkpoint import load_checkpoint, load_weights
 from mmdata.train.run.find import find_checkpoint
@@ -36,7 +34,6 @@ from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 logger = logging.getLogger("mmdata")
 
 OnError = Literal["raise", "zeros"]
-T = TypeVar("T")
 
 TEXTS_AT_ONCE = 256
 """Texts of a forward."""
@@ -109,9 +106,9 @@ class TrainedRun:
     position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
     @classmethod
-    def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision = "fp32") -> Self:
-        """As `load_run`."""
-        if precision not in get_args(Precision):
+    def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision | None = None) -> Self:
+        """As `load_run`; `precision` None is that of the training, with which `mmdata evaluate` works."""
+        if precision not in (None, *get_args(Precision)):
             raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
         state: dict[str, Any] = load_checkpoint(path, mapped=True, parts=("model",))
@@ -122,19 +119,14 @@ class TrainedRun:
         tokenizer = need_tokenizer(config.data, to="use a dual encoder")
         model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
         load_weights(model, state, origin=str(path))
+        precision = precision or choose_precision(config.train.precision, torch.device(device))
         counters = state["step"], state["epoch"]
         position = state.get("batches", {})
         return cls(model.to(device).eval(), config, tokenizer, path, *counters, precision=precision, position=position)
 
     def __repr__(self) -> str:
-        shapes = (
-            ", ".join(self.preprocess.shapes)
-            if not isinstance(self.config.data.image_buckets, int)
-            else "of chosen shapes"
-        )
         return (
             f"TrainedRun('{self.checkpoint}': {self.config.model.name}, epoch {self.epoch}, step {self.step}, "
-            f"{self.embed_dim} features, images {shapes}, texts of {self.tokenizer.max_length} tokens, "
             f"{self.precision} on {self.device})"
         )
 
@@ -145,12 +137,12 @@ class TrainedRun:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """Type of the towers' autocast while the model was trained, with which `mmdata evaluate` works."""
-        return AUTOCAST[choose_precision(self.config.train.precision, self.device)]
+        """Type of the towers' autocast; None: as they are."""
+        return AUTOCAST[self.precision]
 
     def numerics(self) -> AbstractContextManager[None]:
-        """Around a `with` block that computes as the training did: on a GPU products in TF32 unless it was fp32."""
-        return numerics(choose_precision(self.config.train.precision, self.device), self.device)
+        """Around a `with` block that computes in `precision`: on a GPU products in TF32 unless it is fp32."""
+        return numerics(self.precision, self.device)
 
     @property
     def logit_scale(self) -> float:
@@ -170,16 +162,8 @@ class TrainedRun:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """Names of the classes, by label: those that the run keeps (classes.json), else those of its training corpus.
-
-        None where neither has any.
-        """
-        if names := kept_classes(self.checkpoint):
-            return names
-        try:
-            return Index.open([source.shards for source in sources(self.config.data)]).class_names
-        except (DataError, OSError):
-            return None
+        """Names of the classes of the training corpus, by label; None where it has none."""
+        return kept_classes(self.checkpoint)
 
     @cached_property
     def embed_dim(self) -> int:
@@ -215,7 +199,10 @@ class TrainedRun:
         with ThreadPoolExecutor(usable_cores()) as pool:
             try:
                 read = (pool.submit(self._read, image, on_error) for image in images)
-                parts += [self._embed_pixels(some) for some in _chunks_ahead(read, batch_size)]
+                ahead = list(islice(read, batch_size))
+                while some := ahead:
+                    ahead = list(islice(read, batch_size))  # decoded while the model works
+                    parts.append(self._embed_pixels([image.result() for image in some]))
             finally:
                 pool.shutdown(cancel_futures=True)
         if not parts:
@@ -250,6 +237,11 @@ class TrainedRun:
                 parts.append(self.model.encode_text(ids, mask).float().cpu())
         return torch.cat(parts)
 
+    def embed_prompts(self, classes: Classes) -> Tensor:
+        """Features (C, T, D) of each class in each template, as of `embed_texts`."""
+        prompts = [template.replace("{}", name) for name in classes.classes for template in classes.templates]
+        return self.embed_texts(prompts).reshape(len(classes.classes), len(classes.templates), -1)
+
     def zero_shot(
         self,
         images: Iterable[ImageLike] | Tensor,
@@ -280,9 +272,8 @@ class TrainedRun:
             features = images
         else:
             features = self.embed_images(images, batch_size=batch_size)
-        with self._computing():
-            prompts = embed_prompts(self.model, Classes(classes=names, templates=list(templates)), self.tokenizer)
-        of_classes = torch.nn.functional.normalize(prompts.float().mean(1), dim=-1).cpu()  # (C, D)
+        prompts = self.embed_prompts(Classes(classes=names, templates=list(templates)))
+        of_classes = torch.nn.functional.normalize(prompts.mean(1), dim=-1)  # (C, D)
         logits = self.logit_scale * features.float().cpu() @ of_classes.T  # (N, C)
         probabilities = logits.softmax(1) if self.logit_bias is None else (logits + self.logit_bias).sigmoid()
         return ZeroShot(probabilities, [names[i] for i in probabilities.argmax(1).tolist()], names)
@@ -290,9 +281,9 @@ class TrainedRun:
     @contextmanager
     def _computing(self) -> Generator[None]:
         """Without a graph, in the number format `precision`."""
-        dtype = AUTOCAST[self.precision]
+        dtype = self.autocast_dtype
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-        with torch.no_grad(), numerics(self.precision, self.device), autocast:
+        with torch.no_grad(), self.numerics(), autocast:
             yield
 
     def _read(self, image: ImageLike, on_error: OnError) -> dict[str, Tensor] | None:
@@ -310,29 +301,13 @@ class TrainedRun:
         for place, image in enumerate(images):
             if image is not None:
                 by_shape.setdefault(tuple(image["pixel_values"].shape), []).append(place)
-        if not by_shape:
-            return torch.zeros(len(images), self.embed_dim)
-        features: Tensor | None = None
+        features = torch.zeros(len(images), self.embed_dim)
         for places in by_shape.values():
             batch = stack([image for place in places if (image := images[place]) is not None])
-            on_device = {name: value.to(self.device) for name, value in batch.items()}
             with self._computing():
-                found = self.model.encode_image(**on_device).float().cpu()
-            features = found.new_zeros(len(images), found.shape[1]) if features is None else features
-            features[places] = found
-        assert features is not None
+                on_device = {name: value.to(self.device) for name, value in batch.items()}
+                features[places] = self.model.encode_image(**on_device).float().cpu()
         return features
-
-
-def _chunks_ahead(futures: Iterator[Future[T]], size: int) -> Iterator[list[T]]:
-    """The results in chunks; as many again are waited for while the caller works on a chunk."""
-    waiting: deque[Future[T]] = deque()
-    for future in futures:
-        waiting.append(future)
-        if len(waiting) == 2 * size:
-            yield [waiting.popleft().result() for _ in range(size)]
-    while waiting:
-        yield [waiting.popleft().result() for _ in range(min(size, len(waiting)))]
 
 
 def _cleaned(text: object, position: int) -> str:

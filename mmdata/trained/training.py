@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from mmdata.config import Config, DataConfig
+from mmdata.config import Config
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
@@ -28,7 +28,7 @@ from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.trainer import EVALUATION, Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
-from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation
 
 logger = logging.getLogger("mmdata")
@@ -54,13 +54,13 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     tokenizer = check_run(config, output, world_size=world_size)
     config = _with_precision(config, output, device)
     if rank == 0:
-        warn_of_no_effect(config, device, world_size=world_size)
+        warn_of_mining(config)
     data = config.data
     if is_of_run(data):
         loader: Any = RegroupedLoader(data, output / "groups", rank=rank, world_size=world_size)
     else:
         loader = Loader.from_config(data, rank=rank, world_size=world_size)
-    val_loader = _evaluation_loader(data) if data.val else None
+    val_loader = Loader.from_config(evaluation_data(data), rank=rank, world_size=world_size) if data.val else None
     torch.manual_seed(config.train.seed)  # the same weights on all ranks
     model_config = config.model
     if latest_checkpoint(output / CHECKPOINTS) is not None:  # the run goes on with its own weights
@@ -74,7 +74,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
     if rank == 0:
         write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
-        keep_tokenizer(output, config.data, tokenizer)
+        keep_tokenizer(output, tokenizer)
         keep_model(output, config.model, model)
         for each in (loader, val_loader):
             if each is not None and (names := each.index.class_names):
@@ -110,12 +110,6 @@ def _cut_ledgers_of_former_ranks(output: Path, state: dict[str, Any], world_size
     for path in output.glob("ledger-rank*.jsonl"):
         if int(path.stem.removeprefix("ledger-rank")) >= world_size:
             cut_ledger(path, epoch=state["epoch"], step=state["step"])
-
-
-def _evaluation_loader(data: DataConfig) -> Loader:
-    """This rank's part of what `data.val` names."""
-    data = evaluation_data(data)
-    return Loader.from_config(data, rank=collectives.rank(), world_size=collectives.world_size())
 
 
 def _evaluate_on(loader: Loader, config: Config, output: Path) -> Callable[[nn.Module], Mapping[str, float]]:

@@ -116,7 +116,7 @@ def test_evaluate_sees_val_shards_in_the_same_batches_each_time(data: dict[str, 
 def test_evaluate_without_val_shards_names_the_setting(data: dict[str, Any], clip: Any, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"data\.val is not set: there is nothing to evaluate on"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate()
-    with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used"):
+    with pytest.raises(ValueError, match=r"evaluates and predicts on data\.val: set it, and give no"):
         LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate(eval_dataset=[1])
 
 
@@ -141,15 +141,13 @@ def test_predict_and_evaluate_give_the_rows_of_the_loader(labelled: dict[str, An
     trainer = LoaderTrainer(data, model=model, args=arguments(tmp_path), compute_metrics=accuracy)
     logits, labels = logits_of(model, labelled)
     right = (logits.argmax(1) == labels).double().mean().item()
-    for found in (trainer.predict(trainer.eval_dataset), trainer.predict()):
+    for found in (trainer.predict(trainer.eval_dataset), trainer.predict(None)):
         torch.testing.assert_close(torch.tensor(found.predictions), logits)
         assert found.label_ids.tolist() == labels.tolist()
         assert found.metrics["test_accuracy"] == pytest.approx(right)
     for scores in (trainer.evaluate(), trainer.evaluate(trainer.eval_dataset)):
         assert scores["eval_accuracy"] == pytest.approx(right)
-    with pytest.raises(
-        ValueError, match=r"predicts on data\.val: test_dataset is not used; set data\.val, and leave test"
-    ):
+    with pytest.raises(ValueError, match=r"evaluates and predicts on data\.val: set it, and give no other data set"):
         trainer.predict([1])
 
 
@@ -159,7 +157,7 @@ def accuracy(found: Any) -> dict[str, float]:
 
 def test_predict_of_a_clip_gives_its_embeddings(data: dict[str, Any], clip: Any, tmp_path: Path):
     given = data | {"val": {"shards": data["shards"]}}
-    found = LoaderTrainer(given, model=clip, args=arguments(tmp_path)).predict(ignore_keys=NOT_EMBEDDINGS)
+    found = LoaderTrainer(given, model=clip, args=arguments(tmp_path)).predict(None, ignore_keys=NOT_EMBEDDINGS)
     batches = [valid_inputs(batch) for batch in Loader.from_config(evaluation_data(DataConfig(**given)))]
     with torch.no_grad():
         outputs = [clip(**inputs | {"pixel_values": normalized(inputs["pixel_values"])}) for inputs in batches]

@@ -23,7 +23,7 @@ from tests.shard_writer import ShardWriter
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'mmdata[huggingface]'")
 
-from transformers import TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import CLIPImageProcessor, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
 
 from mmdata.integrations.huggingface import LoaderTrainer
 
@@ -113,7 +113,8 @@ def test_evaluation_has_a_loss_whatever_the_model_takes(
 ):
     data = request.getfixturevalue(corpus)
     args = arguments(tmp_path, prediction_loss_only=True)
-    trainer = LoaderTrainer(data | {"val": {"shards": data["shards"]}}, model=PlainLoss(clip), args=args)
+    given = data | {"val": {"shards": data["shards"]}}
+    trainer = LoaderTrainer(given, model=PlainLoss(clip), args=args, processing_class=CLIPImageProcessor())
     found = trainer.evaluate()
     assert found["eval_loss"] > 0
     # Both figures are rounded: the seconds to 1e-4, the samples a second to 1e-3.
@@ -162,22 +163,21 @@ def test_evaluation_without_val_shards_is_refused_before_training(
 
 
 def test_evaluation_that_cannot_be_is_refused_before_training(data: dict[str, Any], clip: Any, tmp_path: Path):
-    with pytest.raises(ConfigError, match="need evaluations, and eval_strategy is 'no'"):
-        LoaderTrainer(data, model=clip, args=arguments(tmp_path, load_best_model_at_end=True))
     gone = {"val": {"shards": str(tmp_path / "gone")}}
     with pytest.raises(DataError, match="gone"):
         LoaderTrainer(data | gone, model=clip, args=arguments(tmp_path, eval_strategy="epoch"))
 
 
-@pytest.mark.parametrize("given", [{}, [1], {"a": [1]}])
-def test_other_data_sets_are_refused_not_ignored(data: dict[str, Any], clip: Any, tmp_path: Path, given: Any):
-    settings = {"model": clip, "args": arguments(tmp_path)}
-    with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used; set data\.val,"):
-        LoaderTrainer(data, **settings, eval_dataset=given)
-    with pytest.raises(ValueError, match=r"evaluates on data\.val: eval_dataset is not used; set data\.val,"):
-        LoaderTrainer(data, **settings).evaluate(given)
-    with pytest.raises(ValueError, match=r"makes its batches from data\.shards: leave train_dataset and data_collator"):
-        LoaderTrainer(data, **settings, train_dataset=given, data_collator=len)
+@pytest.mark.parametrize("name", ["train_dataset", "data_collator", "eval_dataset"])
+def test_other_data_sets_are_refused_not_ignored(data: dict[str, Any], clip: Any, tmp_path: Path, name: str):
+    with pytest.raises(ValueError, match=rf"from data\.shards and data\.val: leave {name} out"):
+        LoaderTrainer(data, model=clip, args=arguments(tmp_path), **{name: [1]})
+
+
+@pytest.mark.parametrize("given", [[1], {"a": [1]}])
+def test_evaluation_of_other_data_sets_is_refused(data: dict[str, Any], clip: Any, tmp_path: Path, given: Any):
+    with pytest.raises(ValueError, match=r"evaluates and predicts on data\.val: set it, and give no other data set"):
+        LoaderTrainer(data, model=clip, args=arguments(tmp_path)).evaluate(given)
 
 
 def test_trainer_that_is_alone_in_a_launchers_process_is_refused(

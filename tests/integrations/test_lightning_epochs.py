@@ -22,7 +22,7 @@ lightning = pytest.importorskip(
 
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
-from mmdata.integrations.lightning import EpochLoader, LoaderDataModule, StreamDataModule  # noqa: E402
+from mmdata.integrations.lightning import EpochLoader, LoaderDataModule  # noqa: E402
 
 STEPS = 2  # of an epoch of a stream whose passes have 3 batches
 
@@ -72,12 +72,12 @@ def ways(data: dict[str, Any]) -> dict[str, Callable[[], dict[str, Any]]]:
         "loader": lambda: {"train_dataloaders": loader()},
         "stream": lambda: {"train_dataloaders": stream()},
         "LoaderDataModule": lambda: {"datamodule": LoaderDataModule(data)},
-        "StreamDataModule": lambda: {"datamodule": StreamDataModule(data["shards"], without, steps_per_epoch=STEPS)},
+        "stream module": lambda: {"datamodule": LoaderDataModule(data, steps_per_epoch=STEPS)},
         "EpochLoader": lambda: {"epochs": lambda trainer: EpochLoader(loader(), trainer)},
     }
 
 
-WAYS = ["loader", "stream", "LoaderDataModule", "StreamDataModule", "EpochLoader"]
+WAYS = ["loader", "stream", "LoaderDataModule", "stream module", "EpochLoader"]
 
 
 def epochs_of(way: str, data: dict[str, Any], count: int) -> dict[int, list[list[str]]]:
@@ -103,7 +103,7 @@ def test_fit_resumed_from_the_end_of_an_epoch_goes_on_with_the_next(data: dict[s
     assert resumed(tmp_path, ways(data)[way], max_epochs=3) == {epoch: expected[epoch] for epoch in (1, 2)}
 
 
-@pytest.mark.parametrize("way", ["LoaderDataModule", "StreamDataModule", "EpochLoader"])
+@pytest.mark.parametrize("way", ["LoaderDataModule", "stream module", "EpochLoader"])
 def test_fit_resumed_from_the_end_of_an_epoch_goes_on_to_its_max_steps(data: dict[str, Any], tmp_path: Path, way: str):
     # Here Lightning begins the epoch that has ended once more, and tells samplers an epoch too many from then on.
     expected = epochs_of(way, data, 3)
@@ -122,7 +122,7 @@ def test_fit_of_a_bare_stream_resumed_from_the_end_of_an_epoch_begins_a_pass_and
     assert seen[1] == [batch["keys"] for batch in islice(passes, STEPS)]
 
 
-@pytest.mark.parametrize("way", ["stream", "StreamDataModule"])
+@pytest.mark.parametrize("way", ["stream", "stream module"])
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_fit_of_a_stream_resumes_at_the_next_batch(data: dict[str, Any], tmp_path: Path, way: str, stop: int):
     make, expected = ways(data)[way], flat(epochs_of(way, data, 3))
@@ -142,7 +142,7 @@ def test_fit_with_limit_train_batches_gives_other_batches_each_epoch(data: dict[
         assert seen == {epoch: batches[:1] for epoch, batches in epochs_of(way, data, 3).items()}
 
 
-@pytest.mark.parametrize("way", ["LoaderDataModule", "StreamDataModule", "EpochLoader"])
+@pytest.mark.parametrize("way", ["LoaderDataModule", "stream module", "EpochLoader"])
 def test_fit_with_overfit_batches_gives_the_same_batches_each_epoch(data: dict[str, Any], tmp_path: Path, way: str):
     seen = fit(tmp_path, ways(data)[way](), overfit_batches=2, max_epochs=3, enable_checkpointing=False).seen
     assert seen == dict.fromkeys(range(3), epochs_of(way, data, 1)[0][:2])
@@ -168,7 +168,7 @@ def test_fit_counts_no_validation_of_a_checkpoint_as_a_resume(data: dict[str, An
 
 
 def test_modules_can_be_sent_to_processes_that_spawn(data: dict[str, Any]):
-    for module in (LoaderDataModule(data), StreamDataModule(None, data, steps_per_epoch=STEPS)):
+    for module in (LoaderDataModule(data), LoaderDataModule(data, steps_per_epoch=STEPS)):
         assert pickle.loads(pickle.dumps(module)).data == module.data
 
 
@@ -176,12 +176,6 @@ def test_stream_without_a_length_is_refused_with_what_to_give(data: dict[str, An
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigError, match=r"a batch ahead of a stream that has no length, .*: give steps_per_epoch"):
         EpochLoader(mmdata.stream(None, data), trainer)
-
-
-def test_module_names_itself_where_it_has_no_trainer(data: dict[str, Any]):
-    module = StreamDataModule(None, data, steps_per_epoch=STEPS)
-    with pytest.raises(RuntimeError, match=r"a StreamDataModule needs its trainer: Trainer\.fit\(model, datamodule=…"):
-        module.train_dataloader()
 
 
 def test_loader_and_stream_are_no_dataloaders_and_say_how_to_skip_batches(data: dict[str, Any]):

@@ -17,7 +17,7 @@ from transformers import CLIPModel, TrainingArguments, ViTConfig, ViTForImageCla
 from mmdata.batch import normalized, valid_inputs
 from mmdata.errors import DataError
 from mmdata.integrations.huggingface import LoaderTrainer
-from mmdata.integrations.lightning import LoaderDataModule, StreamDataModule
+from mmdata.integrations.lightning import LoaderDataModule
 from mmdata.train.ranks import collectives
 
 RANK = int(os.environ["RANK"])
@@ -65,7 +65,7 @@ def streamed(data: dict[str, Any], model: str, out: Path) -> list[list[int]]:
     for step, checkpoint in ((STEPS, None), (STEPS + 1, "step=2.ckpt"), (3 * STEPS, "step=3.ckpt")):
         save = ModelCheckpoint(out, filename="{step}", every_n_train_steps=1, save_top_k=-1)
         module = Contrast(CLIPModel.from_pretrained(model))
-        streams = StreamDataModule(None, data, steps_per_epoch=STEPS)
+        streams = LoaderDataModule(data, steps_per_epoch=STEPS)
         trainer = lightning.Trainer(
             accelerator="cpu", strategy="ddp", devices=2, max_steps=step, callbacks=[save], **QUIET
         )

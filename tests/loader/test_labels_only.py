@@ -313,10 +313,10 @@ def test_classes_are_taken_by_the_names_of_the_labels_or_refused(tmp_path, image
     assert "zero_shot_top1" in scores("Hand", "flag", "clock")
     assert "number their classes otherwise than --classes, which is taken by name" in messages(caplog)[-1]
     assert "zero_shot_top1" in scores("a clock", "a flag", "a hand")
-    listed = "list the classes in the order of the shards: 'clock, flag, hand'$"
-    with pytest.raises(DataError, match=rf"--classes has 'clock' as class 1, and shards '.*a' as label 0: {listed}"):
+    listed = "of other names or in another order: list the classes in the order of the shards: 'clock, flag, hand'$"
+    with pytest.raises(DataError, match=rf"--classes has 3 classes, and shards '.*a' have 3, {listed}"):
         scores("flag", "clock", "a hand")
-    with pytest.raises(DataError, match=rf"--classes has 4 classes, and shards '.*a' other 3: {listed}"):
+    with pytest.raises(DataError, match=rf"--classes has 4 classes, and shards '.*a' have 3, {listed}"):
         scores("a clock", "a flag", "a hand", "a moon")
 
 

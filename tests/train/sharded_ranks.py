@@ -100,7 +100,7 @@ def shared_retrieval(*, share: bool) -> dict[str, float]:
     noise = torch.randn(2, 11, 4, generator=torch.Generator().manual_seed(0))
     images, texts = torch.nn.functional.normalize(noise, dim=2)
     ids = torch.arange(11) // 2
-    return retrieval(images, texts, image_ids=ids, text_ids=ids, share=share, block_candidates=3)
+    return retrieval(images, texts, image_ids=ids, text_ids=ids, share=share, tile=(1024, 3))
 
 
 def main() -> None:

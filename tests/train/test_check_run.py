@@ -19,7 +19,7 @@ from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.models.limits import ModelLimits, limits_of, shape_problems
-from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_no_effect
+from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
 from tests.shard_writer import ShardWriter
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -87,7 +87,6 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             "tokenizer": str(tmp_path / "folder"),
             "image_size": 30,
             "global_batch_size": 9,
-            "negative_captions": "none.parquet",
             "groups": {"source": "none.arrow", "size": 3},
         },
         train={"steps": None, "miner": {"name": "user", "target": "no_such_module:X"}},
@@ -95,7 +94,7 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
     with pytest.raises(Problems) as caught:
         check_run(config, tmp_path / "run", world_size=2)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "10 things do not fit:"
+    assert lines[0] == "9 things do not fit:"
     for line, beginning in zip(
         lines[1:],
         [
@@ -106,7 +105,6 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
             f"- data.val.shards: folder '{tmp_path / 'folder'}': no manifest.json; `mmdata index ",
             f"- tokenizer '{tmp_path / 'folder'}': cannot be loaded",
             "- data.image_size 30: not a multiple of the model's patch size 8; set data.image_size=32",
-            "- data.negative_captions 'none.parquet': no such file",
             "- data.groups.source 'none.arrow': no such file; `mmdata neighbours` makes one",
             "- train.miner.target 'no_such_module:X': cannot be imported: No module named 'no_such_module'",
         ],
@@ -118,12 +116,11 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["__mmdata__/manifest.json"], r"a folder of shards; it holds files that are not a run's \('__mmdata__'\); ch"),
-        (["__mmdata__/manifest.json", "metrics.jsonl"], r"a folder of shards; .* \('__mmdata__' and 1 more\); choose"),
-        (["photos/a.jpg", "b.csv", "c.csv"], r"a folder; .* \('b.csv' and 2 more\); choose another output"),
-        (["config.yaml"], r"a folder; .* \('config.yaml'\); choose another output"),
-        (["0.tar", "0.log"], r"a folder of tars; .* \('0.tar'\)"),
-        (["step-0000000003.pt"], "a folder of checkpoints; "),
+        (["__mmdata__/manifest.json"], "a folder of shards, and not that of a run; choose another output"),
+        (["__mmdata__/manifest.json", "metrics.jsonl"], "a folder of shards, and not that of a run"),
+        (["config.yaml"], "a folder, and not that of a run; choose another output"),
+        (["0.tar", "0.log"], "a folder of tars, and not that of a run"),
+        (["step-0000000003.pt"], "a folder of checkpoints, and not that of a run"),
         (["checkpoints/latest", "notes.txt"], None),
         ([".mmdata.lock", "features.npy", "features.steps.npy"], None),
         ([".gitkeep", "train.log", "slurm-17.out", "slurm-12.txt", "events.out.tfevents.1.host", "exp.yaml"], None),
@@ -271,14 +268,6 @@ def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sect
             {"miner": {"name": "same_group", "size": 2, "k": 64}},
             "train.miner.k is 64, and a row has 1 negatives in a group of 2: the miner keeps all of them; set",
         ),
-        ({"micro_batch_size": 2}, "train.micro_batch_size is 2, and a rank has 1 rows of a batch: it is one forward"),
-        ({"micro_batch_size": 1, "miner": {"name": "semi_hard"}}, ""),
-        (
-            {"mining_after_steps": 300},
-            "train.mining_after_steps is 300, and there is no train.miner, train.teacher or train.queue for it to",
-        ),
-        ({"mining_after_steps": 300, "miner": {"name": "semi_hard"}}, ""),
-        ({"mining_after_steps": 300, "teacher": {}}, ""),
         (
             {"queue": 8, "mask_false_negatives": True},
             "train.queue is 8, and the weights are new: their features are soon out of date, and the queue takes them "
@@ -287,11 +276,11 @@ def test_longest_caption_is_checked_against_the_positions_of_the_text_tower(sect
         ({"queue": 8, "mask_false_negatives": True, "mining_after_steps": 300}, ""),
     ],
 )
-def test_settings_without_an_effect_are_told(
+def test_miner_that_keeps_all_and_queue_of_new_weights_are_told(
     sections: dict[str, Any], train: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.WARNING, "mmdata"):
-        warn_of_no_effect(config_of(sections, train=train), torch.device("cpu"), world_size=2)
+        warn_of_mining(config_of(sections, train=train))
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
 
 
@@ -300,7 +289,7 @@ def test_queue_of_weights_that_are_trained_already_begins_at_once(
 ):
     train = {"queue": 8, "mask_false_negatives": True}
     config = config_of(sections, train=train, model={"init_from": str(tmp_path)})
-    warn_of_no_effect(config, torch.device("cpu"), world_size=1)
+    warn_of_mining(config)
     assert not caplog.records
 
 
@@ -312,38 +301,6 @@ def test_false_negatives_are_counted_by_the_column_of_the_hash(
         warn_of_false_negatives(config.train, loader.plan)
     said = "false negatives: in the first 1 batches, of 2 rows, 1 rows meet their own image or caption in a batch"
     assert any(message.startswith(said) for message in caplog.messages)
-
-
-def test_parts_that_do_not_divide_a_batch_are_told_where_shapes_are_compiled(
-    sections: dict[str, Any], caplog: pytest.LogCaptureFixture
-):
-    for compiled in (False, True):
-        config = config_of(
-            sections, data={"global_batch_size": 64}, train={"micro_batch_size": 24, "compile": compiled}
-        )
-        warn_of_no_effect(config, torch.device("cpu"), world_size=1)
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "train.micro_batch_size is 24, and a rank has 64 rows of a batch: each shape is compiled twice, the second "
-        "time for the 16 rows that are left; a divisor of 64 is compiled once"
-    )
-
-
-@pytest.mark.parametrize(
-    ("device", "precision", "message"),
-    [
-        ("cpu", "tf32", "train.precision is tf32, and the run is on a CPU, which has no TF32: it computes in fp32; "),
-        ("cpu", "fp16", "train.precision is fp16, and the run is on a CPU, where fp16 is slow; "),
-        ("cpu", "bf16", ""),
-        ("cuda", "tf32", ""),
-    ],
-)
-def test_number_formats_that_gain_nothing_on_a_cpu_are_told(
-    sections: dict[str, Any], device: str, precision: str, message: str, caplog: pytest.LogCaptureFixture
-):
-    warn_of_no_effect(config_of(sections, train={"precision": precision}), torch.device(device), world_size=1)
-    said = "".join(record.getMessage() for record in caplog.records)
-    assert said == (message and f"{message}fp32 and bf16 are for CPUs")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, compiler, train_step
-from mmdata.train.evaluation.evaluate import embed
+from mmdata.train.evaluation.embedding import embed
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import parallel
 from mmdata.train.run.trainer import Trainer

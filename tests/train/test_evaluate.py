@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.train.evaluation.evaluate import compositional, embed, evaluate_retrieval, zero_shot
+from mmdata.train.evaluation.embedding import embed
+from mmdata.train.evaluation.evaluate import compositional, evaluate_retrieval, zero_shot
 from mmdata.train.evaluation.retrieval import retrieval
 
 
@@ -21,11 +22,11 @@ def recall_by_sorting(scores: np.ndarray, true: np.ndarray, k: int) -> float:
     return float(np.take_along_axis(true, order, axis=1).any(axis=1).mean())
 
 
-@pytest.mark.parametrize(("block_rows", "block_candidates"), [(1, 1000), (7, 5), (1000, 1), (1000, 1000)])
-def test_retrieval_equals_a_full_sort(block_rows: int, block_candidates: int):
+@pytest.mark.parametrize("tile", [(1, 1000), (7, 5), (1000, 1), (1000, 1000)])
+def test_retrieval_equals_a_full_sort(tile: tuple[int, int]):
     images, texts = random_features(60, 0), random_features(60, 1)
     texts = F.normalize(texts + 0.6 * images, dim=1)
-    result = retrieval(images, texts, block_rows=block_rows, block_candidates=block_candidates)
+    result = retrieval(images, texts, tile=tile)
     scores, true = (images @ texts.T).numpy(), np.eye(60, dtype=bool)
     for k in (1, 5, 10):
         assert result[f"image_to_text_r{k}"] == pytest.approx(recall_by_sorting(scores, true, k), abs=1e-12)
@@ -82,16 +83,9 @@ def test_retrieval_equal_captions_and_equal_images_are_no_mistakes():
     assert retrieval(images, texts, image_ids=ids, text_ids=ids)["image_to_text_r1"] == 1.0
 
 
-def test_retrieval_refuses_what_does_not_fit():
-    with pytest.raises(
-        ValueError, match="2 images and 3 texts: say with image_of_text, or with image_ids and text_ids"
-    ):
-        retrieval(random_features(2, 0), random_features(3, 0))
+def test_retrieval_refuses_ids_of_one_side():
     with pytest.raises(ValueError, match="image_ids and text_ids belong together: got one of them"):
         retrieval(random_features(2, 0), random_features(2, 0), image_ids=torch.arange(2))
-    ids = torch.tensor([0, 5])
-    with pytest.raises(ValueError, match="row 1 has no match: its ids occur on its side only"):
-        retrieval(random_features(2, 0), random_features(2, 0), image_ids=ids, text_ids=torch.tensor([0, 0]))
 
 
 def test_zero_shot_equals_nearest_mean_prompt():

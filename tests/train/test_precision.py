@@ -124,9 +124,9 @@ def test_training_and_its_evaluation_run_in_the_number_format_and_ranking_in_flo
     seen: dict[str, set[str]] = {"towers": set(), "ranks": set()}
     compare = retrieval._compare
 
-    def spied(*arguments: Any) -> Any:
+    def spied(*arguments: Any, share: bool) -> Any:
         seen["ranks"].add(now()[0])
-        return compare(*arguments)
+        return compare(*arguments, share=share)
 
     monkeypatch.setattr(retrieval, "_compare", spied)
     model = small.small_model()

@@ -18,8 +18,8 @@ from mmdata import Batch, Loader
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.text.tokenizer import Tokenizer
-from mmdata.train.evaluation.embedding import EvaluatedTexts, Features
-from mmdata.train.evaluation.evaluate import embed, evaluate_retrieval, score_retrieval
+from mmdata.train.evaluation.embedding import EvaluatedTexts, Features, embed
+from mmdata.train.evaluation.evaluate import evaluate_retrieval, score_retrieval
 from mmdata.train.evaluation.retrieval import retrieval
 
 IMAGES, CAPTIONS = 24, 4
@@ -62,8 +62,8 @@ def test_retrieval_counts_several_captions_as_clip_benchmark_does(images: int, s
     image_of_text = image_of_text[torch.randperm(len(image_of_text), generator=torch.Generator().manual_seed(seed))]
     pair = features(images, image_of_text, seed=seed)
     expected = clip_benchmark(*pair, image_of_text)
-    for block_rows, block_candidates in ((1024, 65_536), (3, 5)):
-        found = retrieval(*pair, image_of_text=image_of_text, block_rows=block_rows, block_candidates=block_candidates)
+    for tile in ((1024, 65_536), (3, 5)):
+        found = retrieval(*pair, image_ids=torch.arange(images), text_ids=image_of_text, tile=tile)
         assert recalls(found) == pytest.approx(expected, abs=1e-12)
     if images == 60:
         assert 0 < expected["text_to_image_r1"] < expected["text_to_image_r5"] < 1
@@ -100,11 +100,10 @@ def test_equal_captions_of_two_images_are_true_of_both():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"image_of_text": torch.tensor([0, 1])}, r"image_of_text has shape \(2,\), expected one entry for each of 3"),
-        ({"image_of_text": torch.tensor([0, 1, 2])}, "image_of_text has 0 to 2, and the images are 0 to 1"),
-        ({"image_of_text": torch.tensor([0, -1, 1])}, "image_of_text has -1 to 1, and the images are 0 to 1"),
-        ({"image_of_text": torch.tensor([0.0, 1, 1])}, "image_of_text has dtype float32, expected integers"),
-        ({"image_of_text": torch.tensor([0, 0, 0])}, "row 1 has no match: its ids occur on its side only"),
+        (
+            {"image_ids": torch.tensor([0, 1]), "text_ids": torch.tensor([0, 0, 0])},
+            "row 1 has no match: its ids occur on its side only",
+        ),
         (
             {"image_ids": torch.tensor([0, 1]), "text_ids": torch.tensor([0.0, 1, 1])},
             "text_ids has dtype float32, expected integers",
@@ -117,13 +116,7 @@ def test_equal_captions_of_two_images_are_true_of_both():
             {"image_ids": torch.zeros(2, 2, dtype=torch.long), "text_ids": torch.tensor([0, 1, 1])},
             r"image_ids \(2, 2\) and text_ids \(3, 1\): as many ids for an image as for a text",
         ),
-        (
-            {name: torch.tensor([0, 1]) for name in ("image_of_text", "image_ids", "text_ids")},
-            "image_of_text and image_ids both say what belongs together: give one of them",
-        ),
-        ({}, "2 images and 3 texts: say with image_of_text, or with image_ids and text_ids, which belong together"),
-        ({"block_rows": 0}, "block_rows and block_candidates must be 1 or more: got 0 and 65536"),
-        ({"block_candidates": -1}, "block_rows and block_candidates must be 1 or more: got 1024 and -1"),
+        ({}, "2 images and 3 texts: say with image_ids and text_ids which belong together"),
     ],
 )
 def test_retrieval_refuses_what_does_not_say_what_belongs_together(arguments: dict[str, Any], message: str):

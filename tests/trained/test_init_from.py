@@ -53,13 +53,13 @@ def test_init_from_a_run_its_checkpoint_and_its_export_are_its_weights(
 ):
     run = make_run(model)
     expected = weights_of(run)
-    export_to_transformers(mmdata.load_run(run, "cpu"), tmp_path / "out")
-    for source in (run, find_checkpoint(run), tmp_path / "out"):
+    sources = [run, find_checkpoint(run)]
+    if "clip" in model:
+        export_to_transformers(mmdata.load_run(run, "cpu"), tmp_path / "out")
+        sources.append(tmp_path / "out")
+    for source in sources:
         found = build(model, source).state_dict()
-        exported_clip = source.name == "out" and model.get("clip") is CLIP
         for name, value in expected.items():
-            if exported_clip and name == "text_tower.model.embeddings.token_embedding.weight":
-                value = value[[0, 2, 1, *range(3, 400)]]  # the end token has another number
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
@@ -154,10 +154,9 @@ def test_init_from_a_folder_of_transformers(tmp_path: Path):
     for content, said in (
         (
             {"model_type": "bert"},
-            r"model_type 'bert'; expected a run, an exported run, or one of clip, siglip, siglip2",
+            r"model_type 'bert'; expected a run, or one of clip, siglip, siglip2",
         ),
         ({}, "its config.json names no model_type"),
-        ({"model_type": "mmdata"}, "no model.safetensors in it; export the run again"),
     ):
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other" / "config.json").write_text(json.dumps(content))

@@ -17,7 +17,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import DataError
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.evaluation.evaluate import zero_shot
-from mmdata.train.evaluation.prompts import Classes, embed_prompts
+from mmdata.train.evaluation.prompts import Classes
 from mmdata.trained import TrainedRun
 from mmdata.trained.evaluation import evaluate_shards, named_classes
 from tests.conftest import make_photo
@@ -157,7 +157,7 @@ def test_load_run_scores_are_those_of_evaluate(make_run: MakeRun, photos: Path):
     correct = sum(name == ("dog", "cat")[label] for name, label in zip(found.labels, labels.tolist(), strict=True))
     assert scores["zero_shot_top1"] == pytest.approx(correct / 12)
     features = run.embed_images(paths)
-    prompts = embed_prompts(run.model, classes, run.tokenizer)
+    prompts = run.embed_prompts(classes)
     assert zero_shot(features, labels, prompts)["zero_shot_top1"] == pytest.approx(correct / 12)
     again = run.zero_shot(features, ["dog", "cat"], templates=["a photo of a {}.", "{}"])
     torch.testing.assert_close(again.probabilities, found.probabilities)
@@ -230,10 +230,7 @@ def test_load_run_says_what_is_no_list_of_images_or_texts(make_run: MakeRun, pho
 
 def test_load_run_reads_as_a_line(make_run: MakeRun):
     run = mmdata.load_run(make_run(), device="cpu")
-    assert repr(run) == (
-        f"TrainedRun('{run.checkpoint}': micro, epoch 1, step 3, 64 features, images 32 × 32, texts of 16 tokens, "
-        "fp32 on cpu)"
-    )
+    assert repr(run) == (f"TrainedRun('{run.checkpoint}': micro, epoch 1, step 3, fp32 on cpu)")
 
 
 def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path: Path, monkeypatch):

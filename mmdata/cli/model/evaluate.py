@@ -10,7 +10,7 @@ classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; lab
 Shards that name their classes need no file: prompts are then made as `mmdata convert --caption-template` made the
 captions, or are the names alone.
 Writes a JSON file (RUN/evaluation.json unless --out is given) and prints a table. Under torchrun each rank embeds its
-share of the rows and pairs, and rank 0 writes; the numbers are those of one process.
+share of the rows; rank 0 scores the pairs and writes. The numbers are those of one process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shards", help="retrieval over these; default: data.val of the run")
     parser.add_argument("--select", help="rows of these shards: a condition or a file, as for data.select")
-    parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe, ARO")
+    parser.add_argument("--pairs", type=Path, help="a compositional test, also Winoground, SugarCrepe")
     parser.add_argument("--classes", type=Path, help="JSON with class names and templates, for zero-shot accuracy")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.ranks import collectives
     from mmdata.train.run.trainer import EVALUATION
     from mmdata.trained import TrainedRun
-    from mmdata.trained.evaluation import evaluate_pairs, evaluate_shards, named_classes, with_settings
-    from mmdata.trained.pairs import read_pairs
+    from mmdata.trained.evaluation import evaluate_shards, named_classes, with_settings
+    from mmdata.trained.pairs import read_pairs, score_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
@@ -75,11 +75,11 @@ def run(options: argparse.Namespace) -> int:
     if val:
         scores["shards"] = val_in_words(trained.config.data.model_copy(update={"val": val}))
         scores |= evaluate_shards(trained, val, classes, out=out)
-    if options.pairs is not None:
-        scores["pairs"] = str(options.pairs)
-        scores["compositional"] = evaluate_pairs(trained, options.pairs)
     if collectives.rank() > 0:
         return 0
+    if options.pairs is not None:
+        scores["pairs"] = str(options.pairs)
+        scores["compositional"] = score_pairs(trained, options.pairs)
     write_whole(out, (json.dumps(scores, indent=2) + "\n").encode())
     show(scores, path, out)
     return 0

@@ -2,8 +2,8 @@
 
     mmdata export runs/photos exports/photos --to transformers
 
-Towers of CLIP, SigLIP and SigLIP 2 (vit_b_32 and its like, and pretrained ones) are then loaded by CLIPModel,
-SiglipModel or Siglip2Model.from_pretrained; others by AutoModel with trust_remote_code=True, from code in the folder.
+It takes towers of CLIP, SigLIP and SigLIP 2: vit_b_32 and its like, and pretrained ones. They are then loaded by
+CLIPModel, SiglipModel or Siglip2Model.from_pretrained.
 The folder also has the tokenizer, an image processor, and a model card (README.md) with settings and scores.
 """
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmdata.batch import Batch, CaptionBatch
-from mmdata.errors import DataError
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.keys import check_keys
 from mmdata.train.prefetch import copied_ahead
@@ -37,7 +35,7 @@ class EvaluatedTexts:
 
 @dataclass(frozen=True)
 class Features:
-    """Features of a corpus: one row for each valid row of the batches, in their order.
+    """Features of a corpus: one row for each valid row of the batches, in their order, rank after rank.
 
     Attributes:
         image: float32 (N, D), L2-normalised.
@@ -75,32 +73,38 @@ def embed(
         batches: this rank's, read once, to the end; as many on all ranks, of as many rows.
         source: the loader behind `batches` where something wraps them, such as a progress bar; default: `batches`. A
             `Loader` gives all captions of rows that have several (further calls of the model embed them, each with
-            the first row of the batch), and with several ranks it judges the bad rows of all of them.
+            one image), and with several ranks it judges the bad rows of all of them.
         autocast_dtype: of the towers; None: as they are.
 
     Raises:
         ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
             features of negative captions.
-        DataError: more rows than `data.loading.max_bad_share` could not be loaded, or a further caption of a row is not
-            the one that was indexed; over all ranks, and on each.
-        TrainingError: another rank's batches raised an error, or ended early; the message names the rank. That rank
-            raises its own error.
+        DataError: more rows than `data.loading.max_bad_share` could not be loaded, over all ranks, and on each; or a
+            further caption of a row is not the one that was indexed.
+        TrainingError: another rank's batches or captions raised an error, or ended early; the message names the rank.
+            That rank raises its own error.
     """
     device = next(model.parameters()).device
     source = batches if source is None else source
     extras, group = LoaderExtras.of(source), collectives.cpu_group()
     columns: dict[str, list[Tensor]] = {}
-    texts: dict[str, list[Tensor]] = {}
-    for on_cpu, batch in copied_ahead(in_lockstep(iter(batches), group), device):
+    captions: list[CaptionBatch] = []
+    stand_in: dict[str, Any] | None = None
+
+    def noted(batch: Batch) -> Batch:
+        if extras.all_captions is not None and "input_ids" in batch:
+            captions.append(extras.all_captions(batch["rows"][batch["valid"]].cpu().numpy()))
+        return batch
+
+    # By map, as the variable of a generator would keep a batch's memory in use.
+    for on_cpu, batch in copied_ahead(in_lockstep(map(noted, batches), group), device):
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             features = _features_of(model, batch)
         # Rows that are not valid stay in until the end: to index with a mask, the host waits for the device.
         for name, value in {**features, **_known_of(batch), "valid": batch["valid"].long()}.items():
-            columns.setdefault(name, []).append(collectives.gather(value))
-        if extras.all_captions is not None and "input_ids" in batch:
-            of_rows = _captions_of(extras.all_captions, on_cpu)
-            for name, value in _embed_captions(model, batch, of_rows, autocast_dtype).items():
-                texts.setdefault(name, []).append(value)
+            columns.setdefault(name, []).append(value)
+        if captions and stand_in is None:
+            stand_in = {name: value[:1].clone() for name, value in batch.items() if isinstance(value, Tensor)}
         del on_cpu, batch  # their memory may be needed for the next ones
     if not columns:
         raise ValueError("no batches to evaluate on: the corpus is empty")
@@ -108,14 +112,15 @@ def embed(
         # Judged only now: a rank that raised for its own rows would leave the others waiting for its features.
         states = gather(cast(Batches, source).state_dict(), group)
         extras.check_rows(extras.merge_states(states))
-    valid = torch.cat(columns.pop("valid")).bool()  # (N,), of all rows
-    joined = {name: torch.cat(columns.pop(name))[valid] for name in list(columns)}
-    found = {name: torch.cat(parts) for name, parts in texts.items()}
-    captions = (
-        EvaluatedTexts(found["features"], _positions(joined["rows"], found["rows"]), found["hashes"]) if found else None
-    )
+    batch_size = len(columns["valid"][0])
+    valid = torch.cat(columns.pop("valid")).bool()  # (N,), of this rank's rows
+    joined = {name: _of_all_ranks(torch.cat(columns.pop(name))[valid], group) for name in list(columns)}
+    texts = None
+    if stand_in is not None:
+        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
+            texts = _embed_captions(model, captions, stand_in, joined["rows"], batch_size, group)
     return Features(
-        joined["image"], joined.get("text"), joined["rows"], joined.get("labels"), joined.get("ids"), captions=captions
+        joined["image"], joined.get("text"), joined["rows"], joined.get("labels"), joined.get("ids"), captions=texts
     )
 
 
@@ -148,66 +153,57 @@ def _known_of(batch: Batch) -> dict[str, Tensor]:
     return known
 
 
-def _captions_of(all_captions: Callable[[NDArray[np.int64]], CaptionBatch], batch: Batch) -> CaptionBatch:
-    """All captions of the batch's valid rows. A collective: if one rank cannot read its own, all ranks raise."""
-    captions, failed, group = None, "", collectives.cpu_group()
-    try:
-        captions = all_captions(batch["rows"][batch["valid"]].cpu().numpy())
-    except Exception as error:
-        if group is None:
-            raise
-        failed = str(error) or type(error).__name__
-    if group is not None:
-        failures = gather(failed, group)
-        if first := next(filter(None, failures), ""):
-            raise DataError(f"on rank {failures.index(first)}, {first}")
-    assert captions is not None
-    return captions
-
-
 def _embed_captions(
-    model: nn.Module, batch: Batch, captions: CaptionBatch, autocast_dtype: torch.dtype | None
-) -> dict[str, Tensor]:
-    """Features, rows and hashes of the captions of all ranks; empty if none has any. A collective.
+    model: nn.Module,
+    captions: list[CaptionBatch],
+    stand_in: dict[str, Tensor],
+    rows: Tensor,
+    batch_size: int,
+    group: dist.ProcessGroup | None,
+) -> EvaluatedTexts | None:
+    """The captions of all ranks; None if no row has several. A collective.
 
-    All ranks call the model equally often, since each call of a sharded model is a collective.
+    Args:
+        model: as for `embed`. Its forward is called, which hooks and sharding need; it takes at least one image.
+        captions: of this rank.
+        stand_in: a batch of one row, on the device.
+        rows: of all ranks.
+        batch_size: captions of a forward.
+        group: the ranks.
     """
-    count, device = len(captions.rows), batch["rows"].device
-    counts = [count]
-    if collectives.world_size() > 1:
-        counts = cast(list[int], collectives.gather(torch.tensor([count], device=device)).tolist())
-    size = len(batch["rows"])
-    # Through the model's forward, which hooks and sharding need; it takes at least one image.
-    first = {name: cast(Any, value)[:1] for name, value in batch.items() if not name.startswith("negative_")}
+    inputs = (torch.stack([part.input_ids, part.attention_mask], dim=1) for part in captions)
+    chunks = [chunk for part in inputs for chunk in part.split(batch_size) if len(chunk)]
+    # All ranks call the model equally often, since each call of a sharded model is a collective.
+    calls = max(gather(len(chunks), group))
+    if not calls:
+        return None
+    device = rows.device
+    own = {name: value for name, value in stand_in.items() if not name.startswith("negative_")}
+    chunks += [torch.stack([own["input_ids"], own["attention_mask"]], dim=1)] * (calls - len(chunks))
     parts: list[Tensor] = []
-    for start in range(0, max(counts), size):
-        # A rank with fewer captions than others embeds one of the batch instead, so that all ranks call the model.
-        part = slice(start, start + size) if start < count else slice(0)
-        ids, mask = (x[part].to(device) for x in (captions.input_ids, captions.attention_mask))
-        ids, mask = (ids, mask) if len(ids) else (first["input_ids"], first["attention_mask"])
-        inputs = {**first, "negative_input_ids": ids, "negative_attention_mask": mask}
-        with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-            output = model(cast(Batch, inputs))
+    for chunk in chunks:
+        ids, mask = chunk.to(device).unbind(dim=1)
+        output = model(cast(Batch, {**own, "negative_input_ids": ids, "negative_attention_mask": mask}))
         if len(output) < 5 or output[4] is None:
             raise ValueError(
                 f"rows have several captions, and {type(model).__name__} gives no features of negative_input_ids: "
                 "return them as the fifth of its outputs, as DualEncoder does, or evaluate on rows of one caption"
             )
         parts.append(output[4].float())
-    if not parts:
-        return {}
-    return {
-        "features": _gather_unequal(torch.cat(parts)[:count], counts),
-        "rows": _gather_unequal(captions.rows.to(device), counts),
-        "hashes": _gather_unequal(captions.caption_hash.to(device), counts),
-    }
+    rows_of = torch.cat([part.rows for part in captions]).to(device)
+    hashes = torch.cat([part.caption_hash for part in captions]).to(device)
+    features, rows_of, hashes = (
+        _of_all_ranks(values, group) for values in (torch.cat(parts)[: len(rows_of)], rows_of, hashes)
+    )
+    return EvaluatedTexts(features, _positions(rows, rows_of), hashes)
 
 
-def _gather_unequal(values: Tensor, counts: list[int]) -> Tensor:
-    """The rows of all ranks in rank order, of which rank r has counts[r]. A collective."""
+def _of_all_ranks(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The rows of all ranks in rank order, of which each rank may have another number. A collective."""
+    counts = gather(len(values), group)
     padded = values.new_zeros(max(counts), *values.shape[1:])
     padded[: len(values)] = values
-    parts = collectives.gather(padded).split(max(counts))
+    parts = collectives.gather(padded).split(max(1, *counts))
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 

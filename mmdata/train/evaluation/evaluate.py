@@ -11,20 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
-from mmdata.train.evaluation.embedding import EvaluatedTexts, Features, embed
+from mmdata.train.evaluation.embedding import Features, embed
 from mmdata.train.evaluation.retrieval import TIE, caption_ids, retrieval
 from mmdata.train.keys import check_keys
-
-__all__ = [
-    "EvaluatedTexts",
-    "Features",
-    "compositional",
-    "embed",
-    "evaluate_retrieval",
-    "retrieval",
-    "score_retrieval",
-    "zero_shot",
-]
 
 
 def evaluate_retrieval(
@@ -134,7 +123,7 @@ def compositional(
         image_features: (2P, D), L2-normalised: rows 2i and 2i + 1 are the images of pair i.
         text_features: (2P, D): row j is the caption of image j.
         types: P names, what is swapped in each pair.
-        one_image: both rows of a pair have the same image, and the caption of row 2i + 1 is false (SugarCrepe, ARO).
+        one_image: both rows of a pair have the same image, and the caption of row 2i + 1 is false (SugarCrepe).
 
     Returns:
         For each type and for "mean" (over types, each counting the same; pairs: their sum):

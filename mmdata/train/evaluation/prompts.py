@@ -1,22 +1,16 @@
-"""Class names and templates of a zero-shot classification task, and their features."""
+"""Class names and templates of a zero-shot classification task."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
 from mmdata.errors import DataError
-from mmdata.train.models.dual_encoder import DualEncoder
 
 CLASSES_EXAMPLE = '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
 """What a file of classes holds, for messages."""
-PROMPTS_AT_ONCE = 256
-"""Prompts of a forward."""
 
 
 class Classes(BaseModel):
@@ -56,22 +50,3 @@ def check_templates(templates: Iterable[str]) -> None:
     for template in templates:
         if "{}" not in template:
             raise ValueError(f"template '{template}' has no {{}} where the class name goes")
-
-
-@torch.no_grad()
-def embed_prompts(model: DualEncoder, classes: Classes, tokenizer: Any) -> Tensor:
-    """Features (C, T, D) of each class in each template.
-
-    Args:
-        model: in eval mode.
-        classes: C names and T templates.
-        tokenizer: a `mmdata.text.tokenizer.Tokenizer`.
-    """
-    prompts = [template.replace("{}", name) for name in classes.classes for template in classes.templates]
-    length = min(max(tokenizer.count(prompts)), tokenizer.max_length)
-    device = model.logit_scale.device
-    parts: list[Tensor] = []
-    for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-        ids, mask = tokenizer.encode(prompts[start : start + PROMPTS_AT_ONCE], length)
-        parts.append(model.encode_text(torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)))
-    return torch.cat(parts).reshape(len(classes.classes), len(classes.templates), -1)

@@ -25,59 +25,67 @@ def retrieval(
     image_features: Tensor,
     text_features: Tensor,
     *,
-    image_of_text: Tensor | None = None,
     image_ids: Tensor | None = None,
     text_ids: Tensor | None = None,
     share: bool = False,
-    block_rows: int = 1024,
-    block_candidates: int = 65_536,
+    tile: tuple[int, int] = (1024, 65_536),
 ) -> dict[str, float]:
     """Share of queries whose best true match is among the first 1, 5, 10, both ways.
 
     Args:
         image_features: (N, D), L2-normalised.
         text_features: (M, D), L2-normalised.
-        image_of_text: int64 (M,), the image row of each text: an image may have several captions. Every text is a
-            query for its image; an image finds any of its texts. Default: text row i is of image row i.
-        image_ids: in place of `image_of_text`, integers (N,) or (N, G).
+        image_ids: integers (N,) or (N, G). Default: text row i is of image row i.
         text_ids: integers (M,) or (M, G). Image i and text j belong together where any of the G ids agree, so that
-            equal images or equal captions are no mistakes.
+            equal images or equal captions are no mistakes. An image may have several captions: every text is a query
+            for its image, and an image finds any of its texts.
         share: every rank has all features, and compares its part of the queries. A collective.
-        block_rows: queries compared at a time.
-        block_candidates: with as many candidates; scores are made twice, not kept: 256 MB of them at a time.
+        tile: queries compared at a time, with as many candidates; scores are made twice, not kept: 256 MB at a time.
 
     Returns:
         image_to_text_r1, …_r5, …_r10, text_to_image_…; chance_r1, …: the expectation of a random order (the larger
         of the two directions). Shares, 0 to 1.
 
     Raises:
-        ValueError: no image or no text; row counts differ and nothing says what belongs together, or two things do;
-            ids of one side only, of other shapes, or no integers; a row without match.
+        ValueError: no image or no text; row counts differ and nothing says what belongs together; ids of one side only,
+            of other shapes, or no integers; a row without match.
 
     Example:
         3 images, 3 texts, the right text of images 0 and 1 comes first, that of image 2 second:
         image_to_text_r1 = 2/3, image_to_text_r5 = 1, chance_r1 = 1/3.
     """
-    if min(block_rows, block_candidates) < 1:
-        raise ValueError(f"block_rows and block_candidates must be 1 or more: got {block_rows} and {block_candidates}")
     sizes = (len(image_features), len(text_features))
     if 0 in sizes:
         raise ValueError(f"retrieval needs an image and a text at least: got {sizes[0]} images and {sizes[1]} texts")
-    image_ids, text_ids = _checked_ids(sizes, image_of_text, image_ids, text_ids)
+    if (image_ids is None) != (text_ids is None):
+        raise ValueError("image_ids and text_ids belong together: got one of them")
+    if image_ids is None or text_ids is None:
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{sizes[0]} images and {sizes[1]} texts: say with image_ids and text_ids which belong together"
+            )
+        image_ids = text_ids = torch.arange(sizes[0])
+    device = image_features.device
+    image_ids, text_ids = (
+        _checked(name, ids, count).to(device)
+        for name, ids, count in (("image_ids", image_ids, sizes[0]), ("text_ids", text_ids, sizes[1]))
+    )
+    if image_ids.shape[1] != text_ids.shape[1]:
+        raise ValueError(
+            f"image_ids {tuple(image_ids.shape)} and text_ids {tuple(text_ids.shape)}: as many ids for an image as for "
+            "a text"
+        )
     result: dict[str, float] = {}
     chance = dict.fromkeys(RECALL_AT, 0.0)
-    for name, queries, candidates, query_ids, candidate_ids in (
-        ("image_to_text", image_features, text_features, image_ids, text_ids),
-        ("text_to_image", text_features, image_features, text_ids, image_ids),
-    ):
-        own = _own_rows(len(queries)) if share else slice(None)
-        found = _wrong_before(queries[own], candidates, query_ids[own], candidate_ids, (block_rows, block_candidates))
-        wrong_before, matches = _from_all_ranks(found, own, len(queries)) if share else found
+    images, texts = (image_features, image_ids), (text_features, text_ids)
+    for name, queries, candidates in (("image_to_text", images, texts), ("text_to_image", texts, images)):
+        with full_float32(device):
+            wrong_before, matches = _compare(queries, candidates, tile, share=share).cpu()
         if bool((matches == 0).any()):
             raise ValueError(f"row {int((matches == 0).nonzero()[0])} has no match: its ids occur on its side only")
         for k in RECALL_AT:
             result[f"{name}_r{k}"] = (wrong_before < k).double().mean().item()
-            chance[k] = max(chance[k], _chance(matches, len(candidates), k))
+            chance[k] = max(chance[k], _chance(matches, len(candidates[0]), k))
     return result | {f"chance_r{k}": value for k, value in chance.items()}
 
 
@@ -103,90 +111,44 @@ def caption_ids(num_images: int, image_of_text: Tensor, hashes: Tensor | None) -
     return torch.cat([image_ids, more], dim=1), torch.cat([image_of_text.unsqueeze(1), of_text], dim=1)
 
 
-def _checked_ids(
-    sizes: tuple[int, int], image_of_text: Tensor | None, image_ids: Tensor | None, text_ids: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Ids of N images and M texts, (N, G) and (M, G); see `retrieval`."""
-    images, texts = sizes
-    if (image_ids is None) != (text_ids is None):
-        raise ValueError("image_ids and text_ids belong together: got one of them")
-    if image_of_text is not None and image_ids is not None:
-        raise ValueError("image_of_text and image_ids both say what belongs together: give one of them")
-    if image_ids is None or text_ids is None:
-        if image_of_text is None and images != texts:
-            raise ValueError(
-                f"{images} images and {texts} texts: say with image_of_text, or with image_ids and text_ids, which "
-                "belong together"
-            )
-        image_ids = torch.arange(images)
-        text_ids = image_ids if image_of_text is None else image_of_text
-    for name, ids, count in (("image_ids", image_ids, images), ("text_ids", text_ids, texts)):
-        name = "image_of_text" if name == "text_ids" and image_of_text is not None else name
-        check_keys(name, ids)
-        if len(ids) != count or ids.ndim > 2:
-            raise ValueError(f"{name} has shape {tuple(ids.shape)}, expected one entry for each of {count} rows")
-    if image_of_text is not None and not 0 <= int(image_of_text.min()) <= int(image_of_text.max()) < images:
-        raise ValueError(
-            f"image_of_text has {int(image_of_text.min())} to {int(image_of_text.max())}, and the images are 0 to "
-            f"{images - 1}"
-        )
-    image_ids, text_ids = _two_dimensional(image_ids), _two_dimensional(text_ids)
-    if image_ids.shape[1] != text_ids.shape[1]:
-        raise ValueError(
-            f"image_ids {tuple(image_ids.shape)} and text_ids {tuple(text_ids.shape)}: as many ids for an image as for "
-            "a text"
-        )
-    return image_ids, text_ids
-
-
-def _own_rows(rows: int) -> slice:
-    """The part of `rows` queries that this rank compares."""
-    rank, world_size = collectives.rank(), collectives.world_size()
-    return slice(rows * rank // world_size, rows * (rank + 1) // world_size)
-
-
-def _from_all_ranks(found: tuple[Tensor, Tensor], own: slice, rows: int) -> tuple[Tensor, Tensor]:
-    """The counts of all rows, from each rank's counts of its own."""
-    everyones = found[0].new_zeros(2, rows)
-    everyones[:, own] = torch.stack(found)
-    wrong_before, matches = collectives.all_reduce_sum(everyones).cpu()
-    return wrong_before, matches
-
-
-def _wrong_before(
-    queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, tile: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """For each query: wrong candidates not below its best true match, and how many true matches it has; int64 (N,).
-
-    Both are where the features are.
-    """
-    with full_float32(queries.device):
-        return _compare(queries, candidates, query_ids, candidate_ids, tile)
+def _checked(name: str, ids: Tensor, count: int) -> Tensor:
+    """Ids of `count` rows, (count, G)."""
+    check_keys(name, ids)
+    if len(ids) != count or ids.ndim > 2:
+        raise ValueError(f"{name} has shape {tuple(ids.shape)}, expected one entry for each of {count} rows")
+    return ids.unsqueeze(1) if ids.ndim == 1 else ids
 
 
 def _compare(
-    queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, tile: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    query_ids, candidate_ids = query_ids.to(queries.device), candidate_ids.to(queries.device)
+    queries: tuple[Tensor, Tensor], candidates: tuple[Tensor, Tensor], tile: tuple[int, int], *, share: bool
+) -> Tensor:
+    """For each query: wrong candidates not below its best true match, and how many true matches it has; int64 (2, N).
 
-    def tiles(block: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scores (b, c) of some queries and some candidates, and which of them belong together (b, c)."""
-        for start in range(0, len(candidates), tile[1]):
-            some = slice(start, start + tile[1])
-            scores = queries[block].float() @ candidates[some].float().T
-            yield scores, _matches(query_ids[block], candidate_ids[some])
+    Args:
+        queries: features and ids.
+        candidates: likewise.
+        tile: how many of both at a time.
+        share: compare a part of the queries, and get the others' from the other ranks.
+    """
+    features, ids = queries
+    rank, ranks = (collectives.rank(), collectives.world_size()) if share else (0, 1)
+    stop = len(features) * (rank + 1) // ranks
+    found = torch.zeros(2, len(features), dtype=torch.long, device=features.device)
+    for start in range(len(features) * rank // ranks, stop, tile[0]):
+        block = slice(start, min(start + tile[0], stop))
 
-    wrong_before = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
-    matches = torch.zeros_like(wrong_before)
-    for start in range(0, len(queries), tile[0]):
-        block = slice(start, start + tile[0])
-        best = queries.new_full((len(queries[block]), 1), -torch.inf, dtype=torch.float32)
-        for scores, true in tiles(block):
+        def tiles(block: slice = block) -> Iterator[tuple[Tensor, Tensor]]:
+            """Scores (b, c) of some queries and some candidates, and which of them belong together (b, c)."""
+            for some, some_ids in zip(*(values.split(tile[1]) for values in candidates), strict=True):
+                yield features[block].float() @ some.float().T, _matches(ids[block], some_ids)
+
+        best = features.new_full((block.stop - block.start, 1), -torch.inf, dtype=torch.float32)
+        for scores, true in tiles():
             best = torch.maximum(best, scores.masked_fill(~true, -torch.inf).amax(dim=1, keepdim=True))
-            matches[block] += true.sum(dim=1)
-        for scores, true in tiles(block):
-            wrong_before[block] += (~(scores < best - TIE) & ~true).sum(dim=1)
-    return wrong_before, matches
+            found[1, block] += true.sum(dim=1)
+        for scores, true in tiles():
+            found[0, block] += (~(scores < best - TIE) & ~true).sum(dim=1)
+    return collectives.all_reduce_sum(found) if share else found
 
 
 def _matches(query_ids: Tensor, candidate_ids: Tensor) -> Tensor:
@@ -203,7 +165,3 @@ def _chance(matches: Tensor, candidates: int, k: int) -> float:
     every = comb(candidates, min(k, candidates))
     missed = [comb(candidates - int(m), min(k, candidates)) / every for m in values]
     return 1.0 - sum(share * int(n) for share, n in zip(missed, counts, strict=True)) / len(matches)
-
-
-def _two_dimensional(ids: Tensor) -> Tensor:
-    return ids.unsqueeze(1) if ids.ndim == 1 else ids

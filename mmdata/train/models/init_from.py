@@ -12,7 +12,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmdata.config import ModelConfig
@@ -94,18 +93,13 @@ def _read(path: Path) -> InitialWeights:
         kind = json.loads((path / "config.json").read_text())["model_type"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"model.init_from '{path}': its config.json names no model_type") from error
-    if kind == "mmdata":
-        if not (path / "model.safetensors").is_file():
-            raise ConfigError(f"model.init_from '{path}': no model.safetensors in it; export the run again")
-        remedy = "Set model to the settings in its README.md, and data.tokenizer to this folder"
-        return InitialWeights(load_file(path / "model.safetensors"), "an exported run", remedy)
     # Imported here: the model imports this module, and transformers takes seconds to import.
     from mmdata.train.models.dual_encoder import DualEncoder
     from mmdata.train.models.pretrained import CLIP_TYPES
 
     if kind not in CLIP_TYPES:
         raise ConfigError(
-            f"model.init_from '{path}': model_type '{kind}'; expected a run, an exported run, or one of "
+            f"model.init_from '{path}': model_type '{kind}'; expected a run, or one of "
             f"{', '.join(CLIP_TYPES)}. Other towers go to model.vision and model.text"
         )
     loaded = DualEncoder.from_config(ModelConfig(name="pretrained", clip=str(path)))

@@ -160,7 +160,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             model = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
         else:
             settings = dict(source)
-            model = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+            config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+            model = AutoModel.from_config(config, dtype=torch.float32)
     except KeyError as error:
         raise ConfigError(f"{key}: a config needs a model_type, such as clip; got {source!r}") from error
     except (OSError, ValueError, StrictDataclassError) as error:  # the last: a value of a wrong type
