@@ -26,6 +26,7 @@ from mmdata.train.models.transformers_towers import (
     ClipTextTower,
     Siglip2ImageTower,
     SiglipTextTower,
+    faster_on_a_gpu,
 )
 
 logger = logging.getLogger("mmdata")
@@ -169,6 +170,7 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             f"{key}: cannot load {source!r}: give a folder with config.json and model.safetensors, a Hugging Face "
             f"name, or a config with a known model_type ({why})"
         ) from error
+    faster_on_a_gpu(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.models.clip.modeling_clip import CLIPAttention
+from transformers.models.siglip2.modeling_siglip2 import Siglip2Attention
+from transformers.models.siglip.modeling_siglip import SiglipAttention
 
-from mmdata.train.models.towers import masked_mean
+from mmdata.train.models.towers import PatchConv, masked_mean
 
 ATTENTION = "sdpa_masked"
 """torch's attention, with the mask of every batch. The library's "sdpa" asks first whether there is padding at all, and
@@ -29,6 +33,53 @@ def _mask_of_any_batch(*, attention_mask: Tensor | None = None, **settings: Any)
 
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 AttentionMaskInterface.register(ATTENTION, _mask_of_any_batch)
+
+
+def faster_on_a_gpu(model: nn.Module) -> None:
+    """Replace the attention of CLIP and SigLIP, and maps of patches, by parts with the same weights and names."""
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, (CLIPAttention, SiglipAttention, Siglip2Attention)):
+                # Before transformers 5 a causal mask was an argument of its own.
+                is_of_5 = "causal_attention_mask" not in inspect.signature(part.forward).parameters
+                if is_of_5 and part.config._attn_implementation in ("sdpa", ATTENTION):
+                    setattr(parent, name, Attention(part))
+            elif type(part) is nn.Conv2d and PatchConv.can_be(part):
+                setattr(parent, name, PatchConv.of(part))
+
+
+class Attention(nn.Module):
+    """Self-attention of CLIP and SigLIP, with q, k and v in one product on a GPU."""
+
+    def __init__(self, theirs: CLIPAttention | SiglipAttention | Siglip2Attention) -> None:
+        super().__init__()
+        self.heads, self.scale, self.dropout = theirs.num_heads, theirs.scale, theirs.dropout
+        self.k_proj, self.v_proj, self.q_proj = theirs.k_proj, theirs.v_proj, theirs.q_proj
+        self.out_proj = theirs.out_proj
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False, **settings: Any
+    ) -> tuple[Tensor, None]:
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        # On a CPU the copy of the weights takes longer than it saves where a batch is small.
+        values = one_product(hidden_states, parts) if hidden_states.is_cuda else [part(hidden_states) for part in parts]
+        q, k, v = (value.unflatten(2, (self.heads, -1)).transpose(1, 2) for value in values)  # (B, heads, T, width)
+        x = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=attention_mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal and attention_mask is None,
+            scale=self.scale,
+        )
+        return self.out_proj(x.transpose(1, 2).flatten(2)), None
+
+
+def one_product(x: Tensor, parts: Sequence[nn.Linear]) -> Sequence[Tensor]:
+    """What each map gives for x, from one product with all their weights."""
+    weight = torch.cat([part.weight for part in parts])
+    return F.linear(x, weight, torch.cat([part.bias for part in parts])).chunk(len(parts), -1)
 
 
 class AnyImageTower(nn.Module):
