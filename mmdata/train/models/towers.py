@@ -169,7 +169,7 @@ class PatchConv(nn.Conv2d):
 
 def patch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """What conv2d gives for a stride equal to the kernel, (B, width, H / p, W / p), in the memory order of tokens."""
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         x = x.to(torch.get_autocast_dtype(x.device.type))  # before the patches are copied, not after
     rows, columns = weight.shape[2:]
     height, width = x.shape[2] // rows, x.shape[3] // columns

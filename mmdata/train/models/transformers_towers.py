@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.models.clip.modeling_clip import CLIPAttention
-from transformers.models.siglip2.modeling_siglip2 import Siglip2Attention
-from transformers.models.siglip.modeling_siglip import SiglipAttention
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from mmdata.train.models.towers import PatchConv, masked_mean
 
@@ -36,50 +36,56 @@ AttentionMaskInterface.register(ATTENTION, _mask_of_any_batch)
 
 
 def faster_on_a_gpu(model: nn.Module) -> None:
-    """Replace the attention of CLIP and SigLIP, and maps of patches, by parts with the same weights and names."""
+    """Replace the layers of CLIP and SigLIP, and maps of patches, by modules with the same parameters and names."""
+    # Before transformers 5 a layer took the causal mask as an argument of its own.
+    takes_one_mask = "causal_attention_mask" not in inspect.signature(CLIPEncoderLayer.forward).parameters
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
-            if isinstance(part, (CLIPAttention, SiglipAttention, Siglip2Attention)):
-                # Before transformers 5 a causal mask was an argument of its own.
-                is_of_5 = "causal_attention_mask" not in inspect.signature(part.forward).parameters
-                if is_of_5 and part.config._attn_implementation in ("sdpa", ATTENTION):
-                    setattr(parent, name, Attention(part))
+            if isinstance(part, (CLIPEncoderLayer, SiglipEncoderLayer, Siglip2EncoderLayer)) and takes_one_mask:
+                setattr(parent, name, Layer(part))
             elif type(part) is nn.Conv2d and PatchConv.can_be(part):
                 setattr(parent, name, PatchConv.of(part))
 
 
-class Attention(nn.Module):
-    """Self-attention of CLIP and SigLIP, with q, k and v in one product on a GPU."""
+class Layer(CLIPEncoderLayer):
+    """A layer of CLIP or SigLIP. Under autocast its weights are cast together, and q, k and v are one product."""
 
-    def __init__(self, theirs: CLIPAttention | SiglipAttention | Siglip2Attention) -> None:
-        super().__init__()
-        self.heads, self.scale, self.dropout = theirs.num_heads, theirs.scale, theirs.dropout
-        self.k_proj, self.v_proj, self.q_proj = theirs.k_proj, theirs.v_proj, theirs.q_proj
-        self.out_proj = theirs.out_proj
+    def __init__(self, theirs: nn.Module) -> None:
+        nn.Module.__init__(self)
+        for name, part in theirs.named_children():
+            setattr(self, name, part)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, is_causal: bool = False, **settings: Any
-    ) -> tuple[Tensor, None]:
-        parts = (self.q_proj, self.k_proj, self.v_proj)
-        # On a CPU the copy of the weights takes longer than it saves where a batch is small.
-        values = one_product(hidden_states, parts) if hidden_states.is_cuda else [part(hidden_states) for part in parts]
-        q, k, v = (value.unflatten(2, (self.heads, -1)).transpose(1, 2) for value in values)  # (B, heads, T, width)
-        x = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=attention_mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal and attention_mask is None,
-            scale=self.scale,
-        )
-        return self.out_proj(x.transpose(1, 2).flatten(2)), None
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Tensor:
+        attention, mlp, device = self.self_attn, self.mlp, hidden_states.device.type
+        maps = ((attention.q_proj, attention.k_proj, attention.v_proj), (attention.out_proj,), (mlp.fc1,), (mlp.fc2,))
+        are_plain = all(type(part) is nn.Linear for group in maps for part in group)  # others may be adapters
+        # FSDP2 has cast its weights already, and frees them until backward, as it could not free these copies.
+        are_cast = torch.is_autocast_enabled(device) and attention.q_proj.weight.dtype == torch.float32
+        if not (are_cast and are_plain and attention.config._attn_implementation in ("sdpa", ATTENTION)):
+            return super().forward(hidden_states, attention_mask, **settings)
+        qkv, out, fc1, fc2 = cast_together(maps, torch.get_autocast_dtype(device))
+        values = F.linear(self.layer_norm1(hidden_states), *qkv).chunk(3, -1)
+        q, k, v = (
+            value.unflatten(2, (attention.num_heads, -1)).transpose(1, 2) for value in values
+        )  # (B, heads, T, d)
+        dropout = attention.dropout if attention.training else 0.0
+        settings |= {"dropout": dropout, "scaling": attention.scale}
+        settings.setdefault("is_causal", False)
+        x, _ = sdpa_attention_forward(attention, q, k, v, attention_mask, **settings)  # (B, T, heads, d)
+        hidden_states = hidden_states + F.linear(x.flatten(2), *out)
+        x = mlp.activation_fn(F.linear(self.layer_norm2(hidden_states), *fc1))
+        return hidden_states + F.linear(x, *fc2)
 
 
-def one_product(x: Tensor, parts: Sequence[nn.Linear]) -> Sequence[Tensor]:
-    """What each map gives for x, from one product with all their weights."""
-    weight = torch.cat([part.weight for part in parts])
-    return F.linear(x, weight, torch.cat([part.bias for part in parts])).chunk(len(parts), -1)
+def cast_together(groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each group of maps as one map, in `dtype`: views of one tensor, so that one cast makes all."""
+    maps = [part for group in groups for part in group]
+    parameters = [part.weight.flatten() for part in maps] + [part.bias for part in maps]
+    shapes = [(sum(part.out_features for part in group), group[0].in_features) for group in groups]
+    sizes = [rows * columns for rows, columns in shapes] + [rows for rows, _ in shapes]
+    views = torch.cat(parameters).to(dtype).split(sizes)
+    weights, biases = views[: len(shapes)], views[len(shapes) :]
+    return [(weight.view(shape), bias) for shape, weight, bias in zip(shapes, weights, biases, strict=True)]
 
 
 class AnyImageTower(nn.Module):
