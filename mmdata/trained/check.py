@@ -22,6 +22,7 @@ from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, 
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
+from mmdata.train.compiler import wants_compiled_blocks
 from mmdata.train.models.limits import length_problem, limits_of, shape_problems
 from mmdata.train.objective import check_loss
 
@@ -178,7 +179,7 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             part,
             rows // world_size,
         )
-    elif part is not None and config.train.compile and rows // world_size % part:
+    elif part and rows // world_size % part and wants_compiled_blocks(config.train.compile, device):
         logger.warning(
             "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
             "time for the %d rows that are left; a divisor of %d is compiled once",

@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
-from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
+from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 
 from mmdata.train.models.towers import PatchConv, masked_mean
 
