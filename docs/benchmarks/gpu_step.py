@@ -177,16 +177,16 @@ KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENT
 
 def attention_rows(name: str, rows: int, side: int, device: torch.device, times: int) -> Iterator[dict[str, Any]]:
     """Forward and backward of one layer's attention in the towers of a size, by each kernel."""
-    size = CLIP_SIZES[name]
-    shapes = {"images": (size.image, 1 + (side // size.patch_size) ** 2, False), "texts": (size.text, LONGEST, True)}
+    vision, text = CLIP_SIZES[name]["vision_config"], CLIP_SIZES[name]["text_config"]
+    shapes = {"images": (vision, 1 + (side // vision["patch_size"]) ** 2, False), "texts": (text, LONGEST, True)}
     dtype = AUTOCAST[choose_precision("auto", device)]
     for kind, (tower, tokens, causal) in shapes.items():
-        shape = (rows, tokens, tower.heads, tower.width // tower.heads)
+        heads = tower["num_attention_heads"]
+        shape = (rows, tokens, heads, tower["hidden_size"] // heads)
         q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
 
         def work(q: Tensor = q, k: Tensor = k, v: Tensor = v, causal: bool = causal) -> None:
-            heads = (value.transpose(1, 2) for value in (q, k, v))
-            result = F.scaled_dot_product_attention(*heads, is_causal=causal)
+            result = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
             torch.autograd.grad(result, (q, k, v), torch.ones_like(result))
 
         row: dict[str, Any] = {"name": f"attention of {name}, {kind}", "rows": rows}

@@ -176,9 +176,7 @@ def test_compiling_is_the_default_on_a_gpu_that_can(
     compiler.compiles.cache_clear()
     monkeypatch.setattr(compiler, "compiler_error", lambda device: error)
     monkeypatch.setattr(parallel, "compile_blocks", lambda model, device: model.compile(backend="eager"))
-    model = parallel.prepare(
-        make_model(), small.train_config(compile=setting), torch.device(kind), autocast_dtype=None
-    )
+    model = parallel.prepare(make_model(), small.train_config(compile=setting), torch.device(kind), autocast_dtype=None)
     compiler.compiles.cache_clear()
     assert parallel.is_compiled(model) == compiled
     said = "towers and loss run without torch.compile, with more time and memory: it builds no code for device 'cuda' "

@@ -25,8 +25,6 @@ from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
 from mmdata.train import DualEncoder
-from mmdata.train.models.clip_sizes import CLIP_SIZES, ClipSize, clip_config
-from mmdata.train.models.towers import TransformerSize
 from mmdata.train.run.checkpoint import load_checkpoint
 from mmdata.train.run.find import find_checkpoint
 from mmdata.trained.carried import keep_model
@@ -86,7 +84,7 @@ def test_init_from_weights_that_do_not_fit_names_the_tensors(make_run: MakeRun, 
         ),
         (
             pretrained(clip=CLIP),
-            r"pretrained. Set .*: it lacks image_tower.tower.model.embeddings.class_embedding, .* more; the model has",
+            r"pretrained. Set .*: it lacks image_tower.tower.model.embeddings.class_embedding; .* and \d+ more$",
         ),
     ):
         with pytest.raises(
@@ -142,9 +140,8 @@ def test_init_from_a_folder_of_transformers(tmp_path: Path):
     saved.save_pretrained(tmp_path / "quick")
     gelu = {**CLIP, **{f"{k}_config": {**CLIP[f"{k}_config"], "hidden_act": "gelu"} for k in ("vision", "text")}}
     said = (
-        r"it is a clip with \d image layers of width \d+ and patches of 8, and \d text layers of width \d+ and 400 "
-        r"tokens, and the config's model is pretrained. To train it as it is, set model.name=pretrained "
-        rf"model.clip={tmp_path}/quick, without model.init_from. "
+        r"it is a clip of transformers, and the config's model is pretrained. To train it as it is, set "
+        rf"model.name=pretrained model.clip={tmp_path}/quick, without model.init_from. "
         "What does not fit: its image_tower has hidden_act quick_gelu, and the model's gelu; "
     )
     with pytest.raises(ConfigError, match=said):
@@ -225,32 +222,3 @@ def test_load_run_needs_no_folder_of_transformers_that_the_run_was_trained_from(
         mmdata.load_run(output, "cpu")
     keep_model(output, ModelConfig(name="micro"), after.model)
     assert not (output / "model.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("hidden_act", "said"),
-    [
-        (
-            "gelu",
-            "it is a clip of the size vit_l_14, and the config's model is micro. Set model.name=vit_l_14, and "
-            "data.tokenizer to the one that it was trained with. What does not fit: ",
-        ),
-        (
-            "quick_gelu",
-            "it is a clip of the size vit_l_14, with quick_gelu in place of gelu, and the config's model is micro. To "
-            "train it as it is, set model.name=pretrained model.clip=",
-        ),
-    ],
-)
-def test_init_from_a_clip_of_another_size_names_the_size_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden_act: str, said: str
-):
-    small = TransformerSize(width=48, depth=1, heads=2)
-    monkeypatch.setitem(CLIP_SIZES, "vit_l_14", ClipSize(image=small, text=small, embed_dim=32, patch_size=8))
-    settings = clip_config("vit_l_14", vocab_size=300)
-    for tower in ("vision_config", "text_config"):
-        settings[tower]["hidden_act"] = hidden_act
-    del settings["model_type"]
-    CLIPModel(CLIPConfig(**settings)).save_pretrained(tmp_path / "clip")
-    with pytest.raises(ConfigError, match=f"model.init_from '{tmp_path}/clip': {said}"):
-        build({"name": "micro"}, tmp_path / "clip")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,17 +18,14 @@ from torch import Tensor, nn
 
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
-from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 
 if TYPE_CHECKING:
     from mmdata.train.models.dual_encoder import DualEncoder
 
 logger = logging.getLogger("mmdata")
 
-NAMED = 2
-"""Tensors of a kind that a message names."""
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
-"""Settings of a tower by which a CLIP is one of `CLIP_SIZES`."""
+NAMED = 3
+"""Differences that a message names."""
 SAME = ("hidden_act", "num_attention_heads", "layer_norm_eps")
 """Settings of a tower that decide what its weights mean, and that no shape tells."""
 
@@ -67,10 +65,10 @@ def init_from(model: DualEncoder, config: ModelConfig) -> None:
         if name not in own:  # features do not depend on the bias
             weights.pop(name, None)
     if differences := [*_differences(weights, own), *_other_settings(source.model, model)]:
+        more = f" and {len(differences) - NAMED} more" if len(differences) > NAMED else ""
         raise ConfigError(
-            f"model.init_from '{config.init_from}': it is {source.what}, and the config's "
-            f"model is {_in_words(config)}. "
-            f"{source.remedy}. What does not fit: {'; '.join(differences)}"
+            f"model.init_from '{config.init_from}': it is {source.what}, and the config's model is {config.name}. "
+            f"{source.remedy}. What does not fit: {'; '.join(differences[:NAMED])}{more}"
         )
     theirs = None if source.model is None else source.model.get_buffer("pixel_mean").flatten() / 255
     if theirs is not None and not theirs.allclose(own_mean := model.pixel_mean.flatten().cpu() / 255, atol=1e-3):
@@ -109,40 +107,8 @@ def _read(path: Path) -> InitialWeights:
             f"{', '.join(CLIP_TYPES)}. Other towers go to model.vision and model.text"
         )
     loaded = DualEncoder.from_config(ModelConfig(name="pretrained", clip=str(path)))
-    what, name = _of_transformers(path)
     remedy = f"To train it as it is, set model.name=pretrained model.clip={path}, without model.init_from"
-    if name is not None:
-        remedy = f"Set model.name={name}, and data.tokenizer to the one that it was trained with"
-    return InitialWeights(loaded.state_dict(), what, remedy, loaded)
-
-
-def _of_transformers(path: Path) -> tuple[str, str | None]:
-    """A CLIP or SigLIP in words, and the `model.name` that builds the same towers, if there is one."""
-    from transformers import AutoConfig
-
-    config: Any = AutoConfig.from_pretrained(path)
-    image, text = config.vision_config, config.text_config
-    what = (
-        f"a {config.model_type} with {image.num_hidden_layers} image layers of width {image.hidden_size} and patches "
-        f"of {image.patch_size}, and {text.num_hidden_layers} text layers of width {text.hidden_size} and "
-        f"{text.vocab_size:,} tokens"
-    )
-    if config.model_type != "clip":
-        return what, None
-    for name in CLIP_SIZES:
-        own = clip_config(name, vocab_size=text.vocab_size)
-        towers = ((image, own["vision_config"]), (text, own["text_config"]))
-        if all(getattr(one, key) == same[key] for one, same in towers for key in SIZES if key in same):
-            quick = f", with {image.hidden_act} in place of gelu" if image.hidden_act != "gelu" else ""
-            return f"a clip of the size {name}{quick}", None if quick else name
-    return what, None
-
-
-def _in_words(config: ModelConfig) -> str:
-    """The model that the settings name."""
-    towers = [getattr(config, name) for name in ("clip", "vision", "text")]
-    named = ", ".join(f"'{one}'" for one in towers if isinstance(one, str))
-    return f"{config.name} ({named})" if named else config.name
+    return InitialWeights(loaded.state_dict(), f"a {kind} of transformers", remedy, loaded)
 
 
 def _of_run(path: Path) -> InitialWeights:
@@ -160,42 +126,26 @@ def _of_run(path: Path) -> InitialWeights:
     return InitialWeights(state["model"], what, "Set model and data.tokenizer to the same")
 
 
-def _differences(weights: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:
-    """What does not fit, in words: shapes that differ, tensors that only one of both has."""
-    shapes = [
-        f"{name} is {tuple(weights[name].shape)}, and the model's is {tuple(own[name].shape)}"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
-    ]
-    lacking = [name for name in own if name not in weights]
-    unknown = [name for name in weights if name not in own]
-    found = [_some(shapes, "; ")]
-    found += [f"it lacks {_some(lacking, ', ')}"] if lacking else []
-    found += [f"the model has no {_some(unknown, ', ')}"] if unknown else []
-    return [part for part in found if part]
+def _differences(weights: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[str]:
+    """Shapes that differ, and tensors that only one of both has."""
+    for name in own:
+        if name not in weights:
+            yield f"it lacks {name}"
+        elif weights[name].shape != own[name].shape:
+            yield f"{name} is {tuple(weights[name].shape)}, and the model's is {tuple(own[name].shape)}"
+    yield from (f"the model has no {name}" for name in weights if name not in own)
 
 
-def _some(parts: list[str], between: str) -> str:
-    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
-    return between.join(parts[:NAMED]) + more
-
-
-def _other_settings(source: nn.Module | None, model: nn.Module) -> list[str]:
+def _other_settings(source: nn.Module | None, model: nn.Module) -> Iterator[str]:
     """Settings of towers with equal shapes that nevertheless compute something else."""
-    theirs, own = ({} if one is None else _settings(one) for one in (source, model))
-    return [
-        f"its {tower.partition('.')[0]} has {name} {value}, and the model's {own[tower, name]}"
-        for (tower, name), value in theirs.items()
-        if own.get((tower, name), value) != value
-    ]
-
-
-def _settings(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """The settings `SAME` of each tower that is a whole model of transformers."""
-    configs = {name: getattr(part, "config", None) for name, part in model.named_modules() if name.endswith("model")}
-    return {
-        (tower, name): getattr(config, name)
-        for tower, config in configs.items()
-        for name in SAME
-        if hasattr(config, name)
-    }
+    if source is None:
+        return
+    others = dict(source.named_modules())
+    for name, part in model.named_modules():
+        if not name.endswith("model") or name not in others:
+            continue
+        own, theirs = (getattr(one, "config", None) for one in (part, others[name]))
+        for key in SAME:
+            ours, other = getattr(own, key, None), getattr(theirs, key, None)
+            if ours != other:
+                yield f"its {name.partition('.')[0]} has {key} {other}, and the model's {ours}"
