@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,13 +35,10 @@ def failure(error: BaseException) -> str:
     """What to say where an error in a step is that of torch.compile, in one line with the remedy; else ""."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled
         return ""
-    cause: BaseException | None = error
-    found: list[BaseException] = []
-    while cause is not None and cause not in found:
+    found = [error]
+    while (cause := getattr(found[-1], "inner_exception", None) or found[-1].__cause__) and cause not in found:
         found.append(cause)
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__
-    ours = [one for one in found if _is_of_compiler(one)]
-    if not ours:
+    if not any(_is_of_compiler(one) for one in found):
         return ""
     last = found[-1]
     output = getattr(last, "output", None)  # of a C++ compiler: its message begins with the whole command
@@ -55,17 +54,21 @@ def failure(error: BaseException) -> str:
 def cache_folder() -> str:
     """The folder in which torch keeps what it has compiled."""
     named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return named or str(import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir())
+    return named or os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 def _is_of_compiler(error: BaseException) -> bool:
-    kind: Any = import_module("torch._dynamo.exc").BackendCompilerFailed
-    if isinstance(error, kind) or type(error).__module__.startswith(("torch._inductor", "triton")):
+    kind = type(error)
+    if kind.__name__ == "BackendCompilerFailed" or kind.__module__.startswith(("torch._inductor", "triton")):
         return True
     # A cached library that is cut is loaded while a step runs, behind no error of the compiler's own.
-    return isinstance(error, (ImportError, OSError)) and (
-        "file too short" in str(error) or os.path.abspath(cache_folder()) in str(error)
-    )
+    is_of_file = isinstance(error, (ImportError, OSError))
+    return is_of_file and ("file too short" in str(error) or os.path.abspath(cache_folder()) in str(error))
+
+
+def wants_compiled_blocks(setting: Literal["auto"] | bool, device: torch.device) -> bool:
+    """Whether a run compiles its towers: auto does where the device is a GPU and torch.compile builds code for it."""
+    return (device.type == "cuda" and compiles(device)) if setting == "auto" else setting
 
 
 @cache
@@ -74,8 +77,8 @@ def compiles(device: torch.device) -> bool:
     error = compiler_error(device)
     if error:
         logger.warning(
-            "the loss runs without torch.compile, with more time and memory: it builds no code for device '%s' here "
-            "(%s); on a GPU it needs Triton and a C compiler",
+            "towers and loss run without torch.compile, with more time and memory: it builds no code for device '%s' "
+            "here (%s); on a GPU it needs Triton and a C compiler",
             device.type,
             error,
         )

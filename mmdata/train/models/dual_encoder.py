@@ -17,7 +17,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 from mmdata.train.models.init_from import init_from
-from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
+from mmdata.train.models.towers import PRESETS, ImageTower, TextTower, Towers
 
 logger = logging.getLogger("mmdata")
 
@@ -130,59 +130,35 @@ class DualEncoder(nn.Module):
             example = config if isinstance(config, str) else "tiny"
             raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
         _check(config)
-        if config.name in CLIP_SIZES:
-            clip = clip_config(config.name, vocab_size=_entries(vocab_size), embed_dim=config.embed_dim)
-            model = cls._of_transformers(config, vocab_size, clip=clip)
-        elif config.name == "pretrained":
-            model = cls._of_transformers(config, vocab_size, clip=config.clip)
+        if config.name in PRESETS:
+            towers = _built_in(config, _entries(vocab_size))
         else:
-            model = cls._built_in(config, vocab_size)
+            # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
+            from mmdata.train.models.pretrained import load
+
+            if config.name in CLIP_SIZES:
+                clip = clip_config(config.name, vocab_size=_entries(vocab_size), embed_dim=config.embed_dim)
+                config = config.model_copy(update={"clip": clip, "embed_dim": None})
+            towers = load(config)
+        if vocab_size is not None and towers.vocab_size < vocab_size:
+            raise ConfigError(
+                f"the text tower's vocabulary has {towers.vocab_size} entries, the tokenizer {vocab_size}: use the "
+                "tokenizer that belongs to the model"
+            )
+        dim = config.embed_dim or towers.embed_dim
+        model = cls(
+            towers.image,
+            towers.text,
+            image_projection=None if dim is None else _projection(towers.image_width, dim),
+            text_projection=None if dim is None else _projection(towers.text_width, dim),
+            logit_scale_init=config.logit_scale_init or towers.logit_scale or LOGIT_SCALE_INIT,
+            logit_bias_init=towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init,
+            pixel_stats=towers.pixel_stats,
+        )
         if config.init_from is not None:
             init_from(model, config)
         model.freeze(*config.freeze)
         return model
-
-    @classmethod
-    def _built_in(cls, config: ModelConfig, vocab_size: int | None) -> Self:
-        preset = PRESETS[config.name]
-        checkpointing = config.gradient_checkpointing
-        image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
-        text = TextTower(preset, _entries(vocab_size), dropout=config.dropout, gradient_checkpointing=checkpointing)
-        dim = config.embed_dim or preset.embed_dim
-        return cls(
-            image,
-            text,
-            image_projection=_projection(image.width, dim),
-            text_projection=_projection(text.width, dim),
-            logit_scale_init=config.logit_scale_init or LOGIT_SCALE_INIT,
-            logit_bias_init=config.logit_bias_init,
-        )
-
-    @classmethod
-    def _of_transformers(
-        cls, config: ModelConfig, vocab_size: int | None, *, clip: str | dict[str, Any] | None
-    ) -> Self:
-        # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
-        from mmdata.train.models.pretrained import load_clip, load_pair
-
-        if clip is not None:
-            towers = load_clip(clip, gradient_checkpointing=config.gradient_checkpointing)
-        else:
-            assert config.vision is not None, "checked before"
-            assert config.text is not None, "checked before"
-            towers = load_pair(config.vision, config.text, gradient_checkpointing=config.gradient_checkpointing)
-        _check_vocabulary(towers.vocab_size, vocab_size, "the text tower's vocabulary")
-        dim = config.embed_dim or 512
-        bias = towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init
-        return cls(
-            towers.image,
-            towers.text,
-            image_projection=None if towers.projected else _projection(towers.image_width, dim),
-            text_projection=None if towers.projected else _projection(towers.text_width, dim),
-            logit_scale_init=config.logit_scale_init or towers.logit_scale or LOGIT_SCALE_INIT,
-            logit_bias_init=bias,
-            pixel_stats=towers.pixel_stats,
-        )
 
     def set_pixel_stats(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Set mean and standard deviation of each channel, on the scale 0 to 1, by which pixels are normalised."""
@@ -280,6 +256,14 @@ def _normalize(features: Tensor) -> Tensor:
     return F.normalize(features, dim=-1)
 
 
+def _built_in(config: ModelConfig, vocab_size: int) -> Towers:
+    preset = PRESETS[config.name]
+    checkpointing = config.gradient_checkpointing
+    image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
+    text = TextTower(preset, vocab_size, dropout=config.dropout, gradient_checkpointing=checkpointing)
+    return Towers(image, image.width, text, text.width, preset.embed_dim, PIXEL_STATS, vocab_size)
+
+
 def _projection(width: int, dim: int) -> nn.Linear:
     layer = nn.Linear(width, dim, bias=False)
     nn.init.normal_(layer.weight, std=width**-0.5)
@@ -308,10 +292,3 @@ def _entries(tokenizer: int | None) -> int:
     if tokenizer is None:
         raise ConfigError("vocab_size is missing: DualEncoder.from_config(…, vocab_size=tokenizer.vocab_size)")
     return tokenizer
-
-
-def _check_vocabulary(entries: int, tokenizer: int | None, name: str) -> None:
-    if tokenizer is not None and entries < tokenizer:
-        raise ConfigError(
-            f"{name} has {entries} entries, the tokenizer {tokenizer}: use the tokenizer that belongs to the model"
-        )

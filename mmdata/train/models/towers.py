@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,32 @@ class Preset:
     patch_size: int
     stem: tuple[int, ...] = ()
     text_stem: int = 0
+
+
+class Towers(NamedTuple):
+    """What a dual encoder is made of.
+
+    Attributes:
+        image: (B, 3, H, W) floats to (B, image_width).
+        image_width: features of the image tower.
+        text: (B, L) input_ids and attention_mask to (B, text_width).
+        text_width: features of the text tower.
+        embed_dim: D of the common space to which both are projected; None: they end in one already.
+        pixel_stats: mean and standard deviation of each channel that the image tower expects, on the scale 0 to 1.
+        vocab_size: entries of the text tower's vocabulary.
+        logit_scale: learned multiplier, where the model has one.
+        logit_bias: learned bias, where the model has one.
+    """
+
+    image: nn.Module
+    image_width: int
+    text: nn.Module
+    text_width: int
+    embed_dim: int | None
+    pixel_stats: tuple[tuple[float, ...], tuple[float, ...]]
+    vocab_size: int
+    logit_scale: float | None = None
+    logit_bias: float | None = None
 
 
 PRESETS = {
@@ -139,11 +165,44 @@ class Transformer(nn.Module):
         return self.norm(x)  # (B, T, width)
 
 
-class ChannelNorm(nn.GroupNorm):
-    """Normalises each image by itself: a micro-batch gives what the whole batch gives, unlike batch norm."""
+class PatchConv(nn.Conv2d):
+    """A convolution whose patches do not overlap: on a GPU one matrix product, for which cuDNN's kernels are slow."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(1, channels)
+    @classmethod
+    def of(cls, conv: nn.Conv2d) -> PatchConv:
+        """The same map with the same parameters, not copies of them."""
+        size: Any = conv.kernel_size
+        own = cls(conv.in_channels, conv.out_channels, size, stride=size, bias=conv.bias is not None, device="meta")
+        own.weight, own.bias = conv.weight, conv.bias
+        return own
+
+    @staticmethod
+    def can_be(conv: nn.Conv2d) -> bool:
+        """Whether a convolution cuts images into patches and does nothing else."""
+        return conv.kernel_size == conv.stride and (conv.padding, conv.dilation, conv.groups) == ((0, 0), (1, 1), 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        # On a CPU the convolution takes 0.6 to 0.7 of the product's time, forward and backward.
+        return patch_product(input, self.weight, self.bias) if input.is_cuda else super().forward(input)
+
+
+def patch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What conv2d gives for a stride equal to the kernel, (B, width, H / p, W / p), in the memory order of tokens."""
+    x = x.to(autocast_dtype(x) or x.dtype)  # before the patches are copied, not after
+    rows, columns = weight.shape[2:]
+    height, width = x.shape[2] // rows, x.shape[3] // columns
+    whole = x[:, :, : height * rows, : width * columns]
+    patches = whole.unflatten(3, (width, columns)).unflatten(2, (height, rows))  # (B, 3, h, p, w, p)
+    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, 3 * p * p)
+    return F.linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type to which autocast casts x for a product; None: it does not."""
+    kind = x.device.type
+    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 class ImageTower(nn.Module):
@@ -163,10 +222,11 @@ class ImageTower(nn.Module):
         layers: list[nn.Module] = []
         channels = 3
         for out in preset.stem:
-            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), ChannelNorm(out), nn.ReLU()]
+            # One group is each image by itself: a micro-batch gives what the whole batch gives, unlike batch norm.
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.GroupNorm(1, out), nn.ReLU()]
             channels = out
         rest = preset.patch_size // 2 ** len(preset.stem)
-        self.patches = nn.Sequential(*layers, nn.Conv2d(channels, self.width, rest, stride=rest))
+        self.patches = nn.Sequential(*layers, PatchConv(channels, self.width, rest, stride=rest))
         self.transformer = Transformer(preset.image, dropout, gradient_checkpointing)
 
     def forward(self, pixel_values: Tensor) -> Tensor:

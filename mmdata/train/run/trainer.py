@@ -241,7 +241,7 @@ class Trainer:
     def _rehearse(self) -> int:
         """A step of each shape of the epoch, without an update; returns the signal that stopped it, or 0."""
         blank = LoaderExtras.of(self.source).blank_batches
-        slow_at_first = self.device.type == "cuda" or self.config.compile
+        slow_at_first = self.device.type == "cuda" or self.config.compile is True
         wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
         if not wanted or blank is None or self.step == self.total_steps:
             return 0
