@@ -21,7 +21,6 @@ from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, 
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
-from mmdata.train.compiler import wants_compiled_blocks
 from mmdata.train.models.limits import length_problem, shape_problems
 from mmdata.train.objective import check_loss
 

@@ -56,24 +56,29 @@ def log_sum_exps_gradient(
 ) -> Tensor:
     """The gradient of the similarities (b, c) in the type of the features, from the log-sum-exps of all tiles."""
     gradient = rows.new_empty((len(rows), len(columns)))
-    none_of_rows, none_of_columns = rows.new_zeros(len(rows), dtype=torch.float32), rows.new_zeros(len(columns)).float()
-    given = *(of_rows or (none_of_rows, none_of_rows)), *(of_columns or (none_of_columns, none_of_columns))
-    _launch(_log_sum_exps_gradient, rows, columns, pairs, *given, gradient)
+    no_rows, no_columns = (x.new_zeros(len(x), dtype=torch.float32) for x in (rows, columns))
+    given = *(of_rows or (no_rows, no_rows)), *(of_columns or (no_columns, no_columns))
+    _launch(_log_sum_exps_gradient, rows, columns, pairs, *(_plain(each) for each in given), gradient)
     return gradient
 
 
 def softplus_sums(rows: Tensor, columns: Tensor, pairs: Pairs, bias: Tensor) -> Tensor:
     """(b,): sums of log(1 + exp(similarity + bias)) over the negatives of each row, float32."""
     sums = rows.new_empty((_blocks(rows, columns)[1], len(rows)), dtype=torch.float32)
-    _launch(_softplus_sums, rows, columns, pairs, bias, sums)
+    _launch(_softplus_sums, rows, columns, pairs, _plain(bias), sums)
     return sums.sum(0)
 
 
 def softplus_gradient(rows: Tensor, columns: Tensor, pairs: Pairs, bias: Tensor, grad_of_rows: Tensor) -> Tensor:
     """The gradient of the similarities (b, c) in the type of the features, from that (b,) of the rows' sums."""
     gradient = rows.new_empty((len(rows), len(columns)))
-    _launch(_softplus_gradient, rows, columns, pairs, bias, grad_of_rows, gradient)
+    _launch(_softplus_gradient, rows, columns, pairs, _plain(bias), _plain(grad_of_rows), gradient)
     return gradient
+
+
+def _plain(values: Tensor) -> Tensor:
+    """As the kernels read them: a gradient may be one number that is repeated."""
+    return values.float().contiguous()
 
 
 def _blocks(rows: Tensor, columns: Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,10 @@ from mmdata.train.ranks.first_order import first_order_only
 
 TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Similarities of a tile, by device type: 1 MiB and 256 MiB of float32. The peak is a few times as much."""
+SUMMED_ELEMENTS = 1 << 28
+"""Of a tile whose sums a kernel computes without storing the tile: larger tiles are fewer launches."""
+MEASURED_CAPABILITY = (9, 0)
+"""Of the GPUs on which the kernels were measured: H100 and H200."""
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
 MAX_GRAPHS = 64
@@ -92,9 +97,11 @@ def softplus_sums(
     return _Tiled.apply(rows, columns, scale, bias, pairs, SOFTPLUS, False, precision)[0]
 
 
-def blocks(rows: Tensor, columns: Tensor, *, whole_rows: bool = False) -> tuple[list[slice], list[slice]]:
+def blocks(
+    rows: Tensor, columns: Tensor, *, whole_rows: bool = False, elements: int | None = None
+) -> tuple[list[slice], list[slice]]:
     """Parts of the rows and of the columns, which make tiles: all columns if there are few, else four for each row."""
-    elements = TILE_ELEMENTS.get(rows.device.type, TILE_ELEMENTS["cuda"])
+    elements = elements or TILE_ELEMENTS.get(rows.device.type, TILE_ELEMENTS["cuda"])
     num_columns = max(1, len(columns) if whole_rows else min(len(columns), 2 * int(elements**0.5)))
     num_rows = max(1, elements // num_columns)
     return slices(len(rows), num_rows), slices(len(columns), num_columns)
@@ -122,7 +129,7 @@ class _Tiled(torch.autograd.Function):
         over_rows = rows.new_full((len(columns),), form.empty) if both else None
         sums = form.sums if bias is None else partial(form.sums, bias=bias)
         few = rows.bfloat16() if precision == "bf16" else rows
-        by_rows, by_columns = blocks(rows, columns)
+        by_rows, by_columns = blocks(rows, columns, elements=SUMMED_ELEMENTS if has_kernels(few) else None)
         with one_pass(rows.device, precision):
             for c in by_columns:
                 scaled = (scale * columns[c]).to(few.dtype)  # (c, D)
@@ -168,6 +175,7 @@ class _Tiled(torch.autograd.Function):
                         grad_block += product(grad.T, few[r])
                     if grad_bias is not None:
                         grad_bias += grad.sum(dtype=grad_bias.dtype)
+                    del grad  # the next one takes its memory
                 if grad_scale is not None:
                     grad_scale += (grad_block * block).sum()
                 if grad_columns is not None:
@@ -186,6 +194,8 @@ def product(rows: Tensor, columns: Tensor) -> Tensor:
 
 def infonce_sums(rows: Tensor, scaled: Tensor, pairs: Pairs, both: bool) -> tuple[Tensor, Tensor | None]:
     """Log-sum-exps over a tile's negatives."""
+    if has_kernels(rows):
+        return _kernels().log_sum_exps(rows, scaled, pairs, both)
     return on_device(_log_sum_exps, rows.device)(product(rows, scaled.T), pairs, both)
 
 
@@ -193,6 +203,8 @@ def infonce_gradient(
     rows: Tensor, scaled: Tensor, pairs: Pairs, of_rows: Part | None, of_columns: Part | None
 ) -> Tensor:
     """The gradient of a tile's similarities, from the log-sum-exps of all tiles."""
+    if has_kernels(rows):
+        return _kernels().log_sum_exps_gradient(rows, scaled, pairs, of_rows, of_columns)
     tile = product(rows, scaled.T)
     return on_device(_log_sum_exps_gradient, rows.device)(tile, pairs, of_rows, of_columns, rows.dtype)
 
@@ -200,6 +212,8 @@ def infonce_gradient(
 def siglip_sums(rows: Tensor, scaled: Tensor, pairs: Pairs, both: bool, *, bias: Tensor) -> tuple[Tensor, None]:
     """Sums of softplus over a tile's negatives, over the columns only."""
     assert not both, "no caller needs them"
+    if has_kernels(rows):
+        return _kernels().softplus_sums(rows, scaled, pairs, bias), None
     return on_device(_softplus_sums, rows.device)(product(rows, scaled.T), pairs, bias), None
 
 
@@ -207,6 +221,8 @@ def siglip_gradient(
     rows: Tensor, scaled: Tensor, pairs: Pairs, of_rows: Part, of_columns: None, *, bias: Tensor
 ) -> Tensor:
     """The gradient of a tile's similarities."""
+    if has_kernels(rows):
+        return _kernels().softplus_gradient(rows, scaled, pairs, bias, of_rows[1])
     tile = product(rows, scaled.T)
     return on_device(_softplus_gradient, rows.device)(tile, pairs, bias, of_rows[1], rows.dtype)
 
@@ -256,6 +272,20 @@ def one_pass(device: torch.device, precision: LossPrecision = "auto") -> Generat
         if device.type == "cuda":
             held.enter_context(up_to_graphs(MAX_GRAPHS))
         yield
+
+
+def has_kernels(features: Tensor) -> bool:
+    """Whether Triton's kernels compute tiles of such features: bfloat16, on GPUs on which they were faster."""
+    return features.dtype == torch.bfloat16 and features.device.type == "cuda" and _faster_with_kernels(features.device)
+
+
+@cache
+def _faster_with_kernels(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) == MEASURED_CAPABILITY and compiles(device)
+
+
+def _kernels() -> Any:
+    return import_module("mmdata.train.losses.kernels")  # Triton is on Linux only
 
 
 def on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
