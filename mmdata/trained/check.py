@@ -31,6 +31,11 @@ COUNTED_BATCHES = 8
 NOTICEABLE_DUPLICATES = 0.01
 """Share of rows that meet their own image or caption from which on the log says so."""
 
+BEFORE_A_RUN = (".", "features.", "events.out.")
+"""Beginnings of the names of files that a run or TensorBoard writes before its metrics, and of hidden files."""
+NOTES = (".log", ".out", ".err", ".txt", ".yaml", ".yml")
+"""Ends of the names of files beside a new run: its config, and what a shell or a cluster's scheduler writes."""
+
 Found = TypeVar("Found")
 
 
@@ -78,10 +83,16 @@ def _check_output(output: Path) -> None:
     if output.exists() and not output.is_dir():
         raise ConfigError(f"train.output '{output}': a file, and a run needs a folder; give another train.output")
     kind = recognize(output)
-    # A run would write over another's config.yaml. A folder of logs is one in which a scheduler has begun to write.
-    if kind in (Kind.RUN, Kind.ABSENT) or (kind is Kind.FOLDER and not (output / "config.yaml").exists()):
+    if kind in (Kind.RUN, Kind.ABSENT):
         return
-    raise ConfigError(f"train.output '{output}': {kind.value}, and not that of a run; choose another output")
+    names = sorted(path.name for path in output.iterdir())
+    beside = {name for name in names if name.startswith(BEFORE_A_RUN) or name.endswith(NOTES)} - {"config.yaml"}
+    if foreign := [name for name in names if name not in beside]:  # a run would write over another's config.yaml
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ConfigError(
+            f"train.output '{output}': {kind.value}; it holds files that are not a run's ('{foreign[0]}'{more}); "
+            "choose another output"
+        )
 
 
 def _problems_of_groups(config: Config) -> Iterator[str]:

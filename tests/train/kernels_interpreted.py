@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdata.train.losses import kernels
+from mmdata.train import losses
+from mmdata.train.losses import kernels, tiles
 from mmdata.train.losses.pairs import Pairs
 
 EPS = torch.finfo(torch.float32).eps
@@ -34,7 +36,7 @@ def small_blocks() -> Iterator[None]:
 
 
 @st.composite
-def tiles(draw: st.DrawFn) -> Tile:
+def drawn_tiles(draw: st.DrawFn) -> Tile:
     """A tile with rows that have no negative, and with partners in it, beside it, or nowhere."""
     num_rows, num_columns, width = draw(st.integers(1, 70)), draw(st.integers(1, 70)), draw(st.integers(1, 40))
     scale = draw(st.sampled_from([1.0, 14.3, 100.0]))
@@ -71,7 +73,7 @@ def finite(sums: Tensor) -> Tensor:
 
 
 @settings(max_examples=25)
-@given(tiles(), st.booleans(), st.booleans())
+@given(drawn_tiles(), st.booleans(), st.booleans())
 def test_log_sum_exps_and_their_gradient(tile: Tile, both: bool, rows_alone: bool):
     rows, columns, pairs = tile
     scores = pairs.masked(rows.double() @ columns.double().T, -torch.inf)
@@ -101,7 +103,7 @@ def test_log_sum_exps_and_their_gradient(tile: Tile, both: bool, rows_alone: boo
 
 
 @settings(max_examples=25)
-@given(tiles(), st.sampled_from([-10.0, 0.0, 30.0]))
+@given(drawn_tiles(), st.sampled_from([-10.0, 0.0, 30.0]))
 def test_softplus_sums_and_their_gradient(tile: Tile, bias: float):
     rows, columns, pairs = tile
     logits = rows.double() @ columns.double().T + bias
@@ -113,3 +115,31 @@ def test_softplus_sums_and_their_gradient(tile: Tile, bias: float):
     theirs = pairs.masked(logits.sigmoid() * grads.double()[:, None], 0.0)
     gradient = kernels.softplus_gradient(rows, columns, pairs, torch.tensor(bias), grads)
     torch.testing.assert_close(gradient, theirs.float(), rtol=16 * EPS, atol=error)
+
+
+@pytest.mark.parametrize("elements", [1 << 9, 1 << 20])  # of a tile: several tiles, and one
+@pytest.mark.parametrize("loss", ["clip", "siglip"])
+def test_losses_through_the_kernels_are_those_of_torchs_operations(
+    monkeypatch: pytest.MonkeyPatch, loss: str, elements: int
+):
+    monkeypatch.setitem(tiles.TILE_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(tiles, "SUMMED_ELEMENTS", 2 * elements)
+    generator = torch.Generator().manual_seed(0)
+    sides = [F.normalize(torch.randn(60, 24, generator=generator), dim=1) for _ in range(2)]
+    scalars = [torch.tensor(20.0), torch.tensor(-5.0)]
+    settings: dict[str, Any] = {
+        "valid": torch.arange(60) % 7 != 3,
+        "same": [torch.arange(60) // 2, torch.arange(60) % 40],
+    }
+
+    def value_and_gradients(*, kernels_run: bool) -> list[Tensor]:
+        monkeypatch.setattr(tiles, "has_kernels", lambda _: kernels_run)
+        images, texts, scale, bias = (x.clone().requires_grad_() for x in (*sides, *scalars))
+        if loss == "clip":
+            value = losses.clip_loss(images, texts, scale, **settings)
+            return [value, *torch.autograd.grad(value, (images, texts, scale))]
+        value = losses.siglip_loss(images, texts, scale, bias, **settings)
+        return [value, *torch.autograd.grad(value, (images, texts, scale, bias))]
+
+    for ours, theirs in zip(value_and_gradients(kernels_run=True), value_and_gradients(kernels_run=False), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -116,11 +116,12 @@ def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_p
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["__mmdata__/manifest.json"], "a folder of shards, and not that of a run; choose another output"),
-        (["__mmdata__/manifest.json", "metrics.jsonl"], "a folder of shards, and not that of a run"),
-        (["config.yaml"], "a folder, and not that of a run; choose another output"),
-        (["0.tar", "0.log"], "a folder of tars, and not that of a run"),
-        (["step-0000000003.pt"], "a folder of checkpoints, and not that of a run"),
+        (["__mmdata__/manifest.json"], r"a folder of shards; it holds files that are not a run's \('__mmdata__'\); ch"),
+        (["__mmdata__/manifest.json", "metrics.jsonl"], r"a folder of shards; .* \('__mmdata__' and 1 more\); choose"),
+        (["photos/a.jpg", "b.csv", "c.csv"], r"a folder; .* \('b.csv' and 2 more\); choose another output"),
+        (["config.yaml"], r"a folder; .* \('config.yaml'\); choose another output"),
+        (["0.tar", "0.log"], r"a folder of tars; .* \('0.tar'\)"),
+        (["step-0000000003.pt"], "a folder of checkpoints; "),
         (["checkpoints/latest", "notes.txt"], None),
         ([".mmdata.lock", "features.npy", "features.steps.npy"], None),
         ([".gitkeep", "train.log", "slurm-17.out", "slurm-12.txt", "events.out.tfevents.1.host", "exp.yaml"], None),
