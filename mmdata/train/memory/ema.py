@@ -47,21 +47,6 @@ class EMA:
         self.after_steps = after_steps
         self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
 
-    @classmethod
-    def from_config(cls, model: nn.Module, config: TrainConfig) -> EMA | None:
-        """The teacher of a configuration, or None."""
-        if config.teacher is None:
-            return None
-        device = next(model.parameters()).device
-        autocast_dtype = AUTOCAST[choose_precision(config.precision, device)]
-        return cls(
-            model,
-            config.teacher,
-            after_steps=config.mining_after_steps,
-            micro_batch_size=config.micro_batch_size,
-            autocast_dtype=autocast_dtype,
-        )
-
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""

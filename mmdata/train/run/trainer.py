@@ -24,9 +24,7 @@ from mmdata.files import write_whole
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
-from mmdata.train.memory.ema import EMA
-from mmdata.train.memory.kept import FeatureMemory
-from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.memory.kept import RunMemory
 from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
@@ -111,13 +109,12 @@ class Trainer:
         took = self.lockstep.took if several else None
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
         collectives.share_weights(model)
-        self.teacher = EMA.from_config(model, config)
+        self.memory = RunMemory(config, model, batches, output)
         utilization = Utilization(model, self.device) if self.device.type == "cuda" else None
         self.meter = Meter(self.group, utilization)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self.memory = FeatureMemory.from_config(config, batches, output, self.device)
         self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
         self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
@@ -319,20 +316,16 @@ class Trainer:
         begins = self.mines and self.step == self.config.mining_after_steps
         if begins and self.step > 0:
             self.log.say(f"mining begins with step {self.step + 1} (train.mining_after_steps)")
-        loss, output, of_teacher = self._add_gradients(batch, step=self.step)
+        loss, output = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.teacher is not None:
-            self.teacher.update(self.model)
-        self.memory.keep(output.output, batch, self.step, of_teacher)
+        self.memory.keep(self.model, output.output, batch, self.step)
         self._check()
         self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
         self.step += 1
         self.epoch_step += 1
-        if self.memory.drift is not None:
-            self.memory.drift.measure(self.model, self.step)
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
@@ -341,21 +334,13 @@ class Trainer:
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values, aloud=self.mines)
 
-    def _add_gradients(
-        self, batch: Batch, *, step: int
-    ) -> tuple[ContrastiveLoss, StepOutput, DualEncoderOutput | None]:
-        """The gradients of one batch, with the loss of the update after `step` updates.
-
-        Returns:
-            The loss, what the step left, and the teacher's features if the queue is to hold those.
-        """
-        feeds = self.config.queue is not None and step >= self.config.mining_after_steps
-        features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
-        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
+    def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
+        """The gradients of one batch, with the loss of the update after `step` updates."""
+        teacher_mask = self.memory.teacher_mask(batch, step)
         loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
         size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
-        return loss, output, features if feeds else None
+        return loss, output
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
@@ -384,23 +369,13 @@ class Trainer:
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
         self.log.record("train", values)
-        drift = self._queue_drift()
-        for kind, numbers in self.memory.telemetry(self.step, drift):
+        for kind, numbers in self.memory.telemetry(self.step, self.log.say):
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
         step_ms = None if self.device.type == "cpu" else self.meter.step_ms  # on a CPU the workers take its cores
         if line := self.data_wait.explain(values["data_wait_share"] or 0.0, step_ms):
             self.log.say(line)
         if line := self.watchdog.why_still():
             self.log.say(line)
-
-    def _queue_drift(self) -> dict[str, float]:
-        """How far the queue's oldest features were from the model's, if that was measured; said where it was far."""
-        if self.memory.drift is None:
-            return {}
-        measured = self.memory.drift.telemetry()
-        if line := self.memory.drift.explain(measured):
-            self.log.say(line)
-        return measured
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs
@@ -448,7 +423,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "teacher": self.teacher and self.teacher.state_dict(),
+            "teacher": self.memory.teacher and self.memory.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
             "meter": self.meter.state_dict(),
             "memory": self.memory.state_dict(),
@@ -487,15 +462,15 @@ class Trainer:
         restore_reduction_order(self.parallel, state.get("reduction_order"))
         sharding.load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        if self.teacher is not None:
-            self.teacher.load_state_dict(state["teacher"])
+        if self.memory.teacher is not None:
+            self.memory.teacher.load_state_dict(state["teacher"])
         self.batches.load_state_dict(state["batches"])
         self.meter.load_state_dict(state["meter"])
-        said = self.memory.load_state_dict(state.get("memory", {}), self.step, self.device, self.group)
+        self.memory.load_state_dict(state.get("memory", {}))
         self._evaluated_step = self.step if self.step in evaluated else None
         if len(state["rng"]) == collectives.world_size():
             set_rng_state(state["rng"][collectives.rank()], self.device)
-        return f"resuming from {path}: step {self.step} of {self.total_steps}{said and '; '}{said}"
+        return f"resuming from {path}: step {self.step} of {self.total_steps}"
 
 
 def _in_words(device: torch.device, ranks: int) -> str:
