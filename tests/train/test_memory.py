@@ -68,8 +68,6 @@ def test_run_with_memory_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(w
     assert np.load(tmp_path / "features.steps.npy").max() == 6, "the cache ran ahead of the checkpoint"
     resumed = run_small(tmp_path, train=TRAIN)
     assert resumed.returncode == 0, resumed.stderr
-    said = "step 6 of 12; feature cache: 8 rows are of steps from 6 on, later than the checkpoint; they are compared"
-    assert said in resumed.stdout
     for kind in ("train", "queue"):
         assert len(read_metrics(tmp_path, kind)) == 12
         assert read_metrics(tmp_path, kind) == read_metrics(whole, kind)

@@ -178,7 +178,7 @@ def test_queue_and_teacher_do_not_wait(negatives: bool):
     for number in range(3):
         batch = make_batch(negatives=negatives)
         NoCopy.steps += 1
-        mask = teacher.teacher_mask(batch, number)
+        mask = teacher.teacher_mask(teacher.embed(batch))
         output = train_step(model, batch, ContrastiveLoss(miner=mask, queue=queue))
         queue.keep(output.output, batch, number)
         teacher.update(model)

@@ -206,7 +206,7 @@ def test_queue_and_teacher_do_not_wait():
     teacher, batch = EMA(model, TeacherConfig()), to_device(make_batch(), GPU)
 
     def update(number: int) -> None:
-        mask = teacher.teacher_mask(batch, number)
+        mask = teacher.teacher_mask(teacher.embed(batch))
         output = train_step(model, batch, ContrastiveLoss(miner=mask, queue=queue))
         queue.keep(output.output, batch, number)
         teacher.update(model)

@@ -53,19 +53,18 @@ def test_teacher_follows_the_model():
     assert not teacher.model.weight.requires_grad
 
 
-def test_teacher_has_no_mask_before_its_time_and_draws_no_number():
-    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05), after_steps=2)
+def test_teacher_draws_no_number_and_is_the_same_in_parts():
+    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05))
     batch = next(iter(small.SmallBatches()))
-    assert teacher.teacher_mask(batch, 1) is None
     state = torch.get_rng_state()
-    mask = teacher.teacher_mask(batch, 2)
+    mask = teacher.teacher_mask(teacher.embed(batch))
     assert torch.equal(torch.get_rng_state(), state)
     assert mask is not None
     images, texts, *_ = small.small_model(dropout=0.5).eval()(batch)
     torch.testing.assert_close((mask.images, mask.texts), (images, texts))
-    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).teacher_mask(batch, 0)
-    assert in_parts is not None
-    torch.testing.assert_close((in_parts.images, in_parts.texts), (images, texts))
+    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).embed(batch)
+    torch.testing.assert_close(in_parts[:2], (images, texts))
+    assert EMA(small.small_model(), TeacherConfig(margin=None)).teacher_mask(in_parts) is None
 
 
 def test_teacher_does_not_embed_extra_captions():
@@ -74,7 +73,7 @@ def test_teacher_does_not_embed_extra_captions():
     extra = {"negative_input_ids": batch["input_ids"], "negative_attention_mask": batch["attention_mask"]}
     calls: list[int] = []
     teacher.model.text_tower.register_forward_hook(lambda *_: calls.append(1))
-    teacher.teacher_mask({**batch, **extra}, 0)  # type: ignore[typeddict-item]
+    teacher.embed({**batch, **extra})  # type: ignore[typeddict-item]
     assert calls == [1]
 
 

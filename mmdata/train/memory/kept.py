@@ -43,24 +43,26 @@ class RunMemory:
         }
         self.teacher = self.queue = self.drift = self.cache = None
         if config.teacher is not None:
-            self.teacher = EMA(model, config.teacher, after_steps=after_steps, **embedding)
+            self.teacher = EMA(model, config.teacher, **embedding)
         if config.queue is not None:
             self.queue = FeatureQueue(config.queue, after_steps, device=device)
             self.drift = QueueDrift(config.queue, after_steps, **embedding)
         if config.feature_cache is not None:
             self.cache = FeatureCache.of_loader(config.feature_cache, batches, folder)
         self.normalizers = RowNormalizers.from_config(config, batches, device)
+        self._after_steps = after_steps
         self._of_teacher: DualEncoderOutput | None = None  # features of the batch, for the queue
 
     def teacher_mask(self, batch: Batch, step: int) -> TeacherMask | None:
         """The teacher's false negatives in a batch, before the loss of the update after `step` updates. A collective."""
         self._of_teacher = None
-        if self.teacher is None:
+        if self.teacher is None or step < self._after_steps:
             return None
-        feeds = self.queue is not None and step >= self.queue.after_steps
-        features = self.teacher.embed(batch) if feeds or self.teacher.masks_at(step) else None
-        self._of_teacher = features if feeds else None
-        return self.teacher.teacher_mask(batch, step, features)
+        if self.queue is None and self.teacher.config.margin is None:
+            return None
+        features = self.teacher.embed(batch)
+        self._of_teacher = features if self.queue else None
+        return self.teacher.teacher_mask(features)
 
     def keep(self, model: nn.Module, output: DualEncoderOutput, batch: Batch, step: int) -> None:
         """Take in an update, `step` updates having been made before it. A collective.
