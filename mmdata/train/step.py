@@ -149,42 +149,28 @@ def gradient_cache(
     if not parts:
         raise ValueError("gradient_cache needs at least one part of a batch: got none")
     with parallel.gathers_once(model):
-        return _in_two_passes(forward, parts, loss, model=model, scaler=scaler)
-
-
-def _in_two_passes(
-    forward: Callable[[Part], Any],
-    parts: Sequence[Part],
-    loss: Callable[[Any], Tensor],
-    *,
-    model: nn.Module | None,
-    scaler: torch.amp.GradScaler | None,
-) -> StepOutput:
-    """`gradient_cache` of one part or more."""
-    outputs, states = _first_pass(forward, parts, model)
-    structure = tree_flatten(outputs[0])[1]
-    if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
-        raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
-    by_part = [tree_leaves(output) for output in outputs]  # leaves of each part's output
-    leaves = [_concatenated(values) for values in zip(*by_part, strict=True)]
-    output = tree_unflatten(leaves, structure)
-    value = loss(output)
-    _scaled(value, scaler).backward()
-    end = _random_state()
-    # For each output its gradient in each part; None where there is none to carry back.
-    grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, zip(*by_part, strict=True), strict=True)]
-    for number, (part, state) in enumerate(zip(parts, states, strict=True)):
-        with parallel.adds_up(model, last=number == len(parts) - 1):
-            _set_random_state(state)
-            again = tree_leaves(forward(part))
-            pairs = [
-                (value, grad[number])
-                for value, grad in zip(again, grads, strict=True)
-                if grad[number] is not None and value.requires_grad
-            ]
-            if pairs:  # none if both towers are frozen and only the scale is trained
-                torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
-    _set_random_state(end)
+        outputs, states = _first_pass(forward, parts, model)
+        structure = tree_flatten(outputs[0])[1]
+        if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
+            raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
+        of_parts = list(zip(*map(tree_leaves, outputs), strict=True))  # each leaf in all parts
+        leaves = [_concatenated(values) for values in of_parts]
+        output = tree_unflatten(leaves, structure)
+        value = loss(output)
+        _scaled(value, scaler).backward()
+        end = _random_state()
+        grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, of_parts, strict=True)]
+        for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+            with parallel.adds_up(model, last=number == len(parts) - 1):
+                _set_random_state(state)
+                again = [
+                    (new, grad[number])
+                    for new, grad in zip(tree_leaves(forward(part)), grads, strict=True)
+                    if grad[number] is not None and new.requires_grad
+                ]
+                if again:  # none if both towers are frozen and only the scale is trained
+                    torch.autograd.backward(*zip(*again, strict=True))
+        _set_random_state(end)
     return StepOutput(value.detach(), _detached(output))
 
 

@@ -65,9 +65,9 @@ def test_a_teacher_for_nothing_is_refused():
 def test_teacher_embeds_nothing_before_the_queue_begins(tmp_path: Path):
     settings = {"queue": QUEUE, "mining_after_steps": 5, "teacher": teacher(0.9)}
     trainer = make_trainer(tmp_path, **TRAIN, **settings)
-    assert trainer.teacher is not None
+    assert trainer.memory.teacher is not None
     calls: list[int] = []
-    trainer.teacher.model.register_forward_hook(lambda *_: calls.append(trainer.step))
+    trainer.memory.teacher.model.register_forward_hook(lambda *_: calls.append(trainer.step))
     assert trainer.run() == 0
     assert calls == [5, 6, 7]
 
