@@ -16,8 +16,8 @@ from mmdata.inspect.page import ReportSection, ReportTable, flat
 from mmdata.progress import duration
 from mmdata.train.run.advice import advise, measured
 from mmdata.train.run.log import METRICS, read_lines
+from mmdata.train.run.report import EVALUATION
 from mmdata.train.run.sessions import SESSIONS, read_sessions
-from mmdata.train.run.trainer import EVALUATION
 
 Values = Mapping[str, Any]
 RECALLS = {

@@ -40,7 +40,7 @@ from mmdata.train.models.transformers_towers import (
     Siglip2ImageTower,
     SiglipTextTower,
 )
-from mmdata.train.run.trainer import EVALUATION
+from mmdata.train.run.report import EVALUATION
 from mmdata.trained import modeling_mmdata
 from mmdata.trained.card import model_card
 from mmdata.trained.export_tokenizer import ExportedTokenizer, export_tokenizer, swap_rows

@@ -230,9 +230,7 @@ def test_compiling_a_compiler_that_a_signal_ended_is_a_stopped_run(
     before = signal.getsignal(signal.SIGINT)
     assert trainer.run() == 128 + signal.SIGINT
     assert signal.getsignal(signal.SIGINT) == before
-    where = "in the rehearsal, before an update; "
-    if not rehearse:
-        where = "while code was compiled, after step 0 of 12; the last checkpoint counts; "
+    where = "while code was compiled, after step 0 of 12; the last checkpoint counts; "
     assert capsys.readouterr().out.splitlines()[-1] == f"stopped by SIGINT {where}the same command resumes"
 
 

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.config.corpus import ValConfig, val_in_words
     from mmdata.train.evaluation.prompts import read_classes
     from mmdata.train.ranks import collectives
-    from mmdata.train.run.trainer import EVALUATION
+    from mmdata.train.run.report import EVALUATION
     from mmdata.trained import TrainedRun
     from mmdata.trained.evaluation import evaluate_pairs, evaluate_shards, named_classes, with_settings
     from mmdata.trained.pairs import read_pairs

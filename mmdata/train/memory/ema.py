@@ -10,11 +10,9 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mmdata.batch import Batch
-from mmdata.config import TrainConfig
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.precision import AUTOCAST, choose_precision
 from mmdata.train.ranks import sharding
 from mmdata.train.step import split
 
@@ -44,6 +42,11 @@ class EMA:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.config = config
         self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
+
+    def shard(self, device: torch.device) -> None:
+        """Share the weights out over the ranks (FSDP2), as `sharding.shard` does with the model's. A collective."""
+        sharding.shard(self.model, device, autocast_dtype=self.autocast_dtype)
+        cast(Any, self.model).set_reshard_after_forward(True)  # also the root's: `update` takes the shares
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

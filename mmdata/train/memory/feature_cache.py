@@ -141,9 +141,7 @@ class FeatureCache:
     def create(self, width: int) -> None:
         """Make files without a written row. They replace those of a run that ended before its first checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        features = np.lib.format.open_memmap(
-            self.folder / FEATURES, mode="w+", dtype="<f2", shape=(self.rows, width)
-        )
+        features = np.lib.format.open_memmap(self.folder / FEATURES, mode="w+", dtype="<f2", shape=(self.rows, width))
         steps = np.lib.format.open_memmap(self.folder / STEPS, mode="w+", dtype="<i4", shape=(self.rows,))
         for name in (FEATURES, STEPS):
             _allocate(self.folder / name)

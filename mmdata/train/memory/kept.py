@@ -19,7 +19,6 @@ from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.miners import TeacherMask
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.precision import AUTOCAST, choose_precision
 
 
 class RunMemory:
@@ -30,17 +29,23 @@ class RunMemory:
         model: to be trained, not compiled or wrapped yet.
         batches: the loader.
         folder: of the run; the cache lies there.
+        autocast_dtype: of the towers; None: that of the weights.
 
     Raises:
         ConfigError: a cache or normalizers of batches that have no index.
     """
 
-    def __init__(self, config: TrainConfig, model: nn.Module, batches: Batches, folder: Path) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        batches: Batches,
+        folder: Path,
+        *,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
         device, after_steps = next(model.parameters()).device, config.mining_after_steps
-        embedding: dict[str, Any] = {
-            "micro_batch_size": config.micro_batch_size,
-            "autocast_dtype": AUTOCAST[choose_precision(config.precision, device)],
-        }
+        embedding: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "autocast_dtype": autocast_dtype}
         self.teacher = self.queue = self.drift = self.cache = None
         if config.teacher is not None:
             self.teacher = EMA(model, config.teacher, **embedding)
@@ -53,8 +58,13 @@ class RunMemory:
         self._after_steps = after_steps
         self._of_teacher: DualEncoderOutput | None = None  # features of the batch, for the queue
 
+    def shard(self, device: torch.device) -> None:
+        """Share the teacher's weights out over the ranks, as the model's are. A collective."""
+        if self.teacher is not None:
+            self.teacher.shard(device)
+
     def teacher_mask(self, batch: Batch, step: int) -> TeacherMask | None:
-        """The teacher's false negatives in a batch, before the loss of the update after `step` updates. A collective."""
+        """The teacher's false negatives in the batch of the update after `step` updates. A collective."""
         self._of_teacher = None
         if self.teacher is None or step < self._after_steps:
             return None
@@ -105,7 +115,9 @@ class RunMemory:
     def shares(self) -> dict[tuple[str, ...], Tensor]:
         """The tensors of a checkpoint of which each rank has a share, by the keys that lead to them."""
         own = self.normalizers.state_dict() if self.normalizers else {}
-        return {("memory", "normalizers", name): value for name, value in own.items()}
+        shares: dict[tuple[str, ...], Tensor] = {("memory", "normalizers", name): v for name, v in own.items()}
+        teacher = self.teacher.state_dict() if self.teacher else {}
+        return shares | {("teacher", name): value for name, value in teacher.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave. A collective.

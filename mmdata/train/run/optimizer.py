@@ -84,7 +84,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """One rate for all parameter groups."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
+    """One rate for all parameter groups; returns it."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+    return rate

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from mmdata.train.batches import Regroups
+from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
-from mmdata.train.ranks.lockstep import on_all, on_first_for_long
+from mmdata.train.ranks.lockstep import check_same_batches, on_all, on_first_for_long
 
 
 def regroup(
-    regroups: Regroups,
-    cache: FeatureCache,
+    batches: Batches,
+    cache: FeatureCache | None,
     epoch: int,
     *,
     seed: int,
@@ -24,10 +24,12 @@ def regroup(
     group: dist.ProcessGroup | None,
     moved: Callable[[], object],
 ) -> dict[str, float]:
-    """Let a loader go on with the neighbours of now, at the start of an epoch. A collective; rank 0 computes.
+    """Let a loader go on with the neighbours of now, at the start of an epoch where it is due. A collective.
+
+    Rank 0 computes.
 
     Args:
-        regroups: the loader.
+        batches: the loader.
         cache: features of the rows; those that no batch has held have no group.
         epoch: that begins.
         seed: of the search.
@@ -37,8 +39,13 @@ def regroup(
 
     Returns:
         seconds; and similarity of two rows of a group, random_similarity of two of random groups (mean cosines), which
-        are there on the rank that computed and not where the run has made these groups before.
+        are there on the rank that computed and not where the run has made these groups before. Empty where the loader
+        takes no groups now.
     """
+    regroups = LoaderExtras.of(batches).regroups
+    if regroups is None or cache is None or not regroups.is_due(epoch):
+        return {}
+    moved()
     started, found = time.perf_counter(), dict[str, float]()
 
     def make(go_on: Callable[[], None]) -> None:
@@ -59,4 +66,5 @@ def regroup(
 
     on_first_for_long(make, group, moved=moved)
     on_all(lambda: regroups.use_groups(epoch), group)
+    check_same_batches(LoaderExtras.of(batches).identity, group)
     return {"seconds": time.perf_counter() - started, **found}

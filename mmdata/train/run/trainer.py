@@ -6,21 +6,18 @@ A run that was killed and resumed makes the same updates as one that was not: bi
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from signal import Signals
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
-from mmdata.errors import ConfigError, TrainingError, counted
-from mmdata.files import write_whole
+from mmdata.errors import ConfigError, TrainingError
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
@@ -32,28 +29,34 @@ from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint, sole
-from mmdata.train.run.advice import advise, mines
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
-from mmdata.train.run.meter import DataWait, Meter
+from mmdata.train.run.log import METRICS, evaluated_steps, last_logged_step
+from mmdata.train.run.meter import Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.regroup import regroup
 from mmdata.train.run.rehearsal import rehearse
+from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
-from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
 from mmdata.train.run.watchdog import STALL_TIMEOUT_S, Watchdog
-from mmdata.train.run.when import is_measured, never_begins
+from mmdata.train.run.when import is_measured
 from mmdata.train.step import StepOutput, train_step
 
-EVALUATION = "evaluation.json"
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+class _Stopped(Exception):
+    """A signal ends the run; `where`, in words."""
+
+    def __init__(self, signal: int, where: str) -> None:
+        super().__init__(signal, where)
+        self.signal, self.where = signal, where
 
 
 class Trainer:
@@ -88,37 +91,33 @@ class Trainer:
         evaluate: Evaluate | None = None,
         command: str | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.output, self.evaluate = model, output, evaluate
         self.device = next(model.parameters()).device
         self.precision: Precision = choose_precision(config.precision, self.device)
+        self.autocast_dtype = AUTOCAST[self.precision]
         self.config = config = config.model_copy(update={"precision": self.precision})
-        self.output = output
         self.settings = settings or {"train": config.model_dump(mode="json")}
-        self.evaluate = evaluate
-        self.command = command
         collectives.check_ranks(batches)
         check_objective(config, model)
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
-        several = collectives.world_size() > 1
-        group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
-        self.group = cast("dist.ProcessGroup | None", group)
+        self.group = collectives.cpu_group()
         on_first(lambda: sole.hold(output), self.group)
         check_same_batches(LoaderExtras.of(batches).identity, self.group)
         self.stop = StopSignals(self.group)
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
-        took = self.lockstep.took if several else None
+        took = None if self.group is None else self.lockstep.took
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
         collectives.share_weights(model)
-        self.memory = RunMemory(config, model, batches, output)
-        utilization = Utilization(model, self.device) if self.device.type == "cuda" else None
-        self.meter = Meter(self.group, utilization)
-        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
+        self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
+        self.meter = Meter(self.group, Utilization(model, self.device) if self.device.type == "cuda" else None)
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
+        self.sharded = sharding.is_sharded(model)
+        if self.sharded:
+            self.memory.shard(self.device)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
-        self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
-        self.mines = mines(self.settings)
         check_schedule(config, self.total_steps)
         self.updates = FiniteUpdates(self.scaler, output)
         self.epoch = self.epoch_step = self.step = 0
@@ -131,31 +130,27 @@ class Trainer:
         except BaseException:
             sole.release(output)  # a notebook goes on
             raise
-        speaks = collectives.rank() == 0
-        self.log = RunLog(
-            output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
+        self.report = RunReport(
+            output,
+            config,
+            self.settings,
+            batches,
+            device=self.device,
+            step=self.step,
+            total_steps=self.total_steps,
+            command=command,
         )
-        ranks = collectives.world_size()
-        self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
-        self.sharded = sharding.is_sharded(model)
+        self.log = self.report.log
         writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
         self.writer = writer(
             output / CHECKPOINTS,
             keep=config.keep_checkpoints,
-            written=self.sessions.write,
+            written=self.report.sessions.write,
             say=self.log.say,
             group=self.group,
         )
         self.watchdog.is_writing = self.writer.is_writing
-        self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
-        if config.warmup_steps >= self.total_steps:
-            self.log.say(
-                f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
-                "the learning rate will not reach its peak; a tenth of the run is usual, "
-                f"train.warmup_steps={self.total_steps // 10}"
-            )
-        for line in never_begins(config, self.total_steps):
-            self.log.say(line)
+        self.report.begins(where)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -171,105 +166,43 @@ class Trainer:
         formats, held = numerics(self.precision, self.device), contextlib.ExitStack()
         held.callback(sole.release, self.output)
         with held, formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
-            rehearsed = False
             try:
-                if stopped := self._rehearse():
-                    return self._stopped_in_rehearsal(stopped)
-                rehearsed = True
-                return self._train()
+                self._rehearse()
+                self._train()
             except Exception as error:
-                if not (said := compiler.failure(error)):
-                    raise
-                # Ctrl-C reaches the compiler's processes too, and their end is the error.
-                if not (stopped := self.stop.received):
-                    raise ConfigError(said) from error
-                if not rehearsed:
-                    return self._stopped_in_rehearsal(stopped)
-                self.log.say(
-                    f"stopped by {Signals(stopped).name} while code was compiled, after step {self.step} of "
-                    f"{self.total_steps}; the last checkpoint counts; {self._how_to_go_on()}"
-                )
-                return 128 + stopped
-
-    def _train(self) -> int:
-        """The updates of `run`, once all shapes are rehearsed."""
-        self.meter.begin()
-        stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
-        while not stopped and self.step < self.total_steps:
-            stopped = self._run_epoch() or self._evaluate_if_due()
-        if stopped:
-            self.log.say(
-                f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
-                f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
-            )
-            return 128 + stopped
-        if self.mines:
-            self._advise()
-        self.log.say(
-            f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; next: {self._next()}"
-        )
+                stopped = error if isinstance(error, _Stopped) else self._stopped_compiler(error)
+                self.report.stopped(Signals(stopped.signal).name, stopped.where)
+                return 128 + stopped.signal
         return 0
 
-    def _advise(self) -> None:
-        """Say whether harder batches can help; of the whole run, whose earlier lines another process may have made."""
-        if collectives.rank() > 0:
-            return
-        mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
-        if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
-            self.log.say(advice)
+    def _stopped_compiler(self, error: Exception) -> _Stopped:
+        """The signal that ended torch.compile's processes too, whose end is the error; raises any other error."""
+        if not (said := compiler.failure(error)):
+            raise error
+        if not self.stop.received:
+            raise ConfigError(said) from error
+        return _Stopped(
+            self.stop.received,
+            f"while code was compiled, after step {self.step} of {self.total_steps}; the last checkpoint counts",
+        )
 
-    def _next(self) -> str:
-        """What to do with a finished run; one without the settings of `mmdata train` has weights only."""
-        if {"data", "model"} <= set(self.settings):
-            return f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
+    def _train(self) -> None:
+        """The updates of `run`, once all shapes are rehearsed."""
+        self.meter.begin()
+        self._evaluate_if_due()  # the run before this one may have ended just before it
+        while self.step < self.total_steps:
+            self._run_epoch()
+            self._evaluate_if_due()
         newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step, sharded=self.sharded)
         load = "mmdata.train.run.checkpoint.load_checkpoint" if self.sharded else "torch.load"
         given = f"Path('{newest}')" if self.sharded else f"'{newest}'"
-        return f"model.load_state_dict({load}({given})['model'])"
+        self.report.finished(
+            f"after step {self.step}; checkpoint in {self.output / CHECKPOINTS}",
+            f"model.load_state_dict({load}({given})['model'])",
+        )
 
-    def _stopped_in_rehearsal(self, stopped: int) -> int:
-        self.log.say(f"stopped by {Signals(stopped).name} in the rehearsal, before an update; {self._how_to_go_on()}")
-        return 128 + stopped
-
-    def _how_to_go_on(self) -> str:
-        return f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
-
-    def _rehearse(self) -> int:
-        """A step of each shape of the epoch, without an update; returns the signal that stopped it, or 0."""
-        blank = LoaderExtras.of(self.source).blank_batches
-        slow_at_first = self.device.type == "cuda" or self.config.compile
-        wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
-        if not wanted or blank is None or self.step == self.total_steps:
-            return 0
-        stopped = 0
-
-        def begin(words: str) -> bool:
-            nonlocal stopped
-            self.watchdog.at(f"rehearsing {words}")
-            stopped = self.stop.agreed()
-            return not stopped
-
-        normalizers = self.memory.normalizers
-        unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
-        with self.meter.paused(), parallel.apart(self.parallel), unmoved:
-            # At the last step all that begins later is there: teacher and miner.
-            def step(batch: Batch) -> None:
-                self.meter.expect(batch)
-                self._add_gradients(batch, step=self.total_steps - 1)
-
-            rehearse(
-                blank(),
-                step,
-                model=self.model,
-                optimizer=self.optimizer,
-                device=self.device,
-                begin=begin,
-                say=self.log.say,
-            )
-        return stopped
-
-    def _run_epoch(self) -> int:
-        """The rest of this epoch; returns the signal that stopped it, or 0."""
+    def _run_epoch(self) -> None:
+        """The rest of this epoch."""
         length = len(self.batches)
         batches = self.watchdog.waited_for(self.meter.waited_for(iter(self.batches)))
         for batch in self.lockstep.batches(batches):
@@ -278,44 +211,22 @@ class Trainer:
             self._update(batch)
             del batch  # its memory may be needed for the next one
             if self.epoch_step < length:
-                stopped = self._save_if_due(self.lockstep.signal())
-                if stopped or self.step == self.total_steps:
-                    return stopped
+                self._save_if_due(self.lockstep.signal())
+                if self.step == self.total_steps:
+                    return
         if self.epoch_step < length:
             raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
         self.epoch, self.epoch_step = self.epoch + 1, 0
         self._regroup_if_due()
         self.batches.set_epoch(self.epoch)
-        return self._save_if_due(self.stop.agreed())
-
-    def _regroup_if_due(self) -> None:
-        """Give the loader new groups at the start of an epoch, where it takes them."""
-        regroups, cache = LoaderExtras.of(self.source).regroups, self.memory.cache
-        if regroups is None or cache is None or not regroups.is_due(self.epoch) or self.step == self.total_steps:
-            return
-        with self.meter.paused():
-            self.watchdog.at("searching neighbours")
-            found = regroup(
-                regroups,
-                cache,
-                self.epoch,
-                seed=self.config.seed,
-                device=self.device,
-                group=self.group,
-                moved=lambda: self.watchdog.at("searching neighbours"),
-            )
-            check_same_batches(LoaderExtras.of(self.source).identity, self.group)
-        self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
+        self._save_if_due(self.stop.agreed())
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
         self.watchdog.at("computing")
-        rate = scheduled_rate(self.step, self.config, self.total_steps)
-        set_learning_rate(self.optimizer, rate)
+        mining_begins = self.report.mining_begins(self.step)
+        rate = set_learning_rate(self.optimizer, scheduled_rate(self.step, self.config, self.total_steps))
         self.optimizer.zero_grad(set_to_none=True)
-        begins = self.mines and self.step == self.config.mining_after_steps
-        if begins and self.step > 0:
-            self.log.say(f"mining begins with step {self.step + 1} (train.mining_after_steps)")
         loss, output = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
@@ -329,18 +240,67 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
-        if begins or is_measured(self.step):
+        if mining_begins or is_measured(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
-                self.log.record("mining", values, aloud=self.mines)
+                self.log.record("mining", values, aloud=self.report.mines)
 
     def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
         """The gradients of one batch, with the loss of the update after `step` updates."""
         teacher_mask = self.memory.teacher_mask(batch, step)
         loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
-        size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
+        size, dtype = self.config.micro_batch_size, self.autocast_dtype
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         return loss, output
+
+    def _rehearse(self) -> None:
+        """A step of each shape of the epoch, without an update."""
+        blank = LoaderExtras.of(self.source).blank_batches
+        slow_at_first = self.device.type == "cuda" or self.config.compile
+        wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
+        if not wanted or blank is None or self.step == self.total_steps:
+            return
+
+        def begin(words: str) -> bool:
+            self.watchdog.at(f"rehearsing {words}")
+            if stopped := self.stop.agreed():
+                raise _Stopped(stopped, "in the rehearsal, before an update")
+            return True
+
+        # At the last step all that begins later is there: teacher and miner.
+        def step(batch: Batch) -> None:
+            self.meter.expect(batch)
+            self._add_gradients(batch, step=self.total_steps - 1)
+
+        normalizers = self.memory.normalizers
+        unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
+        with self.meter.paused(), parallel.apart(self.parallel), unmoved:
+            rehearse(
+                blank(),
+                step,
+                model=self.model,
+                optimizer=self.optimizer,
+                device=self.device,
+                begin=begin,
+                say=self.log.say,
+            )
+
+    def _regroup_if_due(self) -> None:
+        """Give the loader new groups at the start of an epoch, where it takes them."""
+        if self.step == self.total_steps:
+            return
+        with self.meter.paused():
+            found = regroup(
+                self.source,
+                self.memory.cache,
+                self.epoch,
+                seed=self.config.seed,
+                device=self.device,
+                group=self.group,
+                moved=lambda: self.watchdog.at("searching neighbours"),
+            )
+        if found:
+            self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
@@ -359,21 +319,14 @@ class Trainer:
         state = checked_state(self.batches, self.source, self.group)
         if self.step == self.total_steps and (check_rows := LoaderExtras.of(self.source).check_rows) is not None:
             check_rows(state)
-        measured = self.meter.read()
-        values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
-        values |= {
-            "grad_norm": self.grad_norm,
-            **measured,
-            "logit_scale": None if logit_scale is None else float(logit_scale),
-        }
+        at, measured = {"step": self.step, "epoch": self.epoch}, self.meter.read()
+        values = {**at, "loss": measured.pop("loss"), "lr": rate, "grad_norm": self.grad_norm, **measured}
+        values["logit_scale"] = None if logit_scale is None else float(logit_scale)
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
-        self.log.record("train", values)
+        self.report.trained(values, self.meter.step_ms)
         for kind, numbers in self.memory.telemetry(self.step, self.log.say):
-            self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
-        step_ms = None if self.device.type == "cpu" else self.meter.step_ms  # on a CPU the workers take its cores
-        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, step_ms):
-            self.log.say(line)
+            self.log.record(kind, {**at, **numbers})
         if line := self.watchdog.why_still():
             self.log.say(line)
 
@@ -382,10 +335,10 @@ class Trainer:
         epoch_done = self.epoch_step == 0 and self.epoch > 0 and every > 0 and self.epoch % every == 0
         return self.evaluate is not None and (epoch_done or self.step == self.total_steps)
 
-    def _evaluate_if_due(self) -> int:
-        """Evaluate between two epochs, while a checkpoint is written; returns the signal that came, or 0."""
+    def _evaluate_if_due(self) -> None:
+        """Evaluate between two epochs, while a checkpoint is written."""
         if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
-            return 0
+            return
         with self.meter.paused(), self.watchdog.evaluating(self.model):
             random_state = rng_state(self.device)
             self.model.eval()
@@ -394,22 +347,24 @@ class Trainer:
             set_rng_state(random_state, self.device)
             self.watchdog.at("writing a checkpoint")
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
-            if collectives.rank() == 0:
-                write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
-            self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
+            self.report.evaluated(values, self.step)
             self._evaluated_step = self.step
-        self.sessions.write(self.step)
-        return self.stop.agreed()
+        self._stop_if(self.stop.agreed())
 
-    def _save_if_due(self, stopped: int) -> int:
-        """Write a checkpoint where one is due, or a signal stops the run; returns that signal, or 0."""
+    def _save_if_due(self, stopped: int) -> None:
+        """Write a checkpoint where one is due, or a signal, `stopped`, ends the run."""
         due = self.step == self.total_steps or self.step % self.config.checkpoint_every_steps == 0
         if stopped or due or self._evaluation_due():
             with self.meter.paused():
                 self._check()
                 self.watchdog.at("writing a checkpoint")
                 self._save(background=not stopped and self.step < self.total_steps)
-        return stopped
+        self._stop_if(stopped)
+
+    def _stop_if(self, stopped: int) -> None:
+        if stopped:
+            where = f"after step {self.step} of {self.total_steps}; checkpoint in {self.output / CHECKPOINTS}"
+            raise _Stopped(stopped, where)
 
     def _save(self, *, background: bool) -> None:
         self.writer.wait()
@@ -471,9 +426,3 @@ class Trainer:
         if len(state["rng"]) == collectives.world_size():
             set_rng_state(state["rng"][collectives.rank()], self.device)
         return f"resuming from {path}: step {self.step} of {self.total_steps}"
-
-
-def _in_words(device: torch.device, ranks: int) -> str:
-    """What a run computes on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return name if ranks == 1 else f"{ranks} ranks of {name}"

@@ -1,0 +1,115 @@
+"""What a run says of itself: lines, metrics.jsonl and TensorBoard, run.json, evaluation.json. Rank 0 speaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmdata.config import TrainConfig
+from mmdata.errors import counted
+from mmdata.files import write_whole
+from mmdata.train.batches import Batches
+from mmdata.train.ranks import collectives
+from mmdata.train.run.advice import advise, mines
+from mmdata.train.run.log import METRICS, RunLog, read_lines
+from mmdata.train.run.meter import DataWait
+from mmdata.train.run.sessions import SessionLog
+from mmdata.train.run.when import never_begins
+
+EVALUATION = "evaluation.json"
+
+
+class RunReport:
+    """The log of a run, and what it advises.
+
+    Args:
+        output: the run's folder.
+        config: how to train.
+        settings: all settings of the run.
+        batches: the loader.
+        device: of this rank.
+        step: updates already made.
+        total_steps: of the whole run.
+        command: how the run was started; None: "the same command".
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        config: TrainConfig,
+        settings: Mapping[str, Any],
+        batches: Batches,
+        *,
+        device: torch.device,
+        step: int,
+        total_steps: int,
+        command: str | None,
+    ) -> None:
+        self.output, self.config, self.settings, self.device = output, config, settings, device
+        self.total_steps, self.command = total_steps, command
+        self.speaks, self.mines = collectives.rank() == 0, mines(settings)
+        self.log = RunLog(
+            output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
+        )
+        ranks = collectives.world_size()
+        self.sessions = SessionLog(output, step=step, ranks=ranks, device=device, speaks=self.speaks)
+        self.data_wait = DataWait(batches, output / "config.yaml")
+
+    def begins(self, where: str) -> None:
+        """Say from where the run goes on, on what, and what in it never begins."""
+        ranks, kind = collectives.world_size(), self.device.type
+        name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
+        on = name if ranks == 1 else f"{ranks} ranks of {name}"
+        self.log.say(f"{where}; on {on}, in {self.config.precision}")
+        if self.config.warmup_steps >= self.total_steps:
+            self.log.say(
+                f"train.warmup_steps is {self.config.warmup_steps}, and the run has "
+                f"{counted(self.total_steps, 'step')}: the learning rate will not reach its peak; a tenth of the run "
+                f"is usual, train.warmup_steps={self.total_steps // 10}"
+            )
+        for line in never_begins(self.config, self.total_steps):
+            self.log.say(line)
+
+    def mining_begins(self, step: int) -> bool:
+        """Whether the update after `step` updates is the first with harder negatives; says so."""
+        begins = self.mines and step == self.config.mining_after_steps
+        if begins and step > 0:
+            self.log.say(f"mining begins with step {step + 1} (train.mining_after_steps)")
+        return begins
+
+    def trained(self, values: Mapping[str, float | None], step_ms: float) -> None:
+        """Record the numbers of some updates, of which one took `step_ms`."""
+        self.log.record("train", values)
+        on_cpu = self.device.type == "cpu"  # where the workers take the step's cores
+        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, None if on_cpu else step_ms):
+            self.log.say(line)
+
+    def evaluated(self, values: Mapping[str, float], step: int) -> None:
+        """Record an evaluation."""
+        if self.speaks:
+            write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
+        self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
+        self.sessions.write(step)
+
+    def stopped(self, by: str, where: str) -> None:
+        """Say where a signal has stopped the run, and how it goes on."""
+        command = f"`{self.command}`" if self.command else "the same command"
+        self.log.say(f"stopped by {by} {where}; {command} resumes")
+
+    def finished(self, where: str, load: str) -> None:
+        """Say what to do with the run; `load` loads the weights of one without the settings of `mmdata train`.
+
+        It says too whether harder batches can help: of the whole run, whose earlier lines another process may have
+        written.
+        """
+        if self.speaks and self.mines:
+            mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
+            if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
+                self.log.say(advice)
+        if {"data", "model"} <= set(self.settings):
+            load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
+        self.log.say(f"finished {where}; next: {load}")
