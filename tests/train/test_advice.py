@@ -121,7 +121,7 @@ def test_advice_says_what_was_found_of_what():
 @pytest.fixture
 def all_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every update of a run is measured."""
-    monkeypatch.setattr("mmdata.train.run.trainer.is_measured", lambda step: True)
+    monkeypatch.setattr("mmdata.train.run.report.is_measured", lambda step: True)
 
 
 @pytest.mark.usefixtures("all_measured")

@@ -111,7 +111,7 @@ def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
 
 def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_trainer(tmp_path / "silent", steps=6, mining_after_steps=0).run()
-    monkeypatch.setattr("mmdata.train.run.trainer.is_measured", partial(is_measured, every_steps=3))
+    monkeypatch.setattr("mmdata.train.run.report.is_measured", partial(is_measured, every_steps=3))
     make_trainer(tmp_path / "told", steps=6, mining_after_steps=0).run()
     assert read_losses(tmp_path / "told") == read_losses(tmp_path / "silent")
     lines = [json.loads(line) for line in (tmp_path / "told" / "metrics.jsonl").read_text().splitlines()]

@@ -29,7 +29,6 @@ def rehearse(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    device: torch.device,
     begin: Callable[[str], bool],
     say: Callable[[str], None],
 ) -> None:
@@ -40,13 +39,13 @@ def rehearse(
         step: adds the gradients of a batch on the device; its collectives must leave nothing behind.
         model: its gradients are dropped, and its buffers put back.
         optimizer: of the model; the memory of AdamW's two averages is taken meanwhile, if they do not exist yet.
-        device: of the model.
         begin: called with the words before each step; False ends the rehearsal there, on all ranks.
         say: writes a line into the log.
 
     Raises:
         ConfigError: the device has too little memory for a shape; names the shape.
     """
+    device = next(model.parameters()).device
     started, most, slow = time.perf_counter(), (0, ""), True
     with _as_it_was(model, device):
         averages: list[torch.Tensor] = []

@@ -18,7 +18,7 @@ from mmdata.train.run.advice import advise, mines
 from mmdata.train.run.log import METRICS, RunLog, read_lines
 from mmdata.train.run.meter import DataWait
 from mmdata.train.run.sessions import SessionLog
-from mmdata.train.run.when import never_begins
+from mmdata.train.run.when import is_measured, never_begins
 
 EVALUATION = "evaluation.json"
 
@@ -32,54 +32,55 @@ class RunReport:
         settings: all settings of the run.
         batches: the loader.
         device: of this rank.
-        step: updates already made.
-        total_steps: of the whole run.
         command: how the run was started; None: "the same command".
     """
+
+    log: RunLog
+    sessions: SessionLog
 
     def __init__(
         self,
         output: Path,
         config: TrainConfig,
+        *,
         settings: Mapping[str, Any],
         batches: Batches,
-        *,
         device: torch.device,
-        step: int,
-        total_steps: int,
         command: str | None,
     ) -> None:
         self.output, self.config, self.settings, self.device = output, config, settings, device
-        self.total_steps, self.command = total_steps, command
+        self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
-        self.log = RunLog(
-            output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
-        )
-        ranks = collectives.world_size()
-        self.sessions = SessionLog(output, step=step, ranks=ranks, device=device, speaks=self.speaks)
         self.data_wait = DataWait(batches, output / "config.yaml")
 
-    def begins(self, where: str) -> None:
-        """Say from where the run goes on, on what, and what in it never begins."""
-        ranks, kind = collectives.world_size(), self.device.type
+    def begin(self, where: str, step: int, total_steps: int) -> None:
+        """Open the log. Say from where the run goes on, on what, and what in it never begins.
+
+        Args:
+            where: the run begins, in words.
+            step: updates already made.
+            total_steps: of the whole run.
+        """
+        config, ranks, kind = self.config, collectives.world_size(), self.device.type
+        self.log = RunLog(
+            self.output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
+        )
+        self.sessions = SessionLog(self.output, step=step, ranks=ranks, device=self.device, speaks=self.speaks)
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"
-        self.log.say(f"{where}; on {on}, in {self.config.precision}")
-        if self.config.warmup_steps >= self.total_steps:
+        self.log.say(f"{where}; on {on}, in {config.precision}")
+        if config.warmup_steps >= total_steps:
             self.log.say(
-                f"train.warmup_steps is {self.config.warmup_steps}, and the run has "
-                f"{counted(self.total_steps, 'step')}: the learning rate will not reach its peak; a tenth of the run "
-                f"is usual, train.warmup_steps={self.total_steps // 10}"
+                f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(total_steps, 'step')}: "
+                "the learning rate will not reach its peak; a tenth of the run is usual, "
+                f"train.warmup_steps={total_steps // 10}"
             )
-        for line in never_begins(self.config, self.total_steps):
+        for line in never_begins(config, total_steps):
             self.log.say(line)
 
-    def mining_begins(self, step: int) -> bool:
-        """Whether the update after `step` updates is the first with harder negatives; says so."""
-        begins = self.mines and step == self.config.mining_after_steps
-        if begins and step > 0:
-            self.log.say(f"mining begins with step {step + 1} (train.mining_after_steps)")
-        return begins
+    def measures(self, step: int) -> bool:
+        """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""
+        return is_measured(step) or (self.mines and step == self.config.mining_after_steps + 1)
 
     def trained(self, values: Mapping[str, float | None], step_ms: float) -> None:
         """Record the numbers of some updates, of which one took `step_ms`."""

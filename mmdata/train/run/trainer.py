@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -22,6 +23,7 @@ from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.kept import RunMemory
+from mmdata.train.memory.regroup import regroup
 from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
@@ -34,7 +36,6 @@ from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, evaluated_steps, last_logged_step
 from mmdata.train.run.meter import Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
-from mmdata.train.run.regroup import regroup
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
@@ -43,7 +44,6 @@ from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
 from mmdata.train.run.watchdog import STALL_TIMEOUT_S, Watchdog
-from mmdata.train.run.when import is_measured
 from mmdata.train.step import StepOutput, train_step
 
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
@@ -131,15 +131,9 @@ class Trainer:
             sole.release(output)  # a notebook goes on
             raise
         self.report = RunReport(
-            output,
-            config,
-            self.settings,
-            batches,
-            device=self.device,
-            step=self.step,
-            total_steps=self.total_steps,
-            command=command,
+            output, config, settings=self.settings, batches=batches, device=self.device, command=command
         )
+        self.report.begin(where, self.step, self.total_steps)
         self.log = self.report.log
         writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
         self.writer = writer(
@@ -150,7 +144,6 @@ class Trainer:
             group=self.group,
         )
         self.watchdog.is_writing = self.writer.is_writing
-        self.report.begins(where)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -224,7 +217,6 @@ class Trainer:
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
         self.watchdog.at("computing")
-        mining_begins = self.report.mining_begins(self.step)
         rate = set_learning_rate(self.optimizer, scheduled_rate(self.step, self.config, self.total_steps))
         self.optimizer.zero_grad(set_to_none=True)
         loss, output = self._add_gradients(batch, step=self.step)
@@ -240,7 +232,7 @@ class Trainer:
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
-        if mining_begins or is_measured(self.step):
+        if self.report.measures(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
                 self.log.record("mining", values, aloud=self.report.mines)
@@ -275,30 +267,15 @@ class Trainer:
         normalizers = self.memory.normalizers
         unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
         with self.meter.paused(), parallel.apart(self.parallel), unmoved:
-            rehearse(
-                blank(),
-                step,
-                model=self.model,
-                optimizer=self.optimizer,
-                device=self.device,
-                begin=begin,
-                say=self.log.say,
-            )
+            rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
 
     def _regroup_if_due(self) -> None:
         """Give the loader new groups at the start of an epoch, where it takes them."""
         if self.step == self.total_steps:
             return
+        seed, moved = self.config.seed, partial(self.watchdog.at, "searching neighbours")
         with self.meter.paused():
-            found = regroup(
-                self.source,
-                self.memory.cache,
-                self.epoch,
-                seed=self.config.seed,
-                device=self.device,
-                group=self.group,
-                moved=lambda: self.watchdog.at("searching neighbours"),
-            )
+            found = regroup(self.source, self.memory.cache, self.epoch, seed=seed, device=self.device, moved=moved)
         if found:
             self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
 

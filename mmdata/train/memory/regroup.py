@@ -6,23 +6,18 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
+from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import check_same_batches, on_all, on_first_for_long
+
+Moved = Callable[[], object]
 
 
 def regroup(
-    batches: Batches,
-    cache: FeatureCache | None,
-    epoch: int,
-    *,
-    seed: int,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    moved: Callable[[], object],
+    batches: Batches, cache: FeatureCache | None, epoch: int, *, seed: int, device: torch.device, moved: Moved
 ) -> dict[str, float]:
     """Let a loader go on with the neighbours of now, at the start of an epoch where it is due. A collective.
 
@@ -34,7 +29,6 @@ def regroup(
         epoch: that begins.
         seed: of the search.
         device: of the search.
-        group: of the ranks.
         moved: called on every rank while rank 0 computes.
 
     Returns:
@@ -46,7 +40,7 @@ def regroup(
     if regroups is None or cache is None or not regroups.is_due(epoch):
         return {}
     moved()
-    started, found = time.perf_counter(), dict[str, float]()
+    group, started, found = collectives.cpu_group(), time.perf_counter(), dict[str, float]()
 
     def make(go_on: Callable[[], None]) -> None:
         if regroups.has_groups(epoch):
