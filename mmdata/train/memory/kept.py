@@ -17,6 +17,7 @@ from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
+from mmdata.train.memory.regroup import regroup
 from mmdata.train.miners import TeacherMask
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 
@@ -46,6 +47,7 @@ class RunMemory:
     ) -> None:
         device, after_steps = next(model.parameters()).device, config.mining_after_steps
         embedding: dict[str, Any] = {"micro_batch_size": config.micro_batch_size, "autocast_dtype": autocast_dtype}
+        self.batches, self.device, self.seed = batches, device, config.seed
         self.teacher = self.queue = self.drift = self.cache = None
         if config.teacher is not None:
             self.teacher = EMA(model, config.teacher, **embedding)
@@ -92,6 +94,10 @@ class RunMemory:
                 part.keep(self._of_teacher or output, batch, step)
         if self.drift is not None:
             self.drift.measure(model, step + 1)
+
+    def regroup(self, epoch: int, moved: Callable[[], object]) -> dict[str, float]:
+        """Give the loader new groups at the start of an epoch, where it takes them; see `regroup`. A collective."""
+        return regroup(self.batches, self.cache, epoch, seed=self.seed, device=self.device, moved=moved)
 
     def telemetry(
         self, step: int, say: Callable[[str], object]

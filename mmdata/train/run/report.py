@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from mmdata.errors import counted
 from mmdata.files import write_whole
 from mmdata.train.batches import Batches
 from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import on_first
+from mmdata.train.run import sole
 from mmdata.train.run.advice import advise, mines
-from mmdata.train.run.log import METRICS, RunLog, read_lines
+from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.run.meter import DataWait
 from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.when import is_measured, never_begins
@@ -24,7 +27,7 @@ EVALUATION = "evaluation.json"
 
 
 class RunReport:
-    """The log of a run, and what it advises.
+    """The log of a run, and what it advises; until it is closed, no other process trains in the run's folder.
 
     Args:
         output: the run's folder.
@@ -33,6 +36,9 @@ class RunReport:
         batches: the loader.
         device: of this rank.
         command: how the run was started; None: "the same command".
+
+    Raises:
+        ConfigError: another process trains in the folder; on all ranks.
     """
 
     log: RunLog
@@ -52,6 +58,9 @@ class RunReport:
         self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         self.data_wait = DataWait(batches, output / "config.yaml")
+        on_first(lambda: sole.hold(output), collectives.cpu_group())
+        self._opened = ExitStack()
+        self._opened.callback(sole.release, output)
 
     def begin(self, where: str, step: int, total_steps: int) -> None:
         """Open the log. Say from where the run goes on, on what, and what in it never begins.
@@ -65,6 +74,7 @@ class RunReport:
         self.log = RunLog(
             self.output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
         )
+        self._opened.callback(self.log.close)
         self.sessions = SessionLog(self.output, step=step, ranks=ranks, device=self.device, speaks=self.speaks)
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"
@@ -77,6 +87,18 @@ class RunReport:
             )
         for line in never_begins(config, total_steps):
             self.log.say(line)
+
+    def close(self) -> None:
+        """Close the files, and let another process train in the folder."""
+        self._opened.close()
+
+    def evaluated_steps(self) -> tuple[int, ...]:
+        """The steps of which the folder holds an evaluation."""
+        return evaluated_steps(self.output / METRICS)
+
+    def last_logged_step(self) -> int:
+        """The highest step of which the folder holds a line; 0 if there is none."""
+        return last_logged_step(self.output / METRICS)
 
     def measures(self, step: int) -> bool:
         """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""

@@ -23,17 +23,15 @@ from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.kept import RunMemory
-from mmdata.train.memory.regroup import regroup
 from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
-from mmdata.train.run import checkpoint, sole
+from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.log import METRICS, evaluated_steps, last_logged_step
 from mmdata.train.run.meter import Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
 from mmdata.train.run.rehearsal import rehearse
@@ -97,16 +95,21 @@ class Trainer:
         self.autocast_dtype = AUTOCAST[self.precision]
         self.config = config = config.model_copy(update={"precision": self.precision})
         self.settings = settings or {"train": config.model_dump(mode="json")}
+        self.source, self.extras = batches, LoaderExtras.of(batches)
         collectives.check_ranks(batches)
         check_objective(config, model)
+
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         self.group = collectives.cpu_group()
-        on_first(lambda: sole.hold(output), self.group)
-        check_same_batches(LoaderExtras.of(batches).identity, self.group)
+        self.report = RunReport(
+            output, config, settings=self.settings, batches=batches, device=self.device, command=command
+        )
+        check_same_batches(self.extras.identity, self.group)
         self.stop = StopSignals(self.group)
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
         took = None if self.group is None else self.lockstep.took
-        self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
+        self.batches = DevicePrefetcher(batches, self.device, took=took)
+
         collectives.share_weights(model)
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
         self.meter = Meter(self.group, Utilization(model, self.device) if self.device.type == "cuda" else None)
@@ -116,10 +119,11 @@ class Trainer:
             self.memory.shard(self.device)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self.updates = FiniteUpdates(self.scaler, output)
         self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
+
         self.total_steps = count_steps(batches, config)
         check_schedule(config, self.total_steps)
-        self.updates = FiniteUpdates(self.scaler, output)
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
@@ -128,11 +132,8 @@ class Trainer:
         try:
             where = self._resume()
         except BaseException:
-            sole.release(output)  # a notebook goes on
+            self.report.close()  # a notebook goes on
             raise
-        self.report = RunReport(
-            output, config, settings=self.settings, batches=batches, device=self.device, command=command
-        )
         self.report.begin(where, self.step, self.total_steps)
         self.log = self.report.log
         writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
@@ -156,9 +157,8 @@ class Trainer:
                 that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
-        formats, held = numerics(self.precision, self.device), contextlib.ExitStack()
-        held.callback(sole.release, self.output)
-        with held, formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
+        formats = numerics(self.precision, self.device)
+        with contextlib.closing(self.report), formats, self.stop, self.watchdog, self.writer:
             try:
                 self._rehearse()
                 self._train()
@@ -210,7 +210,11 @@ class Trainer:
         if self.epoch_step < length:
             raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
         self.epoch, self.epoch_step = self.epoch + 1, 0
-        self._regroup_if_due()
+        if self.step < self.total_steps:
+            with self.meter.paused():
+                found = self.memory.regroup(self.epoch, partial(self.watchdog.at, "searching neighbours"))
+            if found:
+                self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
         self.batches.set_epoch(self.epoch)
         self._save_if_due(self.stop.agreed())
 
@@ -247,7 +251,7 @@ class Trainer:
 
     def _rehearse(self) -> None:
         """A step of each shape of the epoch, without an update."""
-        blank = LoaderExtras.of(self.source).blank_batches
+        blank = self.extras.blank_batches
         slow_at_first = self.device.type == "cuda" or self.config.compile
         wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
         if not wanted or blank is None or self.step == self.total_steps:
@@ -269,16 +273,6 @@ class Trainer:
         with self.meter.paused(), parallel.apart(self.parallel), unmoved:
             rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
 
-    def _regroup_if_due(self) -> None:
-        """Give the loader new groups at the start of an epoch, where it takes them."""
-        if self.step == self.total_steps:
-            return
-        seed, moved = self.config.seed, partial(self.watchdog.at, "searching neighbours")
-        with self.meter.paused():
-            found = regroup(self.source, self.memory.cache, self.epoch, seed=seed, device=self.device, moved=moved)
-        if found:
-            self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
-
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
 
@@ -294,8 +288,8 @@ class Trainer:
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
         state = checked_state(self.batches, self.source, self.group)
-        if self.step == self.total_steps and (check_rows := LoaderExtras.of(self.source).check_rows) is not None:
-            check_rows(state)
+        if self.step == self.total_steps and self.extras.check_rows is not None:
+            self.extras.check_rows(state)
         at, measured = {"step": self.step, "epoch": self.epoch}, self.meter.read()
         values = {**at, "loss": measured.pop("loss"), "lr": rate, "grad_norm": self.grad_norm, **measured}
         values["logit_scale"] = None if logit_scale is None else float(logit_scale)
@@ -368,15 +362,15 @@ class Trainer:
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
         path = checkpoint.latest_checkpoint(self.output / CHECKPOINTS)
-        evaluated = evaluated_steps(self.output / METRICS)
+        evaluated = self.report.evaluated_steps()
         if len(set(gather((path and path.name, evaluated), self.group))) > 1:
             raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
             self._evaluated_step = None
-            if (regroups := LoaderExtras.of(self.source).regroups) is not None:
-                on_first(regroups.forget_groups, self.group)
+            if self.extras.regroups is not None:
+                on_first(self.extras.regroups.forget_groups, self.group)
             # A run that was killed before its first checkpoint has lines of steps that this run makes again.
-            if logged := last_logged_step(self.output / METRICS):
+            if logged := self.report.last_logged_step():
                 return (
                     f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
@@ -384,8 +378,7 @@ class Trainer:
             return f"starting: {self.total_steps} steps, in {self.output}"
         like = sharding.own_shares(self.model, self.optimizer, self.memory.shares())
         state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
-        extras = LoaderExtras.of(self.source)
-        other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
+        other_shards = self.extras.other_shards(state["batches"]) if self.extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
         for name in COUNTERS:
             setattr(self, name, state[name])
