@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdata.train.losses.contrastive import clip_loss
+from mmdata.train.losses.functional import clip_loss
 from mmdata.train.precision import numerics
 
 PAGE_BYTES = 4096

@@ -12,7 +12,8 @@ Cosine = Annotated[float, Field(ge=-2.0, le=2.0), NOT_BOOLEAN]
 """A difference of cosine similarities."""
 
 
-LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative", "sogclr"]
+LossName = Literal["clip", "siglip", "multi_positive", "triplet", "hard_negative"]
+LossPrecision = Literal["auto", "bf16", "tf32", "fp32"]
 Schedule = Literal["cosine", "constant", "cooldown"]
 PositivesBy = Literal["labels", "image_hash", "caption_hash"]
 """The entry of a batch in which rows that are positives of each other are equal."""
@@ -151,8 +152,11 @@ class TrainConfig(Settings):
     `compile`."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
-    triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner.
-    sogclr: InfoNCE of the whole corpus, estimated (SogCLR, FastCLIP); keeps 8 bytes for each row, takes no miner."""
+    triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner."""
+    loss_precision: LossPrecision = "auto"
+    """Number format of the products in the losses clip and siglip without a miner or teacher. bf16: features and a
+    tile's gradient are rounded to bfloat16; sums are float32. tf32, fp32: as in `precision`. auto: bf16 on a GPU with
+    `precision` bf16, else as `precision` says."""
     positives: PositivesBy = "caption_hash"
     """For the loss multi_positive: rows with equal values of this are positives of each other."""
     hard_negative_beta: Annotated[float, Field(ge=0.0), NOT_BOOLEAN] = 1.0

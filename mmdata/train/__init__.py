@@ -9,7 +9,6 @@
 
 from mmdata.train import losses, miners
 from mmdata.train.memory.ema import EMA
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
 from mmdata.train.objective import ContrastiveLoss
@@ -26,7 +25,6 @@ __all__ = [
     "DualEncoder",
     "DualEncoderOutput",
     "FeatureQueue",
-    "RowNormalizers",
     "StepOutput",
     "Trainer",
     "distributed",

@@ -1,85 +1,71 @@
-"""A loss with its settings, as the training step takes it. `ContrastiveLoss` alone says which settings fit together."""
+"""The loss of a training step: the settings of the section train, called with a model's output and a batch."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import get_args
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
-from mmdata.config.train import LossName, PositivesBy
+from mmdata.config.strict_yaml import parse
+from mmdata.config.train import LossName, LossPrecision
 from mmdata.errors import ConfigError
 from mmdata.train import losses
+from mmdata.train.keys import check_keys
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.keys import check_keys
 from mmdata.train.losses.telemetry import mining_telemetry
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import All, AnyMiner, Chain
 from mmdata.train.miners.configured import configured
-from mmdata.train.models.dual_encoder import DualEncoder, DualEncoderOutput
+from mmdata.train.models.dual_encoder import DualEncoderOutput
 
 NO_IMAGE = -(2**63)
 """Image hash of a text without an image; a real hash equals it with a probability of 1 in 2^64."""
 
 
-@dataclass(frozen=True)
 class ContrastiveLoss:
     """A loss with its miner: `loss = ContrastiveLoss("clip")(output, batch)`.
 
     Args:
-        kind: "clip" (InfoNCE; takes the negative captions of the batch), "siglip" (sigmoid), "multi_positive"
-            (InfoNCE with several positives), "triplet" (hinge) or "hard_negative" (InfoNCE that weighs negatives by
-            their hardness) or "sogclr" (InfoNCE of the whole corpus, estimated).
-        miner: chooses negatives; None keeps all.
-        mask_same: rows with equal image_hash or caption_hash are not negatives of each other, if the batch has hashes.
-        positives: for "multi_positive": the entry of the batch in which positives are equal. A row without a label has
-            its own partner only.
-        margin: for "triplet", in cosine.
-        beta: for "hard_negative", how much the hardness counts.
-        prior: for "hard_negative", the probability τ⁺ that a negative is a false one.
+        loss: the name of a loss, as in `train.loss`, or all settings of the section train.
+        miner: chooses negatives; None keeps all. The settings' own miner is made by `make_loss`.
         queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
-            Needs `mask_same` and the hashes.
-        normalizers: for "sogclr", of the rows of the corpus; each call reads and writes those of its batch.
-        gamma: for "sogclr", the weight of this batch in them.
+            Needs `mask_false_negatives` and the hashes.
+        settings: with a name: further settings of the section train, such as `positives`, `hard_negative_beta` and
+            `loss_precision`. `mask_false_negatives` is True if it is not given, and asks for no hashes.
 
     Raises:
-        ValueError: an unknown kind; a queue or a miner with a loss that takes none.
+        ValueError: an unknown loss or setting; a queue or a miner with a loss that takes none.
     """
 
-    kind: LossName = "clip"
-    miner: AnyMiner | None = None
-    mask_same: bool = True
-    positives: PositivesBy = "caption_hash"
-    margin: float = 0.2
-    beta: float = 1.0
-    prior: float = 0.0
-    queue: FeatureQueue | None = None
-    normalizers: RowNormalizers | None = None
-    gamma: float = 0.8
-
-    def __post_init__(self) -> None:
-        known = get_args(LossName)
-        if self.kind not in known:
-            raise ValueError(f"loss '{self.kind}': known are {', '.join(known)}")
-        if self.queue is not None and self.kind != "clip":
+    def __init__(
+        self,
+        loss: LossName | TrainConfig = "clip",
+        *,
+        miner: AnyMiner | None = None,
+        queue: FeatureQueue | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(loss, TrainConfig):
+            given = {"loss": loss, "mask_false_negatives": True} | settings
+            loss = parse(TrainConfig, given, origin="ContrastiveLoss")
+        self.config, self.miner, self.queue = loss, miner, queue
+        name = loss.loss
+        if queue is not None and name != "clip":
             raise ValueError(
-                f"queue: its rows are further negatives for loss 'clip' alone, got '{self.kind}': leave train.queue out"
+                f"queue: its rows are further negatives for loss 'clip' alone, got '{name}': leave train.queue out"
             )
-        if self.queue is not None and not self.mask_same:
+        if queue is not None and not loss.mask_false_negatives:
             raise ValueError(
                 "queue: needs train.mask_false_negatives=true: without it a row's own image and caption, seen "
                 "an epoch ago, would be its hardest negatives"
             )
-        if self.kind == "sogclr" and self.normalizers is None:
-            raise ValueError("loss 'sogclr' needs the numbers that it keeps: give normalizers=RowNormalizers(rows)")
-        if self.kind in ("hard_negative", "sogclr") and self.miner is not None:
+        if name == "hard_negative" and miner is not None:
             raise ValueError(
-                f"loss '{self.kind}' weighs all negatives and takes no miner: leave train.miner and train.teacher out"
+                f"loss '{name}' weighs all negatives and takes no miner: leave train.miner and train.teacher out"
             )
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
@@ -106,115 +92,97 @@ class ContrastiveLoss:
     def check_fits(self, *, has_bias: bool, has_negative_captions: bool) -> None:
         """Check the loss against a model and its batches.
 
-        Args:
-            has_bias: the model has a logit_bias.
-            has_negative_captions: the batches have negative captions.
-
         Raises:
             ValueError: the loss needs a bias, or takes no negative captions.
         """
-        if self.kind == "siglip" and not has_bias:
+        name = self.config.loss
+        if name == "siglip" and not has_bias:
             raise ValueError("loss 'siglip' needs a bias: set model.logit_bias_init (-10 in the paper)")
-        if self.kind != "clip" and has_negative_captions:
+        if name != "clip" and has_negative_captions:
             raise ValueError(
-                f"loss '{self.kind}' takes no negative captions: set train.loss to clip, or leave "
-                "data.negative_captions out"
+                f"loss '{name}' takes no negative captions: set train.loss to clip, or leave data.negative_captions out"
             )
 
     def _loss(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
-        images, texts, same, valid = *output[:2], self._same(batch), batch["valid"]
-        if self.kind == "triplet":
-            return losses.triplet_loss(images, texts, margin=self.margin, miner=self.miner, valid=valid, same=same)
-        features = images, texts, self._scale(output)
-        if self.kind == "siglip":
+        name, images, texts = self.config.loss, output.image_features, output.text_features
+        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch)}
+        if name == "hard_negative":
+            beta = self.config.hard_negative_beta
+            return losses.hard_negative_loss(images, texts, self._scale(output), beta=beta, **given)
+        given["miner"] = self.miner
+        if name == "triplet":
+            return losses.triplet_loss(images, texts, **given)
+        scale = self._scale(output)
+        if name == "multi_positive":
+            return losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
+        given["precision"] = self._precision(images.device)
+        if name == "siglip":
             assert output.logit_bias is not None, "check_fits"
-            return losses.siglip_loss(*features, output.logit_bias, miner=self.miner, valid=valid, same=same)
-        if self.kind == "multi_positive":
-            labels = self._labels(batch)
-            return losses.multi_positive_loss(*features, labels=labels, miner=self.miner, valid=valid, same=same)
-        if self.kind == "hard_negative":
-            return losses.hard_negative_loss(*features, beta=self.beta, prior=self.prior, valid=valid, same=same)
-        if self.kind == "sogclr":
-            return self._sogclr(features, batch, same)
-        extra_texts = self._extra_texts(output, batch, len(same))
-        extra_images, extra_texts = self._with_queue(extra_texts and extra_texts.gather())
-        return losses.clip_loss(
-            *features,
-            miner=self.miner,
-            valid=valid,
-            same=same if self.queue is None else keys_of(batch),
-            extra_texts=extra_texts,
-            extra_images=extra_images,
-        )
+            return losses.siglip_loss(images, texts, scale, output.logit_bias, **given)
+        if self.queue is not None:
+            given["same"] = keys_of(batch)
+        extra_images, extra_texts = self._extra(output, batch, with_keys=len(given["same"]) > 0)
+        return losses.clip_loss(images, texts, scale, **given, extra_texts=extra_texts, extra_images=extra_images)
 
-    def _sogclr(self, features: tuple[Tensor, Tensor, Tensor], batch: Batch, same: list[Tensor]) -> Tensor:
-        """With the normalizers of the batch's rows, which are moved on."""
-        assert self.normalizers is not None, "__post_init__"
-        rows = batch["rows"].where(batch["valid"], -1)
-        eps = 1 / max(1, self.normalizers.trained - 1)  # the loss is InfoNCE of the whole corpus
-        loss, moved = losses.sogclr_loss(
-            *features,
-            self.normalizers.read(rows),
-            gamma=self.gamma,
-            eps=eps,
-            valid=batch["valid"],
-            same=same,
-        )
-        self.normalizers.write(rows, moved)
-        return loss
-
-    def _extra_texts(self, output: DualEncoderOutput, batch: Batch, num_keys: int) -> ExtraNegatives | None:
-        """The negative captions as negatives of all images but those whose own caption is the same text."""
-        if output.negative_text_features is None:
-            return None
-        same: list[Tensor] = []
-        if num_keys and "negative_caption_hash" in batch:
-            # In the order of the rows' keys, image_hash and caption_hash. No negative caption has an image.
-            same = [torch.full_like(batch["negative_caption_hash"], NO_IMAGE), batch["negative_caption_hash"]]
-        return ExtraNegatives(output.negative_text_features, same, batch.get("negative_valid"))
-
-    def _with_queue(self, extra_texts: ExtraNegatives | None) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
-        """The queue's images, and its texts joined with `extra_texts`; every rank holds the whole queue."""
-        kept = self.queue and self.queue.negatives()
+    def _extra(
+        self, output: DualEncoderOutput, batch: Batch, *, with_keys: bool
+    ) -> tuple[ExtraNegatives | None, ExtraNegatives | None]:
+        """The queue's images; the negative captions and the queue's texts. Every rank holds the whole queue."""
+        captions = None
+        if output.negative_text_features is not None:
+            same: list[Tensor] = []
+            if with_keys and "negative_caption_hash" in batch:  # no negative of images whose own caption is the same
+                # In the order of the rows' keys, image_hash and caption_hash. No negative caption has an image.
+                same = [torch.full_like(batch["negative_caption_hash"], NO_IMAGE), batch["negative_caption_hash"]]
+            captions = ExtraNegatives(output.negative_text_features, same, batch.get("negative_valid")).gather()
+        kept = None if self.queue is None else self.queue.negatives()
         if kept is None:
-            return None, extra_texts
+            return None, captions
         images, texts = kept
-        return images, texts if extra_texts is None else extra_texts.joined(texts)
+        return images, texts if captions is None else captions.joined(texts)
 
     def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float | list[float]]:
         """What the miner makes of this batch; see `mining_telemetry`."""
+        labels = [self._labels(batch)] if self.config.loss == "multi_positive" else []
         return mining_telemetry(
             output.image_features,
             output.text_features,
             self._scale(output),
             miner=self.miner,
             valid=batch["valid"],
-            same=[*self._same(batch), *([self._labels(batch)] if self.kind == "multi_positive" else [])],
+            same=[*self._same(batch), *labels],
         )
+
+    def _precision(self, device: torch.device) -> LossPrecision:
+        wanted = self.config.loss_precision
+        if wanted == "auto" and self.config.precision == "bf16" and device.type == "cuda":
+            return "bf16"
+        return wanted
 
     def _scale(self, output: DualEncoderOutput) -> Tensor:
         if output.logit_scale is None:
             raise ValueError(
-                f"loss '{self.kind}' needs a scale, and the model's output has none: return DualEncoderOutput("
+                f"loss '{self.config.loss}' needs a scale, and the model's output has none: return DualEncoderOutput("
                 "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
             )
         return output.logit_scale
 
     def _same(self, batch: Batch) -> list[Tensor]:
         hashes = (batch.get("image_hash"), batch.get("caption_hash"))
-        return [key for key in hashes if self.mask_same and key is not None]
+        return [key for key in hashes if self.config.mask_false_negatives and key is not None]
 
     def _labels(self, batch: Batch) -> Tensor:
         """int64 (B,), equal for positives of each other."""
-        labels = batch.get(self.positives)
+        name = self.config.positives
+        labels = batch.get(name)
         if labels is None:
             raise ValueError(
-                f"loss 'multi_positive': the batch has no '{self.positives}'; convert the corpus "
+                f"loss 'multi_positive': the batch has no '{name}'; convert the corpus "
                 "with labels, or name another one in train.positives"
             )
-        check_keys(self.positives, labels)  # before they are mixed with row numbers
+        check_keys(name, labels)  # before they are mixed with row numbers
         # A row without a label (-1) gets a label of its own. Row numbers are at least -1, so such a label is below 0.
-        return labels.where(labels >= 0, -2 - batch["rows"]) if self.positives == "labels" else labels
+        return labels.where(labels >= 0, -2 - batch["rows"]) if name == "labels" else labels
 
 
 def make_loss(
@@ -222,7 +190,6 @@ def make_loss(
     config: TrainConfig,
     teacher_mask: AnyMiner | None = None,
     queue: FeatureQueue | None = None,
-    normalizers: RowNormalizers | None = None,
 ) -> ContrastiveLoss:
     """The loss and miner that a configuration names, for the update after `step` updates.
 
@@ -231,55 +198,32 @@ def make_loss(
         config: how to train.
         teacher_mask: leaves out the teacher's false negatives before the miner chooses.
         queue: features of earlier batches.
-        normalizers: for the loss sogclr.
 
     Raises:
         ValueError: settings that do not fit together.
         ConfigError: a miner that cannot be made.
     """
-    miner = None
-    if config.miner is not None and step >= config.mining_after_steps:
-        miner = configured(config.miner)
+    miner = configured(config.miner) if config.miner is not None and step >= config.mining_after_steps else None
     if teacher_mask is not None:
         miner = teacher_mask if miner is None else Chain((teacher_mask, miner))
-    return ContrastiveLoss(
-        config.loss,
-        miner=miner,
-        mask_same=config.mask_false_negatives,
-        positives=config.positives,
-        beta=config.hard_negative_beta,
-        queue=queue,
-        normalizers=normalizers,
-    )
+    return ContrastiveLoss(config, miner=miner, queue=queue)
 
 
-def check_objective(config: TrainConfig, model: nn.Module, *, has_negative_captions: bool = False) -> None:
+def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bool = False) -> None:
     """Raise before a run begins what an update would raise, hundreds of steps later with `mining_after_steps`.
 
     Args:
         config: of the run.
-        model: to be trained; whether a model of your own has a bias shows in the first update.
+        has_bias: the model has a logit_bias, or may have one.
         has_negative_captions: the batches have negative captions.
 
     Raises:
         ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
     """
-    has_bias = not isinstance(model, DualEncoder) or model.logit_bias is not None
-    check_loss(config, has_bias=has_bias, has_negative_captions=has_negative_captions)
-
-
-def check_loss(config: TrainConfig, *, has_bias: bool, has_negative_captions: bool) -> None:
-    """`check_objective` for a model that is not built yet, of which only `has_bias` is known.
-
-    Raises:
-        ConfigError: see `ContrastiveLoss`; or a miner that cannot be made.
-    """
     masks = config.teacher is not None and config.teacher.margin is not None
-    teacher_mask = All() if masks else None  # stands for any miner
     queue = None if config.queue is None else FeatureQueue(config.queue)
-    normalizers = RowNormalizers(1) if config.loss == "sogclr" else None
     try:
-        loss = make_loss(sys.maxsize, config, teacher_mask, queue, normalizers)
+        loss = make_loss(sys.maxsize, config, All() if masks else None, queue)  # All stands for any miner
         loss.check_fits(has_bias=has_bias, has_negative_captions=has_negative_captions)
     except ConfigError:
         raise

@@ -23,7 +23,6 @@ from mmdata.recognize import CHECKPOINTS
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.models.expected_inputs import with_inputs_of_model
-from mmdata.train.objective import check_objective
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import latest_checkpoint
@@ -70,7 +69,6 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     elif rank == 0:
         warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
-    check_objective(config.train, model, has_negative_captions=data.negative_captions is not None)
     check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
     evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
     settings = config.model_dump(mode="json")

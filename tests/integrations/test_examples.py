@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -153,6 +154,13 @@ def test_clip_from_scratch_looks_trains_mines_and_evaluates(
     scores = r"R@1 image to text \d+\.\d%, text to image \d+\.\d%, by chance \d+\.\d%"
     for epoch in (1, 2):
         assert re.search(rf"^epoch {epoch} · loss \d\.\d{{3}} · rows left out 0 · {scores}$", told, re.MULTILINE)
+
+
+def test_sogclr_trains_a_config(data: dict[str, Any], example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"data": data, "train": {"steps": 2}}))
+    example("sogclr", str(config), "--steps", "4")
+    assert re.fullmatch(r"step 4 · loss \d+\.\d{3}\n", capsys.readouterr().out)
 
 
 @pytest.fixture

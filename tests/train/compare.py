@@ -68,11 +68,6 @@ def _hard_negative(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor
     return losses.hard_negative_loss(i, t, s, **rest)  # type: ignore[arg-type]
 
 
-def _sogclr(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
-    unseen = i.detach().new_full((len(i), 2), -torch.inf)
-    return losses.sogclr_loss(i, t, s, unseen, gamma=1.0, eps=0.1, **rest).loss  # type: ignore[arg-type]
-
-
 def _with(loss: Loss, **settings: object) -> Loss:
     return lambda *inputs, **rest: loss(*inputs, **settings, **rest)
 
@@ -91,6 +86,5 @@ LOSSES: dict[str, Loss] = {
     "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
     "hard_negative": _with(_hard_negative, beta=0.7),
     "hard_negative_debiased": _with(_hard_negative, beta=0.7, prior=0.1),
-    "sogclr": _sogclr,
 }
 """All losses, and what changes their way through the code."""

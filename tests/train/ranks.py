@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,9 @@ from mmdata.train.step import LossFunction
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 
 
-def make_model(dropout: float, **settings: bool) -> DualEncoder:
+def make_model(dropout: float, **settings: Any) -> DualEncoder:
     torch.manual_seed(0)
-    config = ModelConfig(dropout=dropout, logit_bias_init=-10.0, **settings)
+    config = ModelConfig(**{"dropout": dropout, "logit_bias_init": -10.0, **settings})
     return DualEncoder.from_config(config, vocab_size=VOCABULARY).double()
 
 
@@ -59,7 +60,7 @@ def loss_function(case: dict) -> LossFunction:
     miner = miners.TopK(case["top_k"]) if case.get("top_k") else None
     if case["loss"] in ("clip", "siglip", "multi_positive", "triplet"):
         return ContrastiveLoss(
-            case["loss"], miner=miner, mask_same=case.get("mask_same", False), positives="image_hash"
+            case["loss"], miner=miner, mask_false_negatives=case.get("mask_same", False), positives="image_hash"
         )
 
     def loss(output: DualEncoderOutput, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Program of one of two ranks for test_sogclr_ranks.py: four steps of the loss sogclr under real DDP.
+"""Program of one of two ranks for test_sogclr_example.py: four steps of examples/sogclr.py under real DDP, in float64.
 
 usage: sogclr_ranks.py FOLDER RANK. Writes FOLDER/RANK.pt.
 """
@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from mmdata.batch import Batch
-from mmdata.train import RowNormalizers, train_step
-from mmdata.train.objective import ContrastiveLoss
-from mmdata.train.ranks import collectives
-from mmdata.train.ranks.sharding import whole_state
+from mmdata.train import distributed, train_step
 from tests.train import ranks
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from sogclr import SogCLR
 
 ROWS, STEPS = 13, 4
 VALID = [[1, 1, 1, 0], [1, 1, 0, 1]]
@@ -32,19 +33,14 @@ def batch_of(step: int, rank: int) -> Batch:
 
 
 def run(batches: list[Batch]) -> dict[str, Any]:
-    """Loss and gradients of the last step, and the numbers of all rows after it."""
-    model, normalizers = ranks.make_model(0.0), RowNormalizers(ROWS)
-    wrapped = collectives.wrap(model, torch.device("cpu"))
-    for number, batch in enumerate(batches):
+    """Loss and gradients of the last step, and the averages of all rows after it."""
+    model, loss = ranks.make_model(0.0, logit_bias_init=None), SogCLR(ROWS, gamma=0.5).double()
+    wrapped = distributed.wrap(model, torch.device("cpu"))
+    for batch in batches:
         model.zero_grad()
-        loss = ContrastiveLoss("sogclr", normalizers=normalizers, gamma=0.5)
         step = train_step(wrapped, batch, loss)
-        if number == 1:  # as in a checkpoint
-            saved = normalizers.state_dict()
-            normalizers = RowNormalizers(ROWS)
-            normalizers.load_state_dict(saved)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {"loss": step.loss, "gradients": gradients, "kept": whole_state(normalizers.state_dict())}
+    return {"loss": step.loss, "gradients": gradients, "averages": loss.log_averages}
 
 
 def main() -> None:

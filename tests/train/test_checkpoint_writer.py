@@ -103,7 +103,6 @@ def test_next_checkpoint_waits_for_the_one_before(tmp_path: Path, monkeypatch: p
     [
         {"teacher": {"decay": 0.9}},
         {"queue": 20, "mask_false_negatives": True},
-        {"loss": "sogclr"},
     ],
 )
 def test_checkpoint_holds_the_state_at_its_step_whatever_came_while_it_was_written(

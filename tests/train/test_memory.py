@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmdata.errors import ConfigError, DataError
+from mmdata.errors import DataError
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from tests.train.small_run import SmallBatches
 from tests.train.test_checkpoint import mapped_files
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small
 
@@ -127,45 +125,3 @@ def test_queue_resumes_on_two_ranks_with_the_rows_of_one(tmp_path: Path):
     found = last_state(tmp_path)["memory"]["queue"]
     for name in ("keys", "valid", "written"):
         assert torch.equal(found["kept"][name], expected["kept"][name])
-
-
-SOGCLR: dict[str, Any] = {"loss": "sogclr", "epochs": 3}
-
-
-def test_run_with_normalizers_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(tmp_path: Path):
-    assert make_trainer(tmp_path / "whole", **SOGCLR).run() == 0
-    killed = run_small(tmp_path / "killed", train=SOGCLR, at=7, signal="SIGKILL")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = run_small(tmp_path / "killed", train=SOGCLR)
-    assert resumed.returncode == 0, resumed.stderr
-    before, after = last_state(tmp_path / "whole"), last_state(tmp_path / "killed")
-    for part in ("model", "optimizer", "memory", "meter"):
-        assert equal(before[part], after[part]), part
-    shares = [line["seen_share"] for line in read_metrics(tmp_path / "whole", "normalizers")]
-    assert shares[0] == 0.25
-    assert shares == sorted(shares)
-    assert read_metrics(tmp_path / "killed", "normalizers") == read_metrics(tmp_path / "whole", "normalizers")
-
-
-@pytest.mark.parametrize("form", [{}, {"parallel": "fsdp"}])
-@pytest.mark.sweep
-def test_normalizers_go_from_one_rank_to_two_and_back(form: dict[str, Any], tmp_path: Path):
-    train = {**SOGCLR, "epochs": None, "steps": 8, "checkpoint_every_steps": 4, "schedule": "constant"}
-    spec: dict[str, Any] = {"dropout": 0.0, "double": True}
-    assert run_small(tmp_path / "whole", train=train, **spec).returncode == 0
-    stopped = run_small(tmp_path / "moved", train=train, at=2, signal="SIGTERM", **spec)
-    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
-    on_two = run_small(tmp_path / "moved", torchrun=2, train=train | form, at=5, signal="SIGTERM", **spec)
-    assert re.search(r"stopped by SIGTERM after step [4-7] of 8", on_two.stdout), on_two.stderr
-    on_one = run_small(tmp_path / "moved", train=train, **spec)
-    assert on_one.returncode == 0, on_one.stderr
-    found, expected = (last_state(tmp_path / name)["memory"]["normalizers"] for name in ("moved", "whole"))
-    # Kept in float32, of sums in another order.
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_normalizers_need_an_index(tmp_path: Path):
-    batches = SmallBatches()
-    batches.index = None  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"train\.loss 'sogclr': SmallBatches has no index, whose rows it keeps two"):
-        make_trainer(tmp_path, batches, **SOGCLR)

@@ -12,7 +12,8 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.miners import BatchHardMiner, TripletMarginMiner
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.global_batch import GlobalBatch, Pairs
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.rows import Chosen
 
 T, N = True, False
 
@@ -195,9 +196,9 @@ def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMin
     admissible = valid[:, None] & valid & (same[0][:, None] != same[0]) & ~torch.eye(rows).bool()
     seen: list[torch.Tensor] = []
 
-    def look(scores: torch.Tensor, pairs: Pairs) -> torch.Tensor:
-        seen.append(pairs.negatives)
-        assert pairs.weights is None or (pairs.weights > 0).all()
+    def look(scores: torch.Tensor, chosen: Chosen) -> torch.Tensor:
+        seen.append(chosen.negatives)
+        assert chosen.weights is None or (chosen.weights > 0).all()
         return scores.sum(1)
 
     GlobalBatch.gather(images, texts, valid, same=same).sum_over("text", look, miner=miner)

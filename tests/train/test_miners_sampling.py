@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.global_batch import weighted_log_sum_exp
+from mmdata.train.losses.rows import Chosen
 from mmdata.train.miners.sampling import relaxed_top_k
 
 DRAWS = 20_000
@@ -201,9 +201,9 @@ def test_straight_through_adds_nothing_at_scale_100_and_keeps_the_gradient_finit
 
 def test_gradient_of_a_weight_of_0_is_the_share_in_the_softmax_up_to_its_bound():
     logits = torch.tensor([[0.0, 2.0, 1.0, 60.0]], dtype=torch.float64)
-    kept = torch.tensor([[True, True, False, False]])
+    positives, negatives = torch.tensor([[[True, False, False, False]], [[False, True, False, False]]])
     weights = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)  # 1 - 1 = 0 where it is not kept
-    value = weighted_log_sum_exp(logits, kept, weights)
+    value = Chosen(positives, negatives, weights).weighted_log_sum_exp(logits)
     total = 1 + math.e**2
     torch.testing.assert_close(value, torch.tensor([math.log(total)], dtype=torch.float64), rtol=1e-14, atol=0)
     (grad,) = torch.autograd.grad(value.sum(), weights)

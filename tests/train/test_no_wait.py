@@ -17,11 +17,10 @@ from torch import Tensor
 from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
-from mmdata.train import DualEncoder, miners, prefetch, train_step
+from mmdata.train import DualEncoder, DualEncoderOutput, losses, miners, prefetch, train_step
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.losses import miner_weights
 from mmdata.train.memory.ema import EMA
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.objective import ContrastiveLoss
 from tests.train.test_pretrained import PAIRS, config_of
@@ -115,16 +114,16 @@ def test_no_kind_of_positives_waits(positives: Any):
     step(ContrastiveLoss("multi_positive", positives=positives), make_batch())
 
 
-@pytest.mark.parametrize("prior", [0.0, 0.1])
-@pytest.mark.parametrize("mask_same", [True, False])
-def test_reweighted_negatives_do_not_wait(prior: float, mask_same: bool):
-    step(ContrastiveLoss("hard_negative", prior=prior, mask_same=mask_same), make_batch(hashes=mask_same))
+@pytest.mark.parametrize("masks", [True, False])
+def test_reweighted_negatives_do_not_wait(masks: bool):
+    step(ContrastiveLoss("hard_negative", mask_false_negatives=masks), make_batch(hashes=masks))
 
 
-def test_normalizers_do_not_wait():
-    loss = ContrastiveLoss("sogclr", normalizers=RowNormalizers(20, META))
-    for _ in range(2):
-        step(loss, make_batch())
+def test_the_correction_of_reweighted_negatives_does_not_wait():
+    def debiased(output: DualEncoderOutput, batch: Batch) -> Tensor:
+        return losses.hard_negative_loss(*output[:3], prior=0.1, valid=batch["valid"]) + 0.0 * output.logit_bias
+
+    step(debiased, make_batch())
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}])

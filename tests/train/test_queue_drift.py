@@ -127,17 +127,3 @@ def test_run_measures_and_says_the_drift(tmp_path: Path, capsys: pytest.CaptureF
     assert [(line["step"], line["oldest_age_steps"]) for line in lines] == [(2, 2), (4, 2), (6, 2), (8, 2)]
     assert all(line["oldest_similarity"] < 0.9 for line in lines[:1])
     assert capsys.readouterr().out.count("queue: features 2 steps old have a cosine of") == 1
-
-
-def test_rehearsal_moves_no_normalizer(tmp_path: Path):
-    train = {"loss": "sogclr", "steps": 2}
-    for name, rehearse in (("with", True), ("without", False)):
-        trainer = make_trainer(tmp_path / name, BlankBatches(), **train, rehearse=rehearse)
-        assert trainer.run() == 0
-    found, expected = (last_state(tmp_path / name)["memory"]["normalizers"] for name in ("with", "without"))
-    assert torch.equal(found["log_normalizers"], expected["log_normalizers"])
-
-
-class BlankBatches(small.SmallBatches):
-    def blank_batches(self) -> list[tuple[str, Any]]:
-        return [("a batch", lambda: next(iter(small.SmallBatches())))]

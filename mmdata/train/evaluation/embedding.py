@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmdata.batch import Batch, CaptionBatch
 from mmdata.errors import DataError
 from mmdata.train.batches import Batches, LoaderExtras
-from mmdata.train.losses.keys import check_keys
+from mmdata.train.keys import check_keys
 from mmdata.train.prefetch import copied
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, in_lockstep

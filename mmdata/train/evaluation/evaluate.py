@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmdata.batch import Batch
 from mmdata.train.evaluation.embedding import EvaluatedTexts, Features, embed
 from mmdata.train.evaluation.retrieval import TIE, caption_ids, retrieval
-from mmdata.train.losses.keys import check_keys
+from mmdata.train.keys import check_keys
 
 __all__ = [
     "EvaluatedTexts",

@@ -12,7 +12,7 @@ from math import comb
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.keys import check_keys
+from mmdata.train.keys import check_keys
 from mmdata.train.precision import full_float32
 from mmdata.train.ranks import collectives
 

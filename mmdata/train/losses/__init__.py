@@ -1,32 +1,28 @@
 """Contrastive losses over the global batch.
 
-- `contrastive`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
-- `sogclr`: InfoNCE of the whole corpus, estimated from batches.
-- `global_batch`: one rank's view of all ranks' rows: positives, admissible negatives, sums over anchors.
-- `tiles`: similarities without a miner, tile by tile; `rowwise`: with a miner, which needs whole rows.
+- `functional`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
+- `pairs`: which pairs of rows and columns are negatives. `global_batch`: one rank's view of all ranks' rows.
+- `tiles`: similarities without a miner, tile by tile; `rows`: with a miner, which needs whole rows.
 - `telemetry`: how hard the negatives are that a miner chose.
 - A masked row is neither positive nor negative; no matrix of all similarities is ever stored.
 """
 
-from mmdata.train.losses.contrastive import (
+from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.functional import (
     clip_loss,
     hard_negative_loss,
     multi_positive_loss,
     siglip_loss,
     triplet_loss,
 )
-from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.sogclr import SogCLROutput, sogclr_loss
 from mmdata.train.losses.telemetry import mining_telemetry
 
 __all__ = [
     "ExtraNegatives",
-    "SogCLROutput",
     "clip_loss",
     "hard_negative_loss",
     "mining_telemetry",
     "multi_positive_loss",
     "siglip_loss",
-    "sogclr_loss",
     "triplet_loss",
 ]

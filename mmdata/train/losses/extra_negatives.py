@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.keys import check_keys, check_mask
+from mmdata.train.keys import check_keys, check_mask
 from mmdata.train.ranks import collectives
 
 
@@ -62,20 +62,3 @@ class ExtraNegatives:
         """The features (M, D), with zeros in rows that are not valid: their content reaches no gradient."""
         features = self.features.to(dtype)
         return features if self.valid is None else features.where(self.valid[:, None], 0.0)
-
-    def admissible(self, keys: Sequence[Tensor]) -> Tensor:
-        """Which ones are negatives of b rows with these keys, (b,) each: bool (b, M), or (1, M) without keys."""
-        self.check_same(len(keys))
-        usable = torch.ones(len(self.features), dtype=torch.bool, device=self.features.device)
-        result = (usable if self.valid is None else self.valid)[None]
-        for ours, theirs in zip(keys, self.same, strict=False):
-            result = result & (ours[:, None] != theirs)
-        return result
-
-    def check_same(self, number: int) -> None:
-        """Raise a ValueError unless there are `number` columns in `same`, or none."""
-        if self.same and len(self.same) != number:
-            raise ValueError(
-                f"extra negatives have {len(self.same)} columns in `same`, the loss has {number}: "
-                "give the same ones in the same order, or none"
-            )

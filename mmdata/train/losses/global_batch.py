@@ -1,57 +1,24 @@
-"""The features of a global batch, which of its pairs are positives and negatives, and sums over its anchors."""
+"""One rank's rows of a global batch, the pairs that they form with all ranks' rows, and sums over its anchors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.exclusions import Exclusions
+from mmdata.train.keys import check_keys, check_mask
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.keys import check_keys, check_mask
 from mmdata.train.losses.miner_weights import MinerFlaws, raise_if_flawed
-from mmdata.train.losses.rowwise import rowwise_sum
+from mmdata.train.losses.pairs import Pairs
+from mmdata.train.losses.rows import RowLoss, as_chosen, masks, rowwise_sum
+from mmdata.train.losses.tiles import on_device
 from mmdata.train.miners import AnyMiner, Side, for_block
 from mmdata.train.miners.protocol import check_shape
 from mmdata.train.ranks import collectives
-
-MAX_LOG_WEIGHT_GRADIENT = 10.0
-"""Log of the largest gradient with respect to a weight of 0. Without it, the gradient of a negative far above all drawn
-ones would drown all others in rounding: in float16, and at a scale of 100 also in float32."""
-
-AnchorLoss = Callable[..., Tensor]
-"""(scores, pairs, *scalars) to the losses of b anchors, (b,).
-
-Scores are cosines (b, N); pairs a `Pairs`; scalars those that `GlobalBatch.sum_over` was given.
-"""
-
-
-class Pairs(NamedTuple):
-    """Which columns are positives and chosen negatives of b anchors.
-
-    Attributes:
-        positives: bool (b, N).
-        negatives: bool (b, N), those that the miner chose.
-        weights: (b, N), of the negatives, above 0 and 1 where there is no negative; None: all are 1. Where a negative
-            was weighed 0, weights - 1 is 0 with the gradient of that weight: `weighted_sum` and `weighted_log_sum_exp`
-            pass it on.
-        partners: int64 (b, 1), the column of each anchor's only positive; None: there may be several.
-    """
-
-    positives: Tensor
-    negatives: Tensor
-    weights: Tensor | None
-    partners: Tensor | None
-
-    def of_positives(self, values: Tensor) -> Tensor:
-        """The mean (b,) over each anchor's positives of values (b, N)."""
-        if self.partners is not None:
-            return values.gather(1, self.partners).squeeze(1)
-        return values.where(self.positives, 0.0).sum(1) / self.positives.sum(1)
 
 
 @dataclass(frozen=True)
@@ -59,28 +26,27 @@ class GlobalBatch:
     """One rank's view of the global batch: row i of the images pairs with row i of the texts.
 
     Attributes:
-        image_features: (B, D), this rank's; rows that are not valid may hold anything.
-        text_features: (B, D), likewise.
-        valid: bool (N,), of the global batch.
-        same: int64 (N,) each; rows that are equal in any of them are not negatives of each other.
-        labels: int64 (N,), rows of equal labels are positives of each other; None: only row i of row i.
-        own: this rank's rows, as a slice of the global batch.
+        images: (B, D), this rank's, at least float32. Rows that are not valid are zeros: what they hold, even NaN,
+            reaches no gradient.
+        texts: (B, D), likewise.
+        pairs: of this rank's rows with the N rows of all ranks, images with texts or texts with images.
+        num_valid: of the N rows.
+        own: this rank's rows, as a slice of the N.
         flaws: invalid weights of miners; counted by `sum_over`, raised by `global_mean`.
     """
 
-    image_features: Tensor
-    text_features: Tensor
-    valid: Tensor
-    same: tuple[Tensor, ...]
-    labels: Tensor | None
+    images: Tensor
+    texts: Tensor
+    pairs: Pairs
+    num_valid: Tensor | int
     own: slice
     flaws: list[MinerFlaws] = field(default_factory=list, init=False)
 
     @classmethod
     def gather(
         cls,
-        image_features: Tensor,
-        text_features: Tensor,
+        images: Tensor,
+        texts: Tensor,
         valid: Tensor | None = None,
         *,
         same: Sequence[Tensor] = (),
@@ -88,40 +54,35 @@ class GlobalBatch:
     ) -> GlobalBatch:
         """From the rows of all ranks, B of them on each. A collective.
 
+        Args:
+            images: (B, D), of any floating type.
+            texts: (B, D).
+            valid: bool (B,); None: all are valid.
+            same: int64 (B,) each; rows that are equal in any of them are not negatives of each other.
+            labels: int64 (B,), rows of equal labels are positives of each other; None: only row i of row i.
+
         Raises:
             ValueError: row counts differ, keys that are no integers, or a mask that is not bool.
         """
-        images, texts = image_features, text_features
-        if images.shape != texts.shape or images.ndim != 2:
-            raise ValueError(
-                f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
-                "must both be (B, D): row i of one pairs with row i of the other"
-            )
-        if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
-            raise ValueError(
-                f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
-                f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
-            )
-        counts = torch.ones(len(images), dtype=torch.bool, device=images.device) if valid is None else valid
-        keys = [("same", key) for key in same] + ([] if labels is None else [("labels", labels)])
-        for name, column in (("valid", counts), *keys):
-            if column.shape != (len(images),):
-                raise ValueError(
-                    f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
-                )
-        check_mask("valid", counts)
-        for name, key in keys:
-            check_keys(name, key)
-        columns = collectives.gather(torch.stack([counts.long(), *(key.long() for _, key in keys)], dim=1))  # (N, 1+…)
+        _check(images, texts, valid, same, labels)
+        if valid is None and collectives.world_size() > 1:  # others may have rows that are not
+            valid = torch.ones(len(images), dtype=torch.bool, device=images.device)
+        keys = [key.long() for key in (*same, *([] if labels is None else [labels]))]
         first = collectives.rank() * len(images)
-        everywhere = columns[:, 1:].unbind(1)
+        everyones = keys if valid is None else [*keys, valid.long()]
+        if collectives.world_size() > 1:
+            gathered = collectives.gather(torch.stack(everyones, dim=1))  # (N, K)
+            everyones = list(gathered.T.contiguous())
+        valid_columns = None if valid is None else everyones.pop().bool()
+        num_valid = len(images) if valid_columns is None else valid_columns.sum()
+        if valid_columns is not None and valid_columns.device.type == "cpu" and bool(valid_columns.all()):
+            valid = valid_columns = None  # masks would be for nothing; on a GPU the host would have to wait to know it
         return cls(
-            image_features=_single(images),
-            text_features=_single(texts),
-            valid=columns[:, 0].bool(),
-            same=tuple(everywhere[: len(same)]),
-            labels=None if labels is None else everywhere[-1],
-            own=slice(first, first + len(images)),
+            _cleaned(images, valid),
+            _cleaned(texts, valid),
+            Pairs(tuple(keys), tuple(everyones), valid, valid_columns, partner=first, labelled=labels is not None),
+            num_valid,
+            slice(first, first + len(images)),
         )
 
     def scalar(self, name: str, value: Tensor | float) -> Tensor:
@@ -137,17 +98,7 @@ class GlobalBatch:
             return value.reshape(())
         if isinstance(value, bool) or not isinstance(cast(object, value), (int, float)):  # callers may not be checked
             raise TypeError(f"{name} must be a scalar tensor or a number: got {type(value).__name__}")
-        return self.image_features.new_full((), value)
-
-    @cached_property
-    def images(self) -> Tensor:
-        """(B, D), this rank's, with zeros in rows that are not valid: what they hold, even NaN, reaches no gradient."""
-        return self.image_features.where(self.valid[self.own, None], 0.0)
-
-    @cached_property
-    def texts(self) -> Tensor:
-        """(B, D), likewise."""
-        return self.text_features.where(self.valid[self.own, None], 0.0)
+        return self.images.new_full((), value)
 
     @cached_property
     def all_images(self) -> Tensor:
@@ -159,12 +110,84 @@ class GlobalBatch:
         """(N, D), with gradient. The first access is a collective."""
         return collectives.gather_with_grad(self.texts)
 
+    def sides(self, side: Side) -> tuple[Tensor, Tensor]:
+        """This rank's anchors of one side (B, D), and the other side's rows of all ranks (N, D). A collective."""
+        return (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
+
+    def choose(
+        self, miner: AnyMiner, side: Side, rows: slice, scores: Tensor, positives: Tensor, negatives: Tensor
+    ) -> Tensor:
+        """What a miner returns for `rows` of this rank's anchors, (b, N)."""
+        numbers = slice(self.own.start + rows.start, self.own.start + rows.stop)
+        chosen = for_block(miner, side, numbers)(scores, positives, negatives)
+        check_shape(miner, chosen, negatives)
+        return chosen
+
+    def pairs_with(self, extra: ExtraNegatives) -> Pairs:
+        """Pairs of this rank's rows with negatives from outside the batch."""
+        pairs = self.pairs
+        if extra.same and len(extra.same) != len(pairs.row_keys):
+            raise ValueError(
+                f"extra negatives have {len(extra.same)} columns in `same`, the loss has {len(pairs.row_keys)}: "
+                "give the same ones in the same order, or none"
+            )
+        keys = pairs.row_keys if extra.same else ()
+        return Pairs(keys, tuple(extra.same), pairs.valid_rows, extra.valid)
+
+    def of_valid(self, losses: Tensor) -> Tensor:
+        """The sum of losses (B,) of this rank's valid rows."""
+        valid = self.pairs.valid_rows
+        return (losses if valid is None else losses.where(valid, 0.0)).sum()
+
+    def sum_over(
+        self,
+        side: Side,
+        loss: RowLoss,
+        scalars: Sequence[Tensor] = (),
+        *,
+        miner: AnyMiner | None = None,
+        extra: ExtraNegatives | None = None,
+        **settings: Any,
+    ) -> Tensor:
+        """The sum over this rank's valid anchors of one side of a loss of whole rows, block by block.
+
+        Args:
+            side: of the anchors.
+            loss: (cosines (b, N), `Chosen`, *scalars, **settings) to the losses of b anchors, (b,).
+            scalars: passed to `loss`, and get a gradient too.
+            miner: chooses and weighs negatives.
+            extra: further negatives: texts for image anchors, images for text anchors.
+            settings: passed to `loss`.
+        """
+        anchors, columns = self.sides(side)
+        num_columns, outside = len(columns), None
+        if extra is not None:
+            outside, columns = self.pairs_with(extra), torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
+        flaws = None if miner is None else MinerFlaws(miner, anchors.new_zeros(()))
+        self.flaws.extend([] if flaws is None else [flaws])
+        device = anchors.device
+
+        def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
+            block = self.pairs.block(rows, slice(0, num_columns))
+            others = None if outside is None else outside.block(rows, slice(0, len(columns) - num_columns))
+            positives, negatives = on_device(masks, device)(scores.detach(), block, others, num_columns)
+            chosen = negatives
+            if flaws is not None:
+                chosen = self.choose(flaws.miner, side, rows, scores, positives, negatives)
+                if chosen.dtype != torch.bool:
+                    flaws.look_at(chosen.detach(), scores, negatives)
+            kept = as_chosen(chosen, positives, negatives)
+            losses = on_device(loss, device)(scores, kept, *leaves, **settings)
+            return losses if block.valid_rows is None else losses.where(block.valid_rows, 0.0)
+
+        return rowwise_sum(of_block, anchors, columns, scalars)
+
     def global_mean(self, local: Tensor) -> Tensor:
         """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part.
 
         Value and gradient are NaN if a miner gave an invalid weight; see `raise_if_flawed` for the error.
         """
-        local = local / self.valid.sum().clamp(min=1)
+        local = local / (self.num_valid.clamp(min=1) if isinstance(self.num_valid, Tensor) else max(1, self.num_valid))
         # The counts of flaws are reduced with the sum, so that all ranks raise: one that raised alone would leave the
         # others waiting in the next collective.
         counts = [flaws.count for flaws in self.flaws]
@@ -178,124 +201,30 @@ class GlobalBatch:
             raise_if_flawed([flaws.miner for flaws in self.flaws], everyones[1:])
         return result
 
-    def sum_over(
-        self,
-        side: Side,
-        loss: AnchorLoss,
-        scalars: Sequence[Tensor] = (),
-        *,
-        miner: AnyMiner | None = None,
-        extra: ExtraNegatives | None = None,
-    ) -> Tensor:
-        """The sum of `loss` over this rank's valid anchors of one side, block by block; see `rowwise_sum`.
 
-        Args:
-            side: of the anchors.
-            loss: of a block of anchors.
-            scalars: passed to `loss`, and get a gradient too.
-            miner: chooses and weighs negatives.
-            extra: further negatives: texts for image anchors, images for text anchors.
-        """
-        anchors, columns = (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
-        if extra is not None:
-            columns = torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
-
-        flaws = None if miner is None else MinerFlaws(miner, anchors.new_zeros(()))
-        self.flaws.extend([] if flaws is None else [flaws])
-
-        numbers = torch.arange(len(self.valid), device=self.valid.device)  # (N,)
-
-        def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
-            positives, negatives = self.masks(rows, extra)
-            weights = None
-            if flaws is not None:
-                chosen = for_block(flaws.miner, side, self._numbers(rows))(scores, positives, negatives)
-                check_shape(flaws.miner, chosen, negatives)
-                if chosen.dtype != torch.bool:
-                    flaws.look_at(chosen.detach(), scores, negatives)
-                negatives, weights = _as_chosen(chosen, negatives)
-            partners = None if self.labels is not None else numbers[self._numbers(rows), None]
-            losses = loss(scores, Pairs(positives, negatives, weights, partners), *leaves)
-            return losses.where(self.valid[self._numbers(rows)], 0.0)
-
-        return rowwise_sum(of_block, anchors, columns, scalars)
-
-    def masks(self, rows: slice, extra: ExtraNegatives | None = None) -> tuple[Tensor, Tensor]:
-        """Positives and admissible negatives of `rows` of this rank, counted from 0: bool (b, N), or (b, N + M)."""
-        rows = self._numbers(rows)
-        numbers = torch.arange(len(self.valid), device=self.valid.device)  # (N,)
-        positives = numbers[rows, None] == numbers  # (b, N)
-        usable = self.valid[rows, None] & self.valid
-        if self.labels is not None:
-            positives |= (self.labels[rows, None] == self.labels) & usable
-        negatives = ~positives & usable
-        for key in self.same:
-            negatives &= key[rows, None] != key
-        if extra is None:
-            return positives, negatives
-        others = self.valid[rows, None] & extra.admissible([key[rows] for key in self.same])  # (b, M)
-        return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
-
-    def exclusions(self) -> Exclusions:
-        """Pairs of this rank's images with all texts that are neither partners nor admissible negatives."""
-        own = tuple(key[self.own] for key in self.same)
-        return Exclusions(self.valid[self.own], self.valid, own, self.same, self.own.start)
-
-    def exclusions_of(self, extra: ExtraNegatives) -> Exclusions:
-        """Pairs of this rank's rows with extra negatives that are not admissible; no row has a partner among them."""
-        own = tuple(key[self.own] for key in self.same) if extra.same else ()
-        extra.check_same(len(self.same))
-        return Exclusions(self.valid[self.own], extra.valid, own, tuple(extra.same), len(extra.features))
-
-    def _numbers(self, rows: slice) -> slice:
-        return slice(self.own.start + rows.start, self.own.start + rows.stop)
+def _check(images: Tensor, texts: Tensor, valid: Tensor | None, same: Sequence[Tensor], labels: Tensor | None) -> None:
+    if images.shape != texts.shape or images.ndim != 2:
+        raise ValueError(
+            f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
+            "must both be (B, D): row i of one pairs with row i of the other"
+        )
+    if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
+        raise ValueError(
+            f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
+            f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
+        )
+    named = [("valid", valid), *(("same", key) for key in same), ("labels", labels)]
+    for name, column in named:
+        if column is None:
+            continue
+        if column.shape != (len(images),):
+            raise ValueError(
+                f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
+            )
+        (check_mask if name == "valid" else check_keys)(name, column)
 
 
-def weighted_sum(losses: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
-    """The weighted sum of each row's kept losses; the others weigh 0, and their weights get a gradient all the same.
-
-    Args:
-        losses: (b, N), finite.
-        kept: bool (b, N).
-        weights: (b, N), as in `Pairs`.
-
-    Returns:
-        (b,).
-    """
-    if weights is None:
-        return losses.where(kept, 0.0).sum(1)
-    return (losses * weights.where(kept, weights - 1)).sum(1)
-
-
-def weighted_log_sum_exp(logits: Tensor, kept: Tensor, weights: Tensor | None) -> Tensor:
-    """log(sum of weight · exp(logit)) of each row's kept logits; the others as in `weighted_sum`.
-
-    To first order a weight w near 0 adds w · exp(logit - the log of the sum).
-
-    Args:
-        logits: (b, N), finite.
-        kept: bool (b, N), one a row at least.
-        weights: (b, N), as in `Pairs`.
-
-    Returns:
-        (b,).
-    """
-    if weights is None:
-        return logits.where(kept, -torch.inf).logsumexp(1)
-    total = (logits + weights.log()).where(kept, -torch.inf).logsumexp(1)
-    slopes = (logits - total[:, None]).detach().clamp(max=MAX_LOG_WEIGHT_GRADIENT).exp()
-    return total + (slopes * (weights - 1).where(~kept, 0.0)).sum(1)
-
-
-def _as_chosen(chosen: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The negatives kept, bool (b, N), and their weights where the miner gave some."""
-    if chosen.dtype == torch.bool:
-        return chosen & negatives, None
-    kept = (chosen > 0) & negatives
-    dropped = (chosen == 0) & negatives
-    return kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0)
-
-
-def _single(features: Tensor) -> Tensor:
-    """In float32 or float64."""
-    return features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
+def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
+    """At least float32, with zeros in rows that are not valid."""
+    precise = features.to(torch.promote_types(features.dtype, torch.float32))
+    return precise if valid is None else precise.where(valid[:, None], 0.0)

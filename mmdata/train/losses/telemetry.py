@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.global_batch import GlobalBatch, Pairs
-from mmdata.train.miners import AnyMiner, Miner, Side, for_block
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.rows import Chosen, as_chosen, row_blocks
+from mmdata.train.losses.tiles import one_pass
+from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
 BINS = 20
 """Bins of each histogram, from -1 to 1 in steps of 0.1; values outside count in the first or the last bin."""
+SCALARS = 8
+"""Sums beside the histograms."""
 NEAR = 0.05
 """A negative above the positive's cosine, or less than this below it, may be a false one."""
 
@@ -64,91 +67,69 @@ def mining_telemetry(
         Cosines [[0.9, 0.7, 0.1], [0.2, 0.8, 0.6], [0.5, 0.3, 0.7]] with TopK(1): half of the negatives are kept, none
         is above its positive, and the effective number is 1.
     """
-    device = image_features.device
-    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    device, seconds = image_features.device, 0.0
+    sums = torch.zeros(SCALARS + 2 * BINS, dtype=torch.float64, device=device)  # counts pairs of any batch exactly
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), one_pass(device):
         batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-        sums = _Sums(batch, batch.scalar("logit_scale", logit_scale))
+        scale = batch.scalar("logit_scale", logit_scale)
         for side in ("image", "text"):
-            batch.sum_over(side, sums.add, miner=_Watched(miner, sums))
-    return sums.read()
+            anchors, columns = batch.sides(side)
+            for rows in row_blocks(anchors, columns):
+                scores = anchors[rows] @ columns.T  # (b, N)
+                pairs = batch.pairs.block(rows, slice(0, len(columns)))
+                positives, negatives = pairs.positives(scores), pairs.negatives(scores)
+                start, chosen = _now(device), negatives
+                if miner is not None:
+                    chosen = batch.choose(miner, side, rows, scores, positives, negatives)
+                    seconds += _now(device) - start
+                sums += _sums(scores, negatives, as_chosen(chosen, positives, negatives), scale)
+        slowest = float(collectives.gather(sums.new_tensor([seconds])).max())
+    return _shares(collectives.all_reduce_sum(sums).tolist(), int(batch.num_valid)) | {"mining_s": slowest}
 
 
-@dataclass
-class _Sums:
-    """Sums over this rank's blocks, in float64: it counts the pairs of any batch exactly."""
-
-    batch: GlobalBatch
-    logit_scale: Tensor
-    scalars: Tensor = field(init=False)
-    histograms: Tensor = field(init=False)
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        device = self.batch.image_features.device
-        self.scalars = torch.zeros(8, dtype=torch.float64, device=device)
-        self.histograms = torch.zeros(2, BINS, dtype=torch.float64, device=device)
-
-    def add(self, scores: Tensor, pairs: Pairs) -> Tensor:
-        """Add a block; has the signature of an `AnchorLoss`, and returns losses of 0."""
-        _, negatives, weights, _ = pairs
-        kept = negatives.double() if weights is None else weights.double().where(negatives, 0.0)  # (b, N)
-        below = pairs.of_positives(scores)[:, None] - scores
-        logits = (self.logit_scale * scores.double() + kept.log()).where(negatives, -torch.inf)
-        some = negatives.any(1)
-        shares = logits.softmax(1).where(negatives & some[:, None], 0.0)
-        entropy = -torch.xlogy(shares, shares).sum(1)
-        near = kept.where(below < NEAR, 0.0).sum()
-        zero = near.new_zeros(())
-        self.scalars[:5] += torch.stack([kept.sum(), zero, near, entropy.exp().where(some, 0.0).sum(), some.sum()])
-        for histogram, values in zip(self.histograms, (scores, below), strict=True):
-            bins = ((values + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
-            histogram.scatter_add_(0, bins.flatten(), kept.flatten())
-        return scores.new_zeros(len(scores))
-
-    def read(self) -> dict[str, float | list[float]]:
-        """Sums over all ranks. A collective."""
-        world = collectives.all_reduce_sum(torch.cat([self.scalars, self.histograms.flatten()])).tolist()
-        kept, admissible, near, perplexity, some, correct, anchors, admissible_near = world[:8]
-        rows = int(self.batch.valid.sum())
-        different = 2 * rows * (rows - 1)
-        seconds = collectives.gather(self.scalars.new_tensor([self.seconds])).max()
-        return {
-            "rows": rows,
-            "in_batch_accuracy": _share(correct, anchors),
-            "kept_share": _share(kept, admissible),
-            "known_false_negative_share": _share(different - admissible, different),
-            "false_negative_share": _share(near, kept),
-            "admissible_false_negative_share": _share(admissible_near, admissible),
-            "effective_negatives": _share(perplexity, some),
-            "hardness": [_share(each, kept) for each in world[8 : 8 + BINS]],
-            "below_positive": [_share(each, kept) for each in world[8 + BINS :]],
-            "mining_s": float(seconds),
-        }
+def _sums(scores: Tensor, negatives: Tensor, chosen: Chosen, scale: Tensor) -> Tensor:
+    """What a block of anchors adds to the sums: (SCALARS + 2 · BINS,), float64."""
+    kept = chosen.negatives.double()  # (b, N)
+    if chosen.weights is not None:
+        kept = chosen.weights.double().where(chosen.negatives, 0.0)
+    below = chosen.of_positives(scores)[:, None] - scores
+    logits = (scale * scores.double() + kept.log()).where(chosen.negatives, -torch.inf)
+    some = chosen.negatives.any(1)
+    shares = logits.softmax(1).where(chosen.negatives & some[:, None], 0.0)
+    entropy = -torch.xlogy(shares, shares).sum(1)
+    nearest = scores.where(negatives, -torch.inf).amax(1)
+    own = scores.where(chosen.positives, torch.inf).amin(1)  # of several positives the farthest
+    scalars = [
+        kept.sum(),
+        negatives.sum(),
+        kept.where(below < NEAR, 0.0).sum(),
+        (negatives & (own[:, None] - scores < NEAR)).sum(),
+        entropy.exp().where(some, 0.0).sum(),
+        some.sum(),
+        (negatives.any(1) & (own > nearest)).sum(),
+        negatives.any(1).sum(),
+    ]
+    histograms = kept.new_zeros(2, BINS)
+    for histogram, values in zip(histograms, (scores, below), strict=True):
+        bins = ((values + 1) * (BINS / 2)).long().clamp(0, BINS - 1)
+        histogram.scatter_add_(0, bins.flatten(), kept.flatten())
+    return torch.cat([torch.stack(scalars).double(), histograms.flatten()])
 
 
-@dataclass(frozen=True)
-class _Watched:
-    """Times a miner, and counts the negatives that it can choose from."""
-
-    miner: AnyMiner | None
-    sums: _Sums
-
-    def block(self, side: Side, rows: slice) -> Miner:
-        def watched(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-            self.sums.scalars[1] += negatives.sum()
-            nearest = scores.where(negatives, -torch.inf).amax(1)
-            own = scores.where(positives, torch.inf).amin(1)  # of several positives the farthest
-            some = negatives.any(1)
-            near = (negatives & (own[:, None] - scores < NEAR)).sum()
-            self.sums.scalars[5:] += torch.stack([(some & (own > nearest)).sum(), some.sum(), near])
-            if self.miner is None:
-                return negatives
-            start = _now(scores.device)
-            chosen = for_block(self.miner, side, rows)(scores, positives, negatives)
-            self.sums.seconds += _now(scores.device) - start
-            return chosen
-
-        return watched
+def _shares(sums: list[float], rows: int) -> dict[str, float | list[float]]:
+    kept, admissible, near, admissible_near, perplexity, some, correct, anchors = sums[:SCALARS]
+    different = 2 * rows * (rows - 1)
+    return {
+        "rows": rows,
+        "in_batch_accuracy": _share(correct, anchors),
+        "kept_share": _share(kept, admissible),
+        "known_false_negative_share": _share(different - admissible, different),
+        "false_negative_share": _share(near, kept),
+        "admissible_false_negative_share": _share(admissible_near, admissible),
+        "effective_negatives": _share(perplexity, some),
+        "hardness": [_share(each, kept) for each in sums[SCALARS : SCALARS + BINS]],
+        "below_positive": [_share(each, kept) for each in sums[SCALARS + BINS :]],
+    }
 
 
 def _now(device: torch.device) -> float:

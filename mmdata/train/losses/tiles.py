@@ -1,60 +1,93 @@
-"""Log-sum-exps of similarities over both dimensions, tile by tile: never more than one tile is in memory.
+"""Sums over negatives of similarities, tile by tile: never more than one tile is in memory.
 
 Backward computes each tile again. That is four matrix products in all; the usual two cross entropies over two matrices
-of logits take six. What happens to a tile is two functions of tensors, one for each pass. On a GPU they are
-compiled, so that masks and exponentials need not be written to memory.
+of logits take six. What happens to a tile is two functions, one for each pass. On a GPU all but their product is
+compiled, so that masks and exponentials need not be written to memory. Partners are in no tile: their similarities are
+as exact as the features, also where products are in bfloat16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache, wraps
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from mmdata.config.train import LossPrecision
 from mmdata.train.compiler import compiles, up_to_graphs
-from mmdata.train.losses.exclusions import Exclusions, TileExclusions
-from mmdata.train.losses.first_order import first_order_only
+from mmdata.train.losses.pairs import Pairs
+from mmdata.train.precision import numerics
+from mmdata.train.ranks.first_order import first_order_only
 
-TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Similarities of a tile, by device type: 1 MiB and 64 MiB of float32. The peak is a few times as much."""
+TILE_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Similarities of a tile, by device type: 1 MiB and 256 MiB of float32. The peak is a few times as much."""
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
 MAX_GRAPHS = 64
 """Of a function of a tile. They differ in what is excluded, in which sums are asked for, and in sizes of 1."""
-ALL = Exclusions()
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Part = tuple[Tensor, Tensor]
+"""Sums of a tile's rows or columns over all tiles, and their gradient."""
+
+
+class Form(NamedTuple):
+    """What is summed over the negatives of each row and column.
+
+    Attributes:
+        sums: (rows (b, D), scaled columns (c, D), pairs, both) to sums over the columns (b,) and, if `both`, over the
+            rows (c,).
+        gradient: (rows, scaled columns, pairs, part of the rows, part of the columns) to the gradient of the
+            similarities (b, c), in the rows' type.
+        join: from the sums of two tiles to that of both.
+        empty: the sum of nothing.
+    """
+
+    sums: Callable[..., tuple[Tensor, Tensor | None]]
+    gradient: Callable[..., Tensor]
+    join: Callable[[Tensor, Tensor], Tensor]
+    empty: float
 
 
 def log_sum_exps(
-    rows: Tensor, columns: Tensor, exclusions: Exclusions = ALL, *, scale: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-sum-exps of the similarities scale * rows @ columns.T along both dimensions, and those of partners.
+    rows: Tensor,
+    columns: Tensor,
+    pairs: Pairs = Pairs(),  # noqa: B008 (a tuple)
+    *,
+    scale: Tensor | None = None,
+    both: bool = True,
+    precision: LossPrecision = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Log-sum-exps of the similarities scale * rows @ columns.T of negatives, along both dimensions.
 
     Args:
-        rows: (B, D). What is in rows and columns that are not valid, even NaN, reaches neither sums nor gradients.
+        rows: (B, D), finite.
         columns: (N, D), of the same floating type.
-        exclusions: which pairs do not enter the sums, and which column is a row's partner.
-        scale: scalar of any floating type, multiplied in tile by tile: scaled rows would be a copy of them all;
+        pairs: says which pairs are negatives.
+        scale: scalar of any floating type, multiplied in block by block: scaled columns would be a copy of them all;
             None: 1.
+        both: whether sums over the rows are wanted.
+        precision: of products. bf16: features are rounded to bfloat16, and so is a tile's gradient; sums are float32.
+            tf32 and fp32: as torch computes float32 in these modes. auto: as torch's settings say.
 
     Returns:
-        (B,) over the columns and (N,) over the rows: -inf, with gradient 0, where all pairs are excluded. (B,)
-        similarities of partners, 0 where there is none or one of both is not valid. They are the numbers that entered
-        the sums, so the difference of both is exact.
+        (B,) over the columns and (N,) over the rows: -inf, with gradient 0, where there is no negative.
 
     Example:
-        rows [[1., 0.]], columns [[0., 1.], [ln 3, 0.]], nothing excluded: [ln 4], [0., ln 3], [0.].
+        rows [[1., 0.]], columns [[0., 1.], [ln 3, 0.]], no partners: [ln 4], [0., ln 3].
     """
-    return _LogSumExps.apply(rows, columns, _typed(scale, rows), exclusions, True)
+    return _Tiled.apply(rows, columns, _typed(scale, rows), None, pairs, LOG_SUM_EXP, both, precision)
 
 
-def log_sum_exp(rows: Tensor, columns: Tensor, exclusions: Exclusions = ALL, *, scale: Tensor | None = None) -> Tensor:
-    """As `log_sum_exps`, over the columns only: (B,)."""
-    return _LogSumExps.apply(rows, columns, _typed(scale, rows), exclusions, False)[0]
+def softplus_sums(
+    rows: Tensor, columns: Tensor, pairs: Pairs, *, scale: Tensor, bias: Tensor, precision: LossPrecision = "auto"
+) -> Tensor:
+    """(B,): the sum of log(1 + exp(scale * similarity + bias)) over each row's negatives; else as `log_sum_exps`."""
+    typed = _typed(scale, rows), _typed(bias, rows)
+    return _Tiled.apply(rows, columns, *typed, pairs, SOFTPLUS, False, precision)[0]
 
 
 def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
@@ -64,139 +97,183 @@ def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
     return max(1, min(rows, elements // tile_columns)), tile_columns
 
 
-def _typed(scale: Tensor | None, rows: Tensor) -> Tensor:
-    # In the rows' type: its gradient is accumulated over tiles in that type, and autograd casts it back once.
-    return rows.new_ones(()) if scale is None else scale.to(rows.dtype)
+def slices(length: int, size: int) -> list[slice]:
+    """Parts of `size`, the last one with what is left."""
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-class _LogSumExps(torch.autograd.Function):
+class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, columns: Tensor, scale: Tensor, exclusions: Exclusions, both: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        over_columns = rows.new_full((len(rows),), -torch.inf)
-        over_rows = rows.new_full((len(columns),), -torch.inf) if both else None
-        partners = rows.new_zeros(len(rows))
+        ctx: Any,
+        rows: Tensor,
+        columns: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        pairs: Pairs,
+        form: Form,
+        both: bool,
+        precision: LossPrecision,
+    ) -> tuple[Tensor, Tensor | None]:
+        over_columns = rows.new_full((len(rows),), form.empty)
+        over_rows = rows.new_full((len(columns),), form.empty) if both else None
+        sums = form.sums if bias is None else partial(form.sums, bias=bias)
         tile_rows, tile_columns = tile_size(len(rows), len(columns), rows.device)
-        one_tile = tile_rows >= len(rows) and tile_columns >= len(columns)
-        sums, kept = _for_device(_sums, rows.device), None
-        for c in _slices(len(columns), tile_columns):
-            scaled = scale * exclusions.columns(columns, c)  # (c, D)
-            for r in _slices(len(rows), tile_rows):
-                tile = exclusions.rows(rows, r) @ scaled.T
-                lines, diagonal = exclusions.partners(tile, r, c)
-                partners[lines] = diagonal
-                of_rows, of_columns = sums(tile, _excluded(exclusions, tile, r, c), both=both)
-                over_columns[r] = torch.logaddexp(over_columns[r], of_rows)
-                if over_rows is not None and of_columns is not None:
-                    over_rows[c] = torch.logaddexp(over_rows[c], of_columns)
-                kept = tile if one_tile else None  # small enough to keep it for backward
-        ctx.exclusions = exclusions
+        with one_pass(rows.device, precision):
+            few, parts = _rounded(rows, precision), slices(len(rows), tile_rows)
+            for c in slices(len(columns), tile_columns):
+                scaled = _rounded(scale * columns[c], precision)  # (c, D)
+                for r in parts:
+                    of_rows, of_columns = sums(few[r], scaled, pairs.block(r, c), both)
+                    over_columns[r] = form.join(over_columns[r], of_rows)
+                    if over_rows is not None and of_columns is not None:
+                        over_rows[c] = form.join(over_rows[c], of_columns)
+        ctx.pairs, ctx.form, ctx.precision = pairs, form, precision
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(rows, columns, scale, over_columns, over_rows, kept)
-        return over_columns, over_rows, partners
+        ctx.save_for_backward(rows, columns, scale, bias, over_columns, over_rows)
+        return over_columns, over_rows
 
     @staticmethod
     @first_order_only
     def backward(
-        ctx: Any, grad_over_columns: Tensor | None, grad_over_rows: Tensor | None, grad_partners: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-        rows, columns, scale, over_columns, over_rows, kept = ctx.saved_tensors
-        exclusions: Exclusions = ctx.exclusions
-        of_rows, of_columns, of_scale = ctx.needs_input_grad[:3]
-        grad_rows = torch.zeros_like(rows) if of_rows else None
-        grad_columns = torch.zeros_like(columns) if of_columns else None
-        grad_scale = torch.zeros_like(scale) if of_scale else None
+        ctx: Any, grad_over_columns: Tensor | None, grad_over_rows: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        rows, columns, scale, bias, over_columns, over_rows = ctx.saved_tensors
+        form: Form = ctx.form
+        grads = [
+            torch.zeros_like(x) if needed else None
+            for x, needed in zip((rows, columns, scale, bias), ctx.needs_input_grad, strict=False)
+        ]
+        grad_rows, grad_columns, grad_scale, grad_bias = grads
+        of_all_rows, of_all_columns = _finite(over_columns, grad_over_columns), _finite(over_rows, grad_over_rows)
+        gradient = form.gradient if bias is None else partial(form.gradient, bias=bias)
         tile_rows, tile_columns = tile_size(len(rows), len(columns), rows.device)
-        gradient = _for_device(_gradient, rows.device)
-        with torch.autocast(rows.device.type, enabled=False):  # also where backward is called inside of one
-            for c in _slices(len(columns), tile_columns):
-                block = exclusions.columns(columns, c)  # (c, D)
-                scaled = scale * block
-                # With respect to the scaled columns, so far.
-                grad_block = None if grad_columns is None else grad_columns[c]
-                if grad_block is None and of_scale:
-                    grad_block = torch.zeros_like(block)
-                for r in _slices(len(rows), tile_rows):
-                    few = exclusions.rows(rows, r)  # (b, D)
-                    tile = few @ scaled.T if kept is None else kept
-                    grad = gradient(
-                        tile,
-                        _excluded(exclusions, tile, r, c, kept=kept is not None),
-                        _part(over_columns, grad_over_columns, r),
-                        _part(over_rows, grad_over_rows, c),
-                    )  # (b, c)
-                    if grad_partners is not None:
-                        lines, diagonal = exclusions.partners(grad, r, c)
-                        diagonal += grad_partners[lines]
+        with one_pass(rows.device, ctx.precision):
+            few, parts = _rounded(rows, ctx.precision), slices(len(rows), tile_rows)
+            for c in slices(len(columns), tile_columns):
+                block = columns[c]  # (c, D)
+                scaled, of_columns = _rounded(scale * block, ctx.precision), _part(of_all_columns, c)
+                grad_block = torch.zeros_like(block)  # with respect to the scaled columns
+                for r in parts:
+                    grad = gradient(few[r], scaled, ctx.pairs.block(r, c), _part(of_all_rows, r), of_columns)  # (b, c)
                     if grad_rows is not None:
-                        grad_rows[r].addmm_(grad, scaled)
-                    if grad_block is not None:
-                        grad_block.addmm_(grad.T, few)
-                if grad_scale is not None and grad_block is not None:
+                        grad_rows[r] += product(grad, scaled)
+                    if grad_columns is not None or grad_scale is not None:
+                        grad_block += product(grad.T, few[r])
+                    if grad_bias is not None:
+                        grad_bias += grad.sum(dtype=grad_bias.dtype)
+                if grad_scale is not None:
                     grad_scale += (grad_block * block).sum()
                 if grad_columns is not None:
-                    grad_columns[c] *= scale
-        return grad_rows, grad_columns, grad_scale, None, None
+                    grad_columns[c] = grad_block * scale
+        return (*grads, None, None, None, None)
 
 
-Part = tuple[Tensor, Tensor]
-"""Log-sum-exps of a tile's rows or columns over all tiles, and their gradient."""
+def product(rows: Tensor, columns: Tensor) -> Tensor:
+    """rows @ columns, of bfloat16 in float32."""
+    if rows.dtype != torch.bfloat16:
+        return rows @ columns
+    if rows.device.type == "cuda":
+        return torch.mm(rows, columns, out_dtype=torch.float32)
+    return rows.float() @ columns.float()
 
 
-def _sums(tile: Tensor, excluded: TileExclusions | None, *, both: bool) -> tuple[Tensor, Tensor | None]:
-    """Log-sum-exps of a tile's rows and, if `both`, of its columns."""
-    tile = tile if excluded is None else excluded.masked(tile)
+def infonce_sums(rows: Tensor, scaled: Tensor, pairs: Pairs, both: bool) -> tuple[Tensor, Tensor | None]:
+    """Log-sum-exps over a tile's negatives."""
+    return on_device(_log_sum_exps, rows.device)(product(rows, scaled.T), pairs, both)
+
+
+def infonce_gradient(
+    rows: Tensor, scaled: Tensor, pairs: Pairs, of_rows: Part | None, of_columns: Part | None
+) -> Tensor:
+    """The gradient of a tile's similarities, from the log-sum-exps of all tiles."""
+    tile = product(rows, scaled.T)
+    return on_device(_log_sum_exps_gradient, rows.device)(tile, pairs, of_rows, of_columns, rows.dtype)
+
+
+def siglip_sums(rows: Tensor, scaled: Tensor, pairs: Pairs, both: bool, *, bias: Tensor) -> tuple[Tensor, None]:
+    """Sums of softplus over a tile's negatives, over the columns only."""
+    assert not both, "no caller needs them"
+    return on_device(_softplus_sums, rows.device)(product(rows, scaled.T), pairs, bias), None
+
+
+def siglip_gradient(
+    rows: Tensor, scaled: Tensor, pairs: Pairs, of_rows: Part, of_columns: None, *, bias: Tensor
+) -> Tensor:
+    """The gradient of a tile's similarities."""
+    tile = product(rows, scaled.T)
+    return on_device(_softplus_gradient, rows.device)(tile, pairs, bias, of_rows[1], rows.dtype)
+
+
+LOG_SUM_EXP = Form(infonce_sums, infonce_gradient, torch.logaddexp, -torch.inf)
+SOFTPLUS = Form(siglip_sums, siglip_gradient, torch.add, 0.0)
+
+
+def _log_sum_exps(tile: Tensor, pairs: Pairs, both: bool) -> tuple[Tensor, Tensor | None]:
+    tile = pairs.masked(tile, -torch.inf)
     return tile.logsumexp(1), tile.logsumexp(0) if both else None
 
 
-def _gradient(tile: Tensor, excluded: TileExclusions | None, rows: Part | None, columns: Part | None) -> Tensor:
-    """The gradient of a tile's similarities."""
-    tile = tile if excluded is None else excluded.masked(tile)
+def _log_sum_exps_gradient(
+    tile: Tensor, pairs: Pairs, of_rows: Part | None, of_columns: Part | None, dtype: torch.dtype
+) -> Tensor:
+    tile = pairs.masked(tile, -torch.inf)
     grad = None
-    if rows is not None:
-        grad = (tile - rows[0][:, None]).exp_().mul_(rows[1][:, None])
-    if columns is not None:
-        of_columns = (tile - columns[0]).exp_().mul_(columns[1])
-        grad = of_columns if grad is None else grad.add_(of_columns)
-    return torch.zeros_like(tile) if grad is None else grad
+    if of_rows is not None:
+        grad = (tile - of_rows[0][:, None]).exp_().mul_(of_rows[1][:, None])
+    if of_columns is not None:
+        by_column = (tile - of_columns[0]).exp_().mul_(of_columns[1])
+        grad = by_column if grad is None else grad.add_(by_column)
+    return (torch.zeros_like(tile) if grad is None else grad).to(dtype)
 
 
-def _part(sums: Tensor, grad: Tensor | None, part: slice) -> Part | None:
-    if grad is None:
+def _softplus_sums(tile: Tensor, pairs: Pairs, bias: Tensor) -> Tensor:
+    # -logsigmoid(-x) is exact at both ends; softplus loses a term below e^-20 when it adds 1.
+    return pairs.masked(-F.logsigmoid(-(tile + bias)), 0.0).sum(1)
+
+
+def _softplus_gradient(tile: Tensor, pairs: Pairs, bias: Tensor, of_rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return pairs.masked((tile + bias).sigmoid() * of_rows[:, None], 0.0).to(dtype)
+
+
+def _finite(sums: Tensor | None, grad: Tensor | None) -> Part | None:
+    if sums is None or grad is None:
         return None
     # The log of an empty sum is -inf, and exp(-inf - -inf) is NaN; with any finite number in its place it is 0.
-    return sums[part].masked_fill(sums[part] == -torch.inf, 0.0), grad[part]
+    return sums.masked_fill(sums == -torch.inf, 0.0), grad
 
 
-def _excluded(
-    exclusions: Exclusions, tile: Tensor, rows: slice, columns: slice, *, kept: bool = False
-) -> TileExclusions | None:
-    """What the functions of a tile have to leave out: nothing on a CPU, where a tile is masked in place, once."""
-    if tile.device.type != "cpu":
-        return exclusions.of_tile(rows, columns, tile.device)
-    if not kept:
-        exclusions.mask_(tile, rows, columns)
-    return None
+def _part(whole: Part | None, part: slice) -> Part | None:
+    return None if whole is None else (whole[0][part], whole[1][part])
 
 
-def _for_device(function: Function, device: torch.device) -> Function:
+def _typed(scalar: Tensor | None, rows: Tensor) -> Tensor:
+    # In the rows' type: its gradient is accumulated over tiles in that type, and autograd casts it back once.
+    return rows.new_ones(()) if scalar is None else scalar.to(rows.dtype)
+
+
+def _rounded(features: Tensor, precision: LossPrecision) -> Tensor:
+    return features.bfloat16() if precision == "bf16" else features
+
+
+@contextmanager
+def one_pass(device: torch.device, precision: LossPrecision = "auto") -> Generator[None]:
+    """What holds for all tiles of a pass: no autocast, the precision of products, enough graphs for `on_device`."""
+    with ExitStack() as held:
+        held.enter_context(torch.autocast(device.type, enabled=False))  # also where backward is called inside of one
+        if precision in ("tf32", "fp32"):
+            held.enter_context(numerics(precision, device))
+        if device.type == "cuda":
+            held.enter_context(up_to_graphs(MAX_GRAPHS))
+        yield
+
+
+def on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """A function of a tile as it is run on a device: compiled on a GPU, where torch.compile works."""
     return _compiled(function) if device.type == "cuda" and compiles(device) else function
 
 
 @cache
-def _compiled(function: Function) -> Function:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with graphs of its own for each number of keys and the like, for tiles of any size."""
-    compiled: Any = torch.compile(function, backend=BACKEND, dynamic=True)
-
-    @wraps(function)
-    def with_its_graphs(*args: Any, **kwargs: Any) -> Any:
-        with up_to_graphs(MAX_GRAPHS):
-            return compiled(*args, **kwargs)
-
-    return cast(Function, with_its_graphs)
-
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+    return torch.compile(function, backend=BACKEND, dynamic=True)

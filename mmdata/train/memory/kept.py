@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
@@ -15,7 +15,6 @@ from mmdata.train.batches import Batches
 from mmdata.train.memory.drift import QueueDrift
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.feature_cache import FeatureCache
-from mmdata.train.memory.normalizers import RowNormalizers
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.memory.regroup import regroup
 from mmdata.train.miners import TeacherMask
@@ -23,7 +22,7 @@ from mmdata.train.models.dual_encoder import DualEncoderOutput
 
 
 class RunMemory:
-    """A run's teacher, queue, feature cache and normalizers; None for what its settings do not ask for.
+    """A run's teacher, queue and feature cache; None for what its settings do not ask for.
 
     Args:
         config: how to train.
@@ -33,7 +32,7 @@ class RunMemory:
         autocast_dtype: of the towers; None: that of the weights.
 
     Raises:
-        ConfigError: a cache or normalizers of batches that have no index.
+        ConfigError: a cache of batches that have no index.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class RunMemory:
             self.drift = QueueDrift(config.queue, after_steps, **embedding)
         if config.feature_cache is not None:
             self.cache = FeatureCache.of_loader(config.feature_cache, batches, folder)
-        self.normalizers = RowNormalizers.from_config(config, batches, device)
         self._after_steps = after_steps
         self._of_teacher: DualEncoderOutput | None = None  # features of the batch, for the queue
 
@@ -106,24 +104,17 @@ class RunMemory:
         drift = self.drift.telemetry() if self.drift else {}
         if self.drift and (line := self.drift.explain(drift)):
             say(line)
-        for kind, part in (("queue", self.queue), ("feature_cache", self.cache), ("normalizers", self.normalizers)):
+        for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
             if part is not None:
                 yield kind, part.telemetry(step) | (drift if kind == "queue" else {})
 
     def _parts(self) -> dict[str, Any]:
-        parts = {"queue": self.queue, "cache": self.cache, "normalizers": self.normalizers}
+        parts = {"queue": self.queue, "cache": self.cache}
         return {name: part for name, part in parts.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; the teacher's weights lie beside the model's."""
         return {name: part.state_dict() for name, part in self._parts().items()}
-
-    def shares(self) -> dict[tuple[str, ...], Tensor]:
-        """The tensors of a checkpoint of which each rank has a share, by the keys that lead to them."""
-        own = self.normalizers.state_dict() if self.normalizers else {}
-        shares: dict[tuple[str, ...], Tensor] = {("memory", "normalizers", name): v for name, v in own.items()}
-        teacher = self.teacher.state_dict() if self.teacher else {}
-        return shares | {("teacher", name): value for name, value in teacher.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave. A collective.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmdata.batch import Batch, to_device
-from mmdata.train.losses.keys import check_keys
+from mmdata.train.keys import check_keys
 
 FeatureSide = Literal["pair", "image", "text"]
 """Which features of a row: a pair's are the normalised sum of its image's and its text's, each of length 1."""

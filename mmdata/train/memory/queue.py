@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.train.keys import check_keys
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.keys import check_keys
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import collectives
 

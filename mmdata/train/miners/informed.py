@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdata.train.losses.keys import check_keys
+from mmdata.train.keys import check_keys
 from mmdata.train.miners.protocol import (
     AnyMiner,
     Miner,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
-from mmdata.train.losses.first_order import first_order_only
+from mmdata.train.ranks.first_order import first_order_only
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""

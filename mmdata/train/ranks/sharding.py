@@ -195,15 +195,12 @@ def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor
     return {name: _share(value, own[name]) if name in own else value for name, value in state.items()}
 
 
-def own_shares(
-    model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[tuple[str, ...], Tensor] | None = None
-) -> Callable[[tuple[Any, ...]], Tensor | None]:
+def own_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[tuple[Any, ...]], Tensor | None]:
     """Gives the tensor as which one of a checkpoint is shared out, by the keys that lead to it; else None.
 
     Args:
         model: its parameters, for its weights.
         optimizer: the same parameters, for their averages.
-        others: further tensors, by these keys.
     """
     weights: dict[str, Tensor] = model.state_dict()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -211,8 +208,6 @@ def own_shares(
     def like(path: tuple[Any, ...]) -> Tensor | None:
         if path[0] == "model":
             return weights.get(path[1])
-        if others and path in others:
-            return others[path]
         is_average = path[:2] == ("optimizer", "state") and path[2] < len(parameters)
         return parameters[path[2]] if is_average else None
 

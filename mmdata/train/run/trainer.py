@@ -23,7 +23,7 @@ from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.memory.kept import RunMemory
-from mmdata.train.objective import ContrastiveLoss, check_objective, make_loss
+from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
@@ -97,7 +97,8 @@ class Trainer:
         self.settings = settings or {"train": config.model_dump(mode="json")}
         self.source, self.extras = batches, LoaderExtras.of(batches)
         collectives.check_ranks(batches)
-        check_objective(config, model)
+        # A model of your own may have a bias that shows in its output only.
+        check_loss(config, has_bias=getattr(model, "logit_bias", model) is not None)
 
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         self.group = collectives.cpu_group()
@@ -244,7 +245,7 @@ class Trainer:
     def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
         """The gradients of one batch, with the loss of the update after `step` updates."""
         teacher_mask = self.memory.teacher_mask(batch, step)
-        loss = make_loss(step, self.config, teacher_mask, self.memory.queue, self.memory.normalizers)
+        loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
         size, dtype = self.config.micro_batch_size, self.autocast_dtype
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
         return loss, output
@@ -268,9 +269,7 @@ class Trainer:
             self.meter.expect(batch)
             self._add_gradients(batch, step=self.total_steps - 1)
 
-        normalizers = self.memory.normalizers
-        unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
-        with self.meter.paused(), parallel.apart(self.parallel), unmoved:
+        with self.meter.paused(), parallel.apart(self.parallel):
             rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
 
     def _check(self) -> None:
@@ -376,7 +375,7 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer, self.memory.shares())
+        like = sharding.own_shares(self.model, self.optimizer)
         state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
         other_shards = self.extras.other_shards(state["batches"]) if self.extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)

@@ -5,7 +5,7 @@ How: each rank computes the rows it owns against all ranks' columns and divides 
 The returned loss has the global value, and W times the gradient of the local part. The backward pass of the gathered
 features is a reduce-scatter, which returns to each rank the gradient of its own rows; so the sum over the W ranks,
 divided by W, is exact whatever each rank holds. Similarities are computed in tiles (`tiles`) or in blocks of whole rows
-(`rowwise`), and never stored whole: memory is O(B·D).
+(`rows`), and never stored whole: memory is O(B·D).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmdata.config.train import LossPrecision
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.global_batch import GlobalBatch, Pairs, weighted_log_sum_exp, weighted_sum
-from mmdata.train.losses.tiles import log_sum_exp, log_sum_exps
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.rows import Chosen
+from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
@@ -34,6 +36,7 @@ def clip_loss(
     same: Sequence[Tensor] = (),
     extra_texts: ExtraNegatives | None = None,
     extra_images: ExtraNegatives | None = None,
+    precision: LossPrecision = "auto",
 ) -> Tensor:
     """Symmetric InfoNCE over the global batch.
 
@@ -48,6 +51,8 @@ def clip_loss(
             negatives of each other.
         extra_texts: further negatives of the images, such as captions with two words swapped (NegCLIP).
         extra_images: further negatives of the texts.
+        precision: of products without a miner: bf16, tf32 or fp32, as `train.loss_precision`; auto: as torch's settings
+            say.
 
     Returns:
         Scalar, float32 (float64 for such features): mean of both directions over the valid rows of all ranks, in
@@ -61,12 +66,11 @@ def clip_loss(
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    with _full_precision(image_features):
-        if miner is None:
-            return batch.global_mean(_infonce_of_all(batch, logit_scale, extra_texts, extra_images))
-        of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
-        of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
-        return batch.global_mean((of_images + of_texts) / 2)
+    if miner is None:
+        return batch.global_mean(_infonce_of_all(batch, logit_scale, extra_texts, extra_images, precision))
+    of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
+    of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
+    return batch.global_mean((of_images + of_texts) / 2)
 
 
 def multi_positive_loss(
@@ -101,10 +105,9 @@ def multi_positive_loss(
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    with _full_precision(image_features):
-        of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner)
-        of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner)
-        return batch.global_mean((of_images + of_texts) / 2)
+    of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner)
+    of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner)
+    return batch.global_mean((of_images + of_texts) / 2)
 
 
 def siglip_loss(
@@ -116,6 +119,7 @@ def siglip_loss(
     miner: AnyMiner | None = None,
     valid: Tensor | None = None,
     same: Sequence[Tensor] = (),
+    precision: LossPrecision = "auto",
 ) -> Tensor:
     """Sigmoid loss over all pairs of the global batch.
 
@@ -130,6 +134,7 @@ def siglip_loss(
         miner: chooses and weighs negatives, in both directions; None keeps all.
         valid: bool (B,), as in `clip_loss`.
         same: int64 (B,) each, as in `clip_loss`.
+        precision: as in `clip_loss`.
 
     Returns:
         Scalar: sum over pairs / number of valid rows of all ranks, in nats; 0 where no row is valid.
@@ -140,13 +145,17 @@ def siglip_loss(
     Source: Zhai et al. 2023, algorithm 1 (arXiv:2303.15343).
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    scalars = [batch.scalar("logit_scale", logit_scale), batch.scalar("logit_bias", logit_bias)]
-    with _full_precision(image_features):
-        # Each pair is in the row of one image: without a miner the other direction would add the same sum again.
-        total = batch.sum_over("image", _sigmoid, scalars, miner=miner)
-        if miner is not None:
-            total = (total + batch.sum_over("text", _sigmoid, scalars, miner=miner)) / 2
-        return batch.global_mean(total)
+    scale, bias = batch.scalar("logit_scale", logit_scale), batch.scalar("logit_bias", logit_bias)
+    if miner is None:
+        # Each pair is in the row of one image: the other direction would add the same sum again.
+        of_negatives = softplus_sums(
+            batch.images, batch.all_texts, batch.pairs, scale=scale, bias=bias, precision=precision
+        )
+        own = scale * _own_cosines(batch) + bias
+        return batch.global_mean(batch.of_valid(of_negatives - F.logsigmoid(own)))
+    of_images = batch.sum_over("image", _sigmoid, [scale, bias], miner=miner)
+    of_texts = batch.sum_over("text", _sigmoid, [scale, bias], miner=miner)
+    return batch.global_mean((of_images + of_texts) / 2)
 
 
 def triplet_loss(
@@ -179,14 +188,10 @@ def triplet_loss(
     if not 0 <= margin <= 2:
         raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
 
-    def hinge(scores: Tensor, pairs: Pairs) -> Tensor:
-        own = pairs.of_positives(scores)[:, None]  # (b, 1)
-        return weighted_sum(F.relu(margin + scores - own), pairs.negatives, pairs.weights)
-
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    with _full_precision(image_features):
-        total = batch.sum_over("image", hinge, miner=miner) + batch.sum_over("text", hinge, miner=miner)
-        return batch.global_mean(total)
+    of_images = batch.sum_over("image", _hinge, miner=miner, margin=margin)
+    of_texts = batch.sum_over("text", _hinge, miner=miner, margin=margin)
+    return batch.global_mean(of_images + of_texts)
 
 
 def hard_negative_loss(
@@ -221,26 +226,69 @@ def hard_negative_loss(
     if beta < 0 or not 0 <= prior < 1:
         raise ValueError(f"beta must be 0 or more, prior 0 to below 1: got {beta} and {prior}")
 
-    def reweighted(scores: Tensor, pairs: Pairs, scale: Tensor) -> Tensor:
-        logits = scale * scores
-        own = pairs.of_positives(logits)  # (b,)
-        count = pairs.negatives.sum(1, dtype=logits.dtype)  # (b,)
-        some = count > 0
-        # A row without negatives uses its own logit in their place and is dropped at the end: a logsumexp over nothing
-        # would be -inf, and its gradient NaN.
-        usable = pairs.negatives | (pairs.positives & ~some[:, None])
-        hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
-        hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
-        if prior:
-            hard = _debiased(hard, own, count, scale, prior)
-        return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
-
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    with _full_precision(image_features):
-        of_images = batch.sum_over("image", reweighted, [logit_scale])
-        of_texts = batch.sum_over("text", reweighted, [logit_scale])
-        return batch.global_mean((of_images + of_texts) / 2)
+    of_images = batch.sum_over("image", _reweighted, [logit_scale], beta=beta, prior=prior)
+    of_texts = batch.sum_over("text", _reweighted, [logit_scale], beta=beta, prior=prior)
+    return batch.global_mean((of_images + of_texts) / 2)
+
+
+def _infonce_of_all(
+    batch: GlobalBatch,
+    scale: Tensor,
+    extra_texts: ExtraNegatives | None,
+    extra_images: ExtraNegatives | None,
+    precision: LossPrecision,
+) -> Tensor:
+    """Sum over this rank's rows; each similarity is computed once and used for both directions."""
+    own = scale * _own_cosines(batch)  # (B,)
+    over_texts, over_images = log_sum_exps(batch.images, batch.all_texts, batch.pairs, scale=scale, precision=precision)
+    assert over_images is not None, "both"
+    of_images, of_texts = [over_texts - own], [collectives.log_sum_exp(over_images)[batch.own] - own]
+    for negatives, anchors, extra in ((of_images, batch.images, extra_texts), (of_texts, batch.texts, extra_images)):
+        if extra is not None:
+            columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
+            sums, _ = log_sum_exps(anchors, columns, pairs, scale=scale, both=False, precision=precision)
+            negatives.append(sums - own)
+    # log(1 + the sum over negatives of exp(logit - own)); where there is no negative, 0 with the gradient 0.
+    losses = [torch.stack([torch.zeros_like(own), *each]).logsumexp(0) for each in (of_images, of_texts)]
+    return batch.of_valid(losses[0] + losses[1]) / 2
+
+
+def _own_cosines(batch: GlobalBatch) -> Tensor:
+    return (batch.images * batch.texts).sum(1)
+
+
+def _infonce(scores: Tensor, chosen: Chosen, scale: Tensor) -> Tensor:
+    logits = scale * scores
+    return chosen.weighted_log_sum_exp(logits) - chosen.of_positives(logits)
+
+
+def _sigmoid(scores: Tensor, chosen: Chosen, scale: Tensor, bias: Tensor) -> Tensor:
+    logits = scale * scores + bias
+    # logsigmoid is exact at both ends; softplus loses a term below e^-20 when it adds 1.
+    losses = -F.logsigmoid(logits.where(chosen.positives, -logits))
+    return chosen.weighted_sum(losses, chosen.negatives | chosen.positives)
+
+
+def _hinge(scores: Tensor, chosen: Chosen, *, margin: float) -> Tensor:
+    own = chosen.of_positives(scores)[:, None]  # (b, 1)
+    return chosen.weighted_sum(F.relu(margin + scores - own), chosen.negatives)
+
+
+def _reweighted(scores: Tensor, chosen: Chosen, scale: Tensor, *, beta: float, prior: float) -> Tensor:
+    logits = scale * scores
+    own = chosen.of_positives(logits)  # (b,)
+    count = chosen.negatives.sum(1, dtype=logits.dtype)  # (b,)
+    some = count > 0
+    # A row without negatives uses its own logit in their place and is dropped at the end: a logsumexp over nothing
+    # would be -inf, and its gradient NaN.
+    usable = chosen.negatives | (chosen.positives & ~some[:, None])
+    hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
+    hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
+    if prior:
+        hard = _debiased(hard, own, count, scale, prior)
+    return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
 
 
 def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, prior: float) -> Tensor:
@@ -253,42 +301,3 @@ def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, prior: fl
     least = (1 - prior) * count * (-scale - top).exp()
     total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
     return total.log() + top - math.log1p(-prior)
-
-
-def _infonce_of_all(
-    batch: GlobalBatch, logit_scale: Tensor, extra_texts: ExtraNegatives | None, extra_images: ExtraNegatives | None
-) -> Tensor:
-    """Sum over this rank's rows; each similarity is computed once and used for both directions."""
-    own_valid = batch.valid[batch.own]
-    texts = collectives.gather_with_grad(batch.text_features)  # (N, D)
-    over_texts, over_images, own = log_sum_exps(batch.image_features, texts, batch.exclusions(), scale=logit_scale)
-    over_images = collectives.log_sum_exp(over_images)[batch.own]  # (B,)
-    over_texts, over_images = (x.where(own_valid, 0.0) for x in (over_texts, over_images))
-    if extra_texts is not None:
-        over_texts = torch.logaddexp(over_texts, _over_extra(batch, batch.image_features, logit_scale, extra_texts))
-    if extra_images is not None:
-        over_images = torch.logaddexp(over_images, _over_extra(batch, batch.text_features, logit_scale, extra_images))
-    return ((over_texts + over_images) / 2 - own).where(own_valid, 0.0).sum()
-
-
-def _over_extra(batch: GlobalBatch, anchors: Tensor, logit_scale: Tensor, extra: ExtraNegatives) -> Tensor:
-    columns = extra.features.to(anchors.dtype)
-    return log_sum_exp(anchors, columns, batch.exclusions_of(extra), scale=logit_scale)
-
-
-def _infonce(scores: Tensor, pairs: Pairs, scale: Tensor) -> Tensor:
-    logits = scale * scores
-    # Masked after scaling: -inf before it would make the scale's gradient 0 * -inf. Positives always stay.
-    over = weighted_log_sum_exp(logits, pairs.negatives | pairs.positives, pairs.weights)
-    return over - pairs.of_positives(logits)
-
-
-def _sigmoid(scores: Tensor, pairs: Pairs, scale: Tensor, bias: Tensor) -> Tensor:
-    logits = scale * scores + bias
-    # logsigmoid is exact at both ends; softplus loses a term below e^-20 when it adds 1.
-    losses = -F.logsigmoid(logits.where(pairs.positives, -logits))
-    return weighted_sum(losses, pairs.negatives | pairs.positives, pairs.weights)
-
-
-def _full_precision(features: Tensor) -> torch.autocast:
-    return torch.autocast(features.device.type, enabled=False)
