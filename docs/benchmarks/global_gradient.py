@@ -21,7 +21,7 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig, load_config
 from mmdata.loader.loader import Loader
 from mmdata.train import ContrastiveLoss, DualEncoder, RowNormalizers, make_optimizer, train_step
-from mmdata.train.run.optimizer import scheduled_rate, set_learning_rate
+from mmdata.train.run.optimizer import learning_rate, set_learning_rate
 
 
 def gradient(model: nn.Module, batch: Batch, loss: ContrastiveLoss, size: int | None = None) -> Tensor:
@@ -60,7 +60,7 @@ def main() -> None:
         for batch in loader:
             if step == arguments.steps:
                 break
-            set_learning_rate(optimizer, scheduled_rate(step, config.train, arguments.steps))
+            set_learning_rate(optimizer, learning_rate(step, config.train, arguments.steps))
             optimizer.zero_grad()
             train_step(model, batch, ContrastiveLoss("sogclr", normalizers=kept, gamma=arguments.gamma))
             nn.utils.clip_grad_norm_(model.parameters(), config.train.grad_clip_norm or 1e9)

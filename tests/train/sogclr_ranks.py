@@ -16,7 +16,7 @@ from mmdata.batch import Batch
 from mmdata.train import RowNormalizers, train_step
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import collectives
-from mmdata.train.ranks.sharding import whole_state
+from mmdata.train.ranks.sharding import whole
 from tests.train import ranks
 
 ROWS, STEPS = 13, 4
@@ -44,7 +44,7 @@ def run(batches: list[Batch]) -> dict[str, Any]:
             normalizers = RowNormalizers(ROWS)
             normalizers.load_state_dict(saved)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {"loss": step.loss, "gradients": gradients, "kept": whole_state(normalizers.state_dict())}
+    return {"loss": step.loss, "gradients": gradients, "kept": whole(normalizers.state_dict()["log_normalizers"])}
 
 
 def main() -> None:

@@ -39,12 +39,18 @@ from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.run.meter import DataWait, Meter
-from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
+from mmdata.train.run.optimizer import (
+    averages,
+    check_schedule,
+    learning_rate,
+    load_averages,
+    make_optimizer,
+    set_learning_rate,
+)
 from mmdata.train.run.regroup import regroup
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.sessions import SessionLog
-from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
@@ -140,9 +146,7 @@ class Trainer:
         )
         ranks = collectives.world_size()
         self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
-        self.sharded = sharding.is_sharded(model)
-        writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
-        self.writer = writer(
+        self.writer = CheckpointWriter(
             output / CHECKPOINTS,
             keep=config.keep_checkpoints,
             written=self.sessions.write,
@@ -225,10 +229,9 @@ class Trainer:
         """What to do with a finished run; one without the settings of `mmdata train` has weights only."""
         if {"data", "model"} <= set(self.settings):
             return f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
-        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step, sharded=self.sharded)
-        load = "mmdata.train.run.checkpoint.load_checkpoint" if self.sharded else "torch.load"
-        given = f"Path('{newest}')" if self.sharded else f"'{newest}'"
-        return f"model.load_state_dict({load}({given})['model'])"
+        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step)
+        load = f"mmdata.train.run.checkpoint.load_checkpoint(Path('{newest}'))"
+        return f"model.load_state_dict({load}['model'])"
 
     def _stopped_in_rehearsal(self, stopped: int) -> int:
         self.log.say(f"stopped by {Signals(stopped).name} in the rehearsal, before an update; {self._how_to_go_on()}")
@@ -313,7 +316,7 @@ class Trainer:
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
         self.watchdog.at("computing")
-        rate = scheduled_rate(self.step, self.config, self.total_steps)
+        rate = learning_rate(self.step, self.config, self.total_steps)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         begins = self.mines and self.step == self.config.mining_after_steps
@@ -446,7 +449,7 @@ class Trainer:
             "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": averages(self.model, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "teacher": self.teacher and self.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
@@ -454,9 +457,7 @@ class Trainer:
             "memory": self.memory.state_dict(),
             "rng": gather(rng_state(self.device), self.group),
         }
-        sound = self.updates.sound_step(self.step)
-        form = state if self.sharded else sharding.whole_state(state)
-        self.writer.save(form, sound_step=sound, background=background)
+        self.writer.save(state, sound_step=self.updates.sound_step(self.step), background=background)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
@@ -475,17 +476,19 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer, self.memory.shares())
-        state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
+        state = checkpoint.load_checkpoint(path, parts=(), group=self.group)
         extras = LoaderExtras.of(self.source)
         other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
+        like = {"model": self.model.state_dict(), "optimizer": averages(self.model, self.optimizer)}
+        like |= {"teacher": self.teacher and self.teacher.state_dict(), "memory": self.memory.state_dict()}
+        checkpoint.read_tensors(path, state, like=like)
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
         checkpoint.load_weights(self.model, state, origin=str(path))
         restore_reduction_order(self.parallel, state.get("reduction_order"))
-        sharding.load_optimizer(self.optimizer, state["optimizer"])
+        load_averages(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
