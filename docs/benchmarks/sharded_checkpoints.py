@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from torch import nn
 
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint, load_weights
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 
 WIDTH, LAYERS = 1024, 32
 WRITERS = {"whole": CheckpointWriter, "sharded": ShardedCheckpointWriter}

@@ -159,7 +159,7 @@ def _without_dtype(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run that a checkpoint lies in; None for a file that was copied out of one."""
+    """The folder of the run that a checkpoint lies in; None for one that was copied out of it."""
     folder = checkpoint.absolute().parent
     return folder.parent if folder.name == CHECKPOINTS else None
 

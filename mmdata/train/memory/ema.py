@@ -6,7 +6,8 @@ import copy
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mmdata.batch import Batch
@@ -51,7 +52,7 @@ class EMA:
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""
-        own, new = ([sharding.local_part(p.detach()) for p in each.parameters()] for each in (self.model, model))
+        own, new = ([_local(parameter) for parameter in each.parameters()] for each in (self.model, model))
         get_ema_multi_avg_fn(self.config.decay)(own, new, 0)
         for ours, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             ours.copy_(theirs)
@@ -75,7 +76,12 @@ class EMA:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.model.load_state_dict(sharding.shares_of(state, self.model))
+        self.model.load_state_dict(state)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ Results are those of DDP: a gradient is the mean over ranks, and checkpoints hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from mmdata.train.ranks import collectives
 
@@ -110,11 +110,6 @@ def is_shard(value: Tensor) -> bool:
     return isinstance(value, DTensor)
 
 
-def local_part(value: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def is_sharded(model: nn.Module) -> bool:
     """Whether a model has been through `shard`."""
     return hasattr(model, "set_requires_gradient_sync")
@@ -180,88 +175,9 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     return norm
 
 
-def whole_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A state dict with whole tensors in place of shares. A collective: all ranks must call.
-
-    Returns:
-        On rank 0 whole tensors, those that were shares on the CPU; on other ranks None in their place: rank 0 writes.
-    """
-    return {key: _whole_value(value) for key, value in state.items()}
-
-
-def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A state dict of whole tensors with this rank's shares in place of those that `model` has sharded."""
-    own = model.state_dict()
-    return {name: _share(value, own[name]) if name in own else value for name, value in state.items()}
-
-
-def own_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[tuple[Any, ...]], Tensor | None]:
-    """Gives the tensor as which one of a checkpoint is shared out, by the keys that lead to it; else None.
-
-    Args:
-        model: its parameters, for its weights.
-        optimizer: the same parameters, for their averages.
-    """
-    weights: dict[str, Tensor] = model.state_dict()
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def like(path: tuple[Any, ...]) -> Tensor | None:
-        if path[0] == "model":
-            return weights.get(path[1])
-        is_average = path[:2] == ("optimizer", "state") and path[2] < len(parameters)
-        return parameters[path[2]] if is_average else None
-
-    return like
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Copy a checkpoint's averages into an optimizer; its rates and groups stay those of the configuration."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    averages = {
-        number: {name: _own_copy(value, parameters[number]) for name, value in values.items()}
-        for number, values in saved["state"].items()
-    }
-    optimizer.load_state_dict({"state": averages, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def whole(value: Tensor) -> Tensor:
     """The whole tensor of a share, on its device (a collective); any other tensor as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _whole_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return whole_state(cast("Mapping[Any, Any]", value))
-    if not isinstance(value, DTensor):
-        return value
-    full = whole(value)
-    return full.cpu() if collectives.rank() == 0 else None
-
-
-def _own_copy(value: Any, parameter: Tensor) -> Any:
-    """This rank's share of an average, or the whole, where `parameter` is; scalars, such as counters, on the CPU."""
-    if not isinstance(value, Tensor):
-        return value
-    if is_shard(parameter) and value.shape == parameter.shape:
-        return _share(value, parameter)
-    # A copy: an optimizer keeps a tensor that is on the right device as it is, and with it the file that is mapped
-    # there. In the weight's order in memory: torch's fused AdamW on a CPU takes both for equal (torch 2.14).
-    if value.shape == parameter.shape and value.ndim:
-        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-    return value.to(parameter.device if value.ndim else "cpu", copy=True)
-
-
-def _share(value: Any, parameter: Tensor) -> Any:
-    """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent.
-
-    A share stays as it is.
-    """
-    is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-    if not isinstance(parameter, DTensor) or not is_whole or value.shape != parameter.shape:
-        return value
-    return distribute_tensor(
-        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
 
 
 def towers_of(model: nn.Module) -> list[nn.Module]:

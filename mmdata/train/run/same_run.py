@@ -10,7 +10,7 @@ from mmdata.config import Config, TrainConfig
 from mmdata.config.corpus import FILES
 from mmdata.config.settings import changeable_settings
 from mmdata.errors import ConfigError
-from mmdata.train.run.optimizer import scheduled_rate
+from mmdata.train.run.optimizer import learning_rate
 
 # micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
 # corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
@@ -82,7 +82,7 @@ def check_same_run(
         )
     # All updates are compared, about a microsecond each: the lines of two schedules may cross.
     made = config.model_copy(update={"schedule": was["schedule"], "cooldown_steps": was["cooldown_steps"]})
-    if any(scheduled_rate(i, made, old_steps) != scheduled_rate(i, config, total_steps) for i in range(step)):
+    if any(learning_rate(i, made, old_steps) != learning_rate(i, config, total_steps) for i in range(step)):
         folder = Path(origin).parent.parent
         raise ConfigError(
             f"cannot resume from {origin}: {'; '.join(changes)}. With that the {step} updates that were made would "

@@ -33,11 +33,17 @@ from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.meter import Meter
-from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
+from mmdata.train.run.optimizer import (
+    averages,
+    check_schedule,
+    learning_rate,
+    load_averages,
+    make_optimizer,
+    set_learning_rate,
+)
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
-from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
 from mmdata.train.run.utilization import Utilization
@@ -115,8 +121,7 @@ class Trainer:
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
         self.meter = Meter(self.group, Utilization(model, self.device) if self.device.type == "cuda" else None)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
-        self.sharded = sharding.is_sharded(model)
-        if self.sharded:
+        if sharding.is_sharded(model):
             self.memory.shard(self.device)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
@@ -137,8 +142,7 @@ class Trainer:
             raise
         self.report.begin(where, self.step, self.total_steps)
         self.log = self.report.log
-        writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
-        self.writer = writer(
+        self.writer = CheckpointWriter(
             output / CHECKPOINTS,
             keep=config.keep_checkpoints,
             written=self.report.sessions.write,
@@ -187,12 +191,10 @@ class Trainer:
         while self.step < self.total_steps:
             self._run_epoch()
             self._evaluate_if_due()
-        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step, sharded=self.sharded)
-        load = "mmdata.train.run.checkpoint.load_checkpoint" if self.sharded else "torch.load"
-        given = f"Path('{newest}')" if self.sharded else f"'{newest}'"
+        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step)
+        load = f"mmdata.train.run.checkpoint.load_checkpoint(Path('{newest}'))"
         self.report.finished(
-            f"after step {self.step}; checkpoint in {self.output / CHECKPOINTS}",
-            f"model.load_state_dict({load}({given})['model'])",
+            f"after step {self.step}; checkpoint in {newest.parent}", f"model.load_state_dict({load}['model'])"
         )
 
     def _run_epoch(self) -> None:
@@ -222,7 +224,7 @@ class Trainer:
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
         self.watchdog.at("computing")
-        rate = set_learning_rate(self.optimizer, scheduled_rate(self.step, self.config, self.total_steps))
+        rate = set_learning_rate(self.optimizer, learning_rate(self.step, self.config, self.total_steps))
         self.optimizer.zero_grad(set_to_none=True)
         loss, output = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
@@ -346,7 +348,7 @@ class Trainer:
             "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": averages(self.model, self.optimizer),
             "scaler": self.scaler.state_dict(),
             "teacher": self.memory.teacher and self.memory.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
@@ -354,9 +356,7 @@ class Trainer:
             "memory": self.memory.state_dict(),
             "rng": gather(rng_state(self.device), self.group),
         }
-        sound = self.updates.sound_step(self.step)
-        form = state if self.sharded else sharding.whole_state(state)
-        self.writer.save(form, sound_step=sound, background=background)
+        self.writer.save(state, sound_step=self.updates.sound_step(self.step), background=background)
 
     def _resume(self) -> str:
         """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
@@ -375,19 +375,22 @@ class Trainer:
                     f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
                 )
             return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer)
-        state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
+        state = checkpoint.load_checkpoint(path, parts=(), group=self.group)
         other_shards = self.extras.other_shards(state["batches"]) if self.extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
+        like = {"model": self.model.state_dict(), "optimizer": averages(self.model, self.optimizer)}
+        teacher = self.memory.teacher
+        like |= {"teacher": teacher and teacher.state_dict(), "memory": self.memory.state_dict()}
+        checkpoint.read_tensors(path, state, like=like)
         for name in COUNTERS:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
         checkpoint.load_weights(self.model, state, origin=str(path))
         restore_reduction_order(self.parallel, state.get("reduction_order"))
-        sharding.load_optimizer(self.optimizer, state["optimizer"])
+        load_averages(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        if self.memory.teacher is not None:
-            self.memory.teacher.load_state_dict(state["teacher"])
+        if teacher is not None:
+            teacher.load_state_dict(state["teacher"])
         self.batches.load_state_dict(state["batches"])
         self.meter.load_state_dict(state["meter"])
         self.memory.load_state_dict(state.get("memory", {}))
