@@ -21,6 +21,8 @@ LEGEND = {
     "samples_per_s": "rows a second",
     "tflops": "10¹² operations a second in the towers' products, forward and backward",
     "share_of_peak": "of what the device does in bfloat16 by its maker's data sheet: the mfu of a run's log",
+    "cudnn_ms": "milliseconds of forward and backward of one layer's attention by cuDNN, torch's choice; median",
+    "flash_ms": "the same by FlashAttention",
     "memory_gb": "the most that tensors took, in 10⁹ bytes",
     "share_of_synthetic": "speed of steps that the loader feeds ÷ speed of the same step on one (synthetic) batch",
     "per_core": "samples_per_s ÷ cores",

@@ -9,7 +9,7 @@ sigma 0.5, at most 77), and masks that say so: "padded" pads all to 77; "buckete
 lengths, whose steps count with their share of the rows. Steps are queued on a GPU one behind the other, as in training,
 and timed there. The share of the peak counts the towers' products, forward and backward, as torch's FlopCounterMode
 counts them in that form of the batch, each of attention's once: a fused kernel computes one again in backward. Each
-form of the step halves the rows until a batch fits.
+form of the step halves the rows until a batch fits. A row before the steps times the kernels of attention alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -35,6 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmdata.config import ModelConfig, TrainConfig
 from mmdata.train import DualEncoder, miners
 from mmdata.train.compiler import compiler_error
+from mmdata.train.models.clip_sizes import CLIP_SIZES
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.peaks import peak_flops
 from mmdata.train.precision import AUTOCAST, choose_precision, numerics
@@ -169,6 +171,32 @@ def that_fit(step: Step, rows: int, lengths: dict[int, float], flops: dict[int, 
         torch.cuda.empty_cache()
 
 
+KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+"""Of torch's attention: the one that torch takes by default on these GPUs, and the other that could be faster."""
+
+
+def attention_rows(name: str, rows: int, side: int, device: torch.device, times: int) -> Iterator[dict[str, Any]]:
+    """Forward and backward of one layer's attention in the towers of a size, by each kernel."""
+    vision, text = CLIP_SIZES[name]["vision_config"], CLIP_SIZES[name]["text_config"]
+    shapes = {"images": (vision, 1 + (side // vision["patch_size"]) ** 2, False), "texts": (text, LONGEST, True)}
+    dtype = AUTOCAST[choose_precision("auto", device)]
+    for kind, (tower, tokens, causal) in shapes.items():
+        heads = tower["num_attention_heads"]
+        shape = (rows, tokens, heads, tower["hidden_size"] // heads)
+        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+
+        def work(q: Tensor = q, k: Tensor = k, v: Tensor = v, causal: bool = causal) -> None:
+            result = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal)
+            torch.autograd.grad(result, (q, k, v), torch.ones_like(result))
+
+        row: dict[str, Any] = {"name": f"attention of {name}, {kind}", "rows": rows}
+        for kernel, backend in KERNELS.items():
+            if device.type == "cuda" or backend is SDPBackend.FLASH_ATTENTION:
+                with sdpa_kernel(backend):
+                    row[f"{kernel}_ms"] = round(1e3 * seconds(work, device, warm=3, times=times), 3)
+        yield row
+
+
 def rows_of(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All rows of one model, those that take longest last: a shape is compiled for each bound."""
     device = torch.device(given.device)
@@ -179,6 +207,8 @@ def rows_of(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     step = Step(name, device, compiled=False, side=side)
     flops = {length: step.flops(length) for length in sorted({*padded, *bucketed})}
 
+    if name in CLIP_SIZES:
+        yield from attention_rows(name, rows, side, device, times)
     fits = rows
 
     def row(form: str, lengths: dict[int, float]) -> dict[str, Any]:

@@ -144,12 +144,13 @@ class TrainConfig(Settings):
     parallel: MayChange[Literal["ddp", "fsdp"]] = "ddp"
     """How several ranks train together. ddp: each rank holds the whole model. fsdp: each rank keeps a share of weights,
     gradients and optimizer state (FSDP2), which saves memory; the results are those of ddp."""
-    compile: MayChange[bool] = False
-    """Compiles the towers' blocks with torch.compile, once for each shape of the batches."""
+    compile: MayChange[Literal["auto"] | bool] = "auto"
+    """Compiles the towers' blocks with torch.compile, once for each shape of the batches. auto: on a GPU, where torch
+    has what it needs."""
     rehearse: MayChange[Literal["auto"] | bool] = "auto"
     """Makes a trial step of each batch shape of the epoch before the first step, without an update. Code is then
     compiled at the start, and a shape for which there is too little memory is named at once. auto: on a GPU, or with
-    `compile`."""
+    `compile: true`."""
     loss: LossName = "clip"
     """The loss. clip: InfoNCE. siglip: sigmoid of all pairs. multi_positive: InfoNCE with several positives (UniCL).
     triplet: hinge (VSE++). hard_negative: InfoNCE in which harder negatives weigh more; takes no miner."""

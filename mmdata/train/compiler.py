@@ -9,7 +9,7 @@ import warnings
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -68,14 +68,19 @@ def _is_of_compiler(error: BaseException) -> bool:
     )
 
 
+def wants_compiled_blocks(setting: Literal["auto"] | bool, device: torch.device) -> bool:
+    """Whether a run compiles its towers: auto does where the device is a GPU and torch.compile builds code for it."""
+    return (device.type == "cuda" and compiles(device)) if setting == "auto" else setting
+
+
 @cache
 def compiles(device: torch.device) -> bool:
     """Whether torch.compile builds code for a device; says once what is lost where it does not."""
     error = compiler_error(device)
     if error:
         logger.warning(
-            "the loss runs without torch.compile, with more time and memory: it builds no code for device '%s' here "
-            "(%s); on a GPU it needs Triton and a C compiler",
+            "towers and loss run without torch.compile, with more time and memory: it builds no code for device '%s' "
+            "here (%s); on a GPU it needs Triton and a C compiler",
             device.type,
             error,
         )

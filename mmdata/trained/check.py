@@ -22,7 +22,8 @@ from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, 
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
-from mmdata.train.models.limits import length_problem, limits_of, shape_problems
+from mmdata.train.compiler import wants_compiled_blocks
+from mmdata.train.models.limits import length_problem, shape_problems
 from mmdata.train.objective import check_loss
 
 logger = logging.getLogger("mmdata")
@@ -63,16 +64,11 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     if data.val.shards is not None:
         _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
     tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
-    limits = limits_of(config.model)
-    problems += shape_problems(limits, data)
-    if tokenizer and limits.vocab_size is not None and limits.vocab_size < tokenizer.vocab_size:
-        problems.append(
-            f"data.tokenizer '{data.tokenizer}': {tokenizer.vocab_size} entries, and the text tower's vocabulary has "
-            f"{limits.vocab_size}: use the tokenizer that belongs to the model"
-        )
+    problems += shape_problems(config.model, data)
     problems += _missing_files(data)
     problems += [*_problems_of_groups(config)]
-    has_bias = limits.has_bias is not False  # that of a model on the hub is checked once the model is built
+    # That of a pretrained model is checked once the model is built.
+    has_bias = config.model.logit_bias_init is not None or config.model.name == "pretrained"
     has_negatives = data.negative_captions is not None
     _note(problems, lambda: check_loss(config.train, has_bias=has_bias, has_negative_captions=has_negatives))
     if problems:
@@ -134,7 +130,7 @@ def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
     """
     positions = getattr(getattr(model, "text_tower", None), "length", None)
     longest = max(bucket.length for plan in plans for bucket in plan.policy.buckets)
-    for problem in length_problem(longest, positions):
+    if problem := length_problem(longest, positions):
         raise ConfigError(problem)
 
 
@@ -178,7 +174,7 @@ def warn_of_no_effect(config: Config, device: torch.device, *, world_size: int) 
             part,
             rows // world_size,
         )
-    elif part is not None and config.train.compile and rows // world_size % part:
+    elif part and rows // world_size % part and wants_compiled_blocks(config.train.compile, device):
         logger.warning(
             "train.micro_batch_size is %d, and a rank has %d rows of a batch: each shape is compiled twice, the second "
             "time for the %d rows that are left; a divisor of %d is compiled once",

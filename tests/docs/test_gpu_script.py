@@ -124,6 +124,15 @@ def test_each_form_of_a_step_tries_the_larger_number_of_rows(
     ]
 
 
+def test_kernels_of_attention_are_a_row_for_each_tower(script: Callable[[str], Any]):
+    rows = list(script("gpu_step").attention_rows("vit_b_32", 2, 64, torch.device("cpu"), 1))
+    assert [(row["name"], row["rows"]) for row in rows] == [
+        ("attention of vit_b_32, images", 2),
+        ("attention of vit_b_32, texts", 2),
+    ]
+    assert all(row["flash_ms"] > 0 for row in rows), "a CPU has this kernel, and no other"
+
+
 def test_aims_are_judged_by_the_rows(report: Any):
     rows: list[dict[str, Any]] = [
         {"name": "tiled, 65,536 x 512", "ms": 90.0, "memory_mb": 100.0},

@@ -160,6 +160,29 @@ def test_compiling_with_inductor_draws_the_same_dropout_in_both_passes(monkeypat
     torch.testing.assert_close(found, {"loss": found["loss"], **gradients}, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("setting", "kind", "error", "compiled"),
+    [
+        ("auto", "cpu", "", False),
+        ("auto", "cuda", "", True),
+        ("auto", "cuda", "no gcc", False),
+        (True, "cpu", "", True),
+        (False, "cuda", "", False),
+    ],
+)
+def test_compiling_is_the_default_on_a_gpu_that_can(
+    setting: Any, kind: str, error: str, compiled: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+):
+    compiler.compiles.cache_clear()
+    monkeypatch.setattr(compiler, "compiler_error", lambda device: error)
+    monkeypatch.setattr(parallel, "compile_blocks", lambda model, device: model.compile(backend="eager"))
+    model = parallel.prepare(make_model(), small.train_config(compile=setting), torch.device(kind), autocast_dtype=None)
+    compiler.compiles.cache_clear()
+    assert parallel.is_compiled(model) == compiled
+    said = "towers and loss run without torch.compile, with more time and memory: it builds no code for device 'cuda' "
+    assert caplog.messages == ([f"{said}here ({error}); on a GPU it needs Triton and a C compiler"] if error else [])
+
+
 def test_compiling_without_a_compiler_is_an_error_before_training():
     code = """
 import torch

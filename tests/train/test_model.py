@@ -13,6 +13,7 @@ from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
 from mmdata.train.losses import clip_loss
+from mmdata.train.models.towers import PatchConv, patch_product
 from mmdata.train.objective import ContrastiveLoss
 
 
@@ -175,6 +176,32 @@ def test_vocabulary_is_that_of_the_tokenizer():
     assert make_model().text_tower.tokens.weight.shape[0] == 40
     with pytest.raises(ConfigError, match=r"vocab_size is missing: DualEncoder.from_config\(…, vocab_size="):
         DualEncoder.from_config(ModelConfig())
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(12, 8, (4, 4)), (13, 11, (4, 2)), (5, 4, (1, 1))])
+@pytest.mark.parametrize("bias", [False, True])
+def test_product_of_patches_is_the_convolution(height: int, width: int, size: tuple[int, int], bias: bool):
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(3, 6, size, stride=size, bias=bias).double()
+    own = PatchConv.of(conv)
+    assert dict(own.named_parameters()) == dict(conv.named_parameters()), "the parameters themselves"
+    x = torch.randn(2, 3, height, width, dtype=torch.float64, requires_grad=True)
+    found, expected = patch_product(x, own.weight, own.bias), conv(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(own(x), expected, rtol=0, atol=1e-12)
+    weigh = torch.randn_like(expected)
+    inputs = [x, *conv.parameters()]
+    gradients = [torch.autograd.grad((y * weigh).sum(), inputs) for y in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+def test_product_of_patches_is_cast_as_the_convolution_is():
+    x, weight = torch.randn(2, 3, 8, 8), torch.randn(5, 3, 4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = patch_product(x, weight, None), torch.nn.functional.conv2d(x, weight, stride=4)
+        assert patch_product(x.double(), weight.double(), None).dtype == torch.float64
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-2)
 
 
 def test_image_sides_must_fit_the_patches():

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, CLIPImageProcessor
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
 from mmdata.batch import Batch
 from mmdata.config import Config, DataConfig, ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, train_step
+from mmdata.train.models import transformers_towers
 from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.objective import ContrastiveLoss
 
@@ -148,6 +150,54 @@ def test_model_from_a_config_trains_on_every_bucket_shape(kind: str):
     expected_scale, expected_bias = (1 / 0.07, None) if kind == "clip" else (10.0, -10.0)
     assert encoder.logit_scale.exp().item() == pytest.approx(expected_scale, rel=1e-3)
     assert (None if encoder.logit_bias is None else encoder.logit_bias.item()) == expected_bias
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_layers_whose_weights_are_cast_together_are_those_of_transformers_under_autocast(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    encoder, batch = build(clip=config_of(kind)), make_batch()
+    if kind == "siglip2":  # patches that are padding need a mask
+        batch |= {
+            "pixel_values": torch.randn(3, 4, 192, generator=torch.Generator().manual_seed(0)),
+            "pixel_attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]),
+            "spatial_shapes": torch.tensor([[2, 2], [1, 2], [2, 2]]),
+        }
+    cast, calls = transformers_towers.cast_together, list[torch.dtype]()
+
+    def counted(groups: Any, dtype: torch.dtype) -> Any:
+        calls.append(dtype)
+        return cast(groups, dtype)
+
+    monkeypatch.setattr(transformers_towers, "cast_together", counted)
+
+    def features_and_gradients() -> list[Tensor]:
+        encoder.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = encoder(batch)
+        (output.image_features[:, :3].sum() + output.text_features[:, :3].sum()).backward()
+        gradients = [p.grad.clone() for p in encoder.parameters() if p.grad is not None]
+        return [output.image_features, output.text_features, *gradients]
+
+    found = features_and_gradients()
+    assert calls == 4 * [torch.bfloat16], "one cast a layer"
+    monkeypatch.setattr(transformers_towers.Layer, "forward", CLIPEncoderLayer.forward)
+    expected = features_and_gradients()
+    assert len(calls) == 4
+    assert len(found) == len(expected) > 50
+    whole = torch.cat([gradient.flatten() for gradient in expected[2:]]).norm()
+    for one, other in zip(found, expected, strict=True):  # bfloat16 has 8 bits, and that of a key's bias is 0
+        assert (one - other).norm() <= 0.02 * other.norm() + 0.002 * whole
+
+
+def test_maps_that_are_cast_together_are_the_maps():
+    torch.manual_seed(0)
+    groups = [[torch.nn.Linear(3, 2), torch.nn.Linear(3, 4)], [torch.nn.Linear(5, 1)]]
+    (both, bias), (alone, _) = transformers_towers.cast_together(groups, torch.float64)
+    x = torch.randn(7, 3, dtype=torch.float64)
+    expected = torch.cat([part.double()(x) for part in groups[0]], 1)
+    torch.testing.assert_close(torch.nn.functional.linear(x, both, bias), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(alone, groups[1][0].weight.double(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

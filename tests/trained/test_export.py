@@ -16,8 +16,7 @@ from transformers import AutoImageProcessor, AutoModel, AutoProcessor, AutoToken
 import mmdata
 from mmdata import cli
 from mmdata.errors import ConfigError
-from mmdata.train.models.clip_sizes import CLIP_SIZES, ClipSize
-from mmdata.train.models.towers import TransformerSize
+from mmdata.train.models.clip_sizes import CLIP_SIZES
 from mmdata.trained import TrainedRun
 from mmdata.trained.card import usage
 from mmdata.trained.export import export_to_transformers
@@ -294,8 +293,9 @@ def test_export_program_says_how_to_load_the_folder(
 
 
 def test_export_of_a_size_by_name_is_a_clip(export, photos: Path, monkeypatch: pytest.MonkeyPatch):
-    small = TransformerSize(width=16, depth=1, heads=2)
-    monkeypatch.setitem(CLIP_SIZES, "vit_b_32", ClipSize(image=small, text=small, embed_dim=12, patch_size=8))
+    small = {**LAYERS, "hidden_act": "gelu"}
+    towers = {"vision_config": {**small, "patch_size": 8}, "text_config": small}
+    monkeypatch.setitem(CLIP_SIZES, "vit_b_32", {"projection_dim": 12, **towers})
     run, folder = export({"name": "vit_b_32"})
     images = sorted((photos / "raw").glob("*.png"))
     loaded = CLIPModel.from_pretrained(folder).eval()

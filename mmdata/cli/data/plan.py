@@ -111,11 +111,11 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
     config = load_settings(place, overrides)
     from mmdata.loader.corpus import open_corpus
     from mmdata.train.models.expected_inputs import with_inputs_of_model
-    from mmdata.train.models.limits import limits_of, shape_problems
+    from mmdata.train.models.limits import shape_problems
 
     config = with_inputs_of_model(config)
     data, corpus = config.data, open_corpus(config.data)
-    problems = shape_problems(limits_of(config.model), data) if "model" in config.model_fields_set else ()
+    problems = shape_problems(config.model, data) if "model" in config.model_fields_set else ()
     plan = _plan(data, corpus, corpus.tokenizer)
     return Planned(data, corpus.index, plan, problems=problems, masks=config.train.mask_false_negatives)
 

@@ -130,24 +130,24 @@ class DualEncoder(nn.Module):
             example = config if isinstance(config, str) else "tiny"
             raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
         _check(config)
-        if config.name in CLIP_SIZES:
+        if config.name in PRESETS:
+            model = cls._built_in(config, _entries(vocab_size))
+        elif config.name in CLIP_SIZES:
             clip = clip_config(config.name, vocab_size=_entries(vocab_size), embed_dim=config.embed_dim)
-            model = cls._of_transformers(config, vocab_size, clip=clip)
-        elif config.name == "pretrained":
-            model = cls._of_transformers(config, vocab_size, clip=config.clip)
+            model = cls._of_transformers(config.model_copy(update={"clip": clip}), vocab_size)
         else:
-            model = cls._built_in(config, vocab_size)
+            model = cls._of_transformers(config, vocab_size)
         if config.init_from is not None:
             init_from(model, config)
         model.freeze(*config.freeze)
         return model
 
     @classmethod
-    def _built_in(cls, config: ModelConfig, vocab_size: int | None) -> Self:
+    def _built_in(cls, config: ModelConfig, vocab_size: int) -> Self:
         preset = PRESETS[config.name]
         checkpointing = config.gradient_checkpointing
         image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
-        text = TextTower(preset, _entries(vocab_size), dropout=config.dropout, gradient_checkpointing=checkpointing)
+        text = TextTower(preset, vocab_size, dropout=config.dropout, gradient_checkpointing=checkpointing)
         dim = config.embed_dim or preset.embed_dim
         return cls(
             image,
@@ -159,28 +159,24 @@ class DualEncoder(nn.Module):
         )
 
     @classmethod
-    def _of_transformers(
-        cls, config: ModelConfig, vocab_size: int | None, *, clip: str | dict[str, Any] | None
-    ) -> Self:
+    def _of_transformers(cls, config: ModelConfig, vocab_size: int | None) -> Self:
         # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
-        from mmdata.train.models.pretrained import load_clip, load_pair
+        from mmdata.train.models.pretrained import load
 
-        if clip is not None:
-            towers = load_clip(clip, gradient_checkpointing=config.gradient_checkpointing)
-        else:
-            assert config.vision is not None, "checked before"
-            assert config.text is not None, "checked before"
-            towers = load_pair(config.vision, config.text, gradient_checkpointing=config.gradient_checkpointing)
-        _check_vocabulary(towers.vocab_size, vocab_size, "the text tower's vocabulary")
-        dim = config.embed_dim or 512
-        bias = towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init
+        towers = load(config)
+        if vocab_size is not None and towers.vocab_size < vocab_size:
+            raise ConfigError(
+                f"the text tower's vocabulary has {towers.vocab_size} entries, the tokenizer {vocab_size}: use the "
+                "tokenizer that belongs to the model"
+            )
+        dim, is_pair = config.embed_dim or 512, config.clip is None
         return cls(
             towers.image,
             towers.text,
-            image_projection=None if towers.projected else _projection(towers.image_width, dim),
-            text_projection=None if towers.projected else _projection(towers.text_width, dim),
+            image_projection=_projection(towers.image_width, dim) if is_pair else None,
+            text_projection=_projection(towers.text_width, dim) if is_pair else None,
             logit_scale_init=config.logit_scale_init or towers.logit_scale or LOGIT_SCALE_INIT,
-            logit_bias_init=bias,
+            logit_bias_init=towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init,
             pixel_stats=towers.pixel_stats,
         )
 
@@ -308,10 +304,3 @@ def _entries(tokenizer: int | None) -> int:
     if tokenizer is None:
         raise ConfigError("vocab_size is missing: DualEncoder.from_config(…, vocab_size=tokenizer.vocab_size)")
     return tokenizer
-
-
-def _check_vocabulary(entries: int, tokenizer: int | None, name: str) -> None:
-    if tokenizer is not None and entries < tokenizer:
-        raise ConfigError(
-            f"{name} has {entries} entries, the tokenizer {tokenizer}: use the tokenizer that belongs to the model"
-        )

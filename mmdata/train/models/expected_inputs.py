@@ -14,10 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from mmdata.batch import CLIP_MEAN, CLIP_STD
-from mmdata.config import Config, DataConfig, ModelConfig
+from mmdata.config import Config, DataConfig
 from mmdata.errors import ConfigError, excerpt
 from mmdata.launcher import launched
-from mmdata.train.models.limits import config_of
 
 logger = logging.getLogger("mmdata")
 
@@ -109,7 +108,7 @@ def inputs_of(model: Any, processor: Any = None) -> ExpectedInputs:
 def with_inputs_of_model(config: Config) -> Config:
     """The settings with image size and `max_length` of the folders that the section `model` names; see `fitted`."""
     model = config.model
-    image, text = (_expected_of_folder(model, source) for source in (model.vision, model.text))
+    image, text = (_expected_of_folder(model.clip or source) for source in (model.vision, model.text))
     if image is None and text is None:
         return config
     size, length = image and image.image_size, text and text.max_length
@@ -153,12 +152,17 @@ def of_one_rank() -> int:
     return logging.INFO if ranks is not None and ranks.rank > 0 else logging.WARNING
 
 
-def _expected_of_folder(model: ModelConfig, source: Any) -> ExpectedInputs | None:
-    source = model.clip or source
+def _expected_of_folder(source: Any) -> ExpectedInputs | None:
     if not isinstance(source, str) or not Path(source).is_dir():
         return None
-    config = config_of(source)
-    return None if config is None else expected_inputs(config, source=source)
+    # Imported here: transformers takes seconds to import, and built-in towers come without it.
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception:  # the model is loaded next, and that says what is wrong
+        return None
+    return expected_inputs(config, source=source)
 
 
 def _image_settings(source: str | None, processor: Any, *, is_loaded: bool) -> dict[str, Any]:
@@ -168,7 +172,6 @@ def _image_settings(source: str | None, processor: Any, *, is_loaded: bool) -> d
         return images.to_dict()
     if not source:
         return {}
-    # Imported here: transformers takes seconds to import, and built-in towers come without it.
     from transformers.utils.hub import cached_file
 
     for name in ("processor_config.json", "preprocessor_config.json"):

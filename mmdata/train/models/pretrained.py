@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import textwrap
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train.models.expected_inputs import PixelStats, expected_inputs, of_one_rank
 from mmdata.train.models.transformers_towers import (
@@ -26,6 +26,7 @@ from mmdata.train.models.transformers_towers import (
     ClipTextTower,
     Siglip2ImageTower,
     SiglipTextTower,
+    faster_on_a_gpu,
 )
 
 logger = logging.getLogger("mmdata")
@@ -36,16 +37,14 @@ CLIP_TYPES = ("clip", "siglip", "siglip2")
 """Values of model_type with both towers in one model."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformersTowers:
-    """What `DualEncoder` is made of.
+class Pretrained(NamedTuple):
+    """Towers, and what belongs to them.
 
     Attributes:
         image: (B, 3, H, W) floats to (B, image_width).
         text: (B, L) input_ids and attention_mask to (B, text_width).
         image_width: features of the image tower.
         text_width: features of the text tower.
-        projected: the towers end in one common space already (CLIP, SigLIP).
         vocab_size: entries of the text tower's vocabulary.
         pixel_stats: mean and standard deviation of each channel that the image tower expects.
         logit_scale: learned multiplier, where the model has one.
@@ -56,74 +55,57 @@ class TransformersTowers:
     text: nn.Module
     image_width: int
     text_width: int
-    projected: bool
     vocab_size: int
     pixel_stats: PixelStats
-    logit_scale: float | None = None
-    logit_bias: float | None = None
+    logit_scale: float | None
+    logit_bias: float | None
 
 
-def load_clip(source: Source, *, gradient_checkpointing: bool = False) -> TransformersTowers:
-    """Both towers of one model of type clip, siglip or siglip2.
+def load(config: ModelConfig) -> Pretrained:
+    """The towers that settings name: both of `clip`, which end in one space, or `vision` and `text`, which do not.
 
-    Args:
-        source: folder, Hugging Face name, or config with a model_type.
-        gradient_checkpointing: recompute activations in backward.
+    Of a CLIP or SigLIP in `vision` or `text`, its tower of that kind is taken.
 
     Raises:
-        ConfigError: nothing to load there, or a model of another type.
+        ConfigError: nothing to load there, a model of another type, or one whose width cannot be told.
     """
-    model = _load(source, key="model.clip", gradient_checkpointing=gradient_checkpointing)
+    keys = ("model.clip", "model.clip") if config.clip is not None else ("model.vision", "model.text")
+    vision, text = config.clip or config.vision, config.clip or config.text
+    assert vision is not None, "checked before"
+    assert text is not None, "checked before"
+    checkpointing = config.gradient_checkpointing
+    vision_model = _load(vision, key=keys[0], gradient_checkpointing=checkpointing)
+    scale, bias = None, None
+    if config.clip is None:
+        text_model = _load(text, key=keys[1], gradient_checkpointing=checkpointing)
+    else:
+        text_model = vision_model
+        scale, bias = _scale_and_bias(vision_model, is_new=not isinstance(config.clip, str))
+    image_tower, image_width = _image_tower(vision_model, keys[0])
+    text_tower, text_width = _text_tower(text_model, keys[1])
+    return Pretrained(
+        image=image_tower,
+        text=text_tower,
+        image_width=image_width,
+        text_width=text_width,
+        vocab_size=int(getattr(text_model.config, "text_config", text_model.config).vocab_size),
+        pixel_stats=_pixel_stats(vision, vision_model),
+        logit_scale=scale,
+        logit_bias=bias,
+    )
+
+
+def _scale_and_bias(model: Any, *, is_new: bool) -> tuple[float, float | None]:
     kind = model.config.model_type
     if kind not in CLIP_TYPES:
         raise ConfigError(
             f"model.clip: model_type '{kind}'; expected {', '.join(CLIP_TYPES)}. "
             "Other towers go to model.vision and model.text"
         )
-    image, image_width = _image_tower(model, "model.clip")
-    text, text_width = _text_tower(model, "model.clip")
-    if not isinstance(source, str):
-        # The library leaves scale 1 and bias 0 in a SigLIP without weights; the paper starts at 10 and -10.
-        scale, bias = (math.exp(model.config.logit_scale_init_value), None) if kind == "clip" else (10.0, -10.0)
-    else:
-        scale, bias = math.exp(model.logit_scale.item()), None if kind == "clip" else model.logit_bias.item()
-    return TransformersTowers(
-        image=image,
-        text=text,
-        image_width=image_width,
-        text_width=text_width,
-        projected=True,
-        vocab_size=_vocab_size(model),
-        pixel_stats=_pixel_stats(source, model),
-        logit_scale=scale,
-        logit_bias=bias,
-    )
-
-
-def load_pair(vision: Source, text: Source, *, gradient_checkpointing: bool = False) -> TransformersTowers:
-    """A vision model and a text model; they still need projections to a common space.
-
-    Args:
-        vision: folder, Hugging Face name, or config with a model_type; of a CLIP or SigLIP, its image tower.
-        text: likewise; of a CLIP or SigLIP, its text tower.
-        gradient_checkpointing: recompute activations in backward.
-
-    Raises:
-        ConfigError: nothing to load there, or a model whose width cannot be told.
-    """
-    vision_model = _load(vision, key="model.vision", gradient_checkpointing=gradient_checkpointing)
-    text_model = _load(text, key="model.text", gradient_checkpointing=gradient_checkpointing)
-    image_tower, image_width = _image_tower(vision_model, "model.vision")
-    text_tower, text_width = _text_tower(text_model, "model.text")
-    return TransformersTowers(
-        image=image_tower,
-        text=text_tower,
-        image_width=image_width,
-        text_width=text_width,
-        projected=False,
-        vocab_size=_vocab_size(text_model),
-        pixel_stats=_pixel_stats(vision, vision_model),
-    )
+    if kind == "clip":
+        return math.exp(model.config.logit_scale_init_value if is_new else model.logit_scale.item()), None
+    # The library leaves scale 1 and bias 0 in a SigLIP without weights; the paper starts at 10 and -10.
+    return (10.0, -10.0) if is_new else (math.exp(model.logit_scale.item()), model.logit_bias.item())
 
 
 def _image_tower(model: Any, key: str) -> tuple[nn.Module, int]:
@@ -148,10 +130,6 @@ def _text_tower(model: Any, key: str) -> tuple[nn.Module, int]:
     return AnyTextTower(model), _width(model, key)
 
 
-def _vocab_size(model: Any) -> int:
-    return int(getattr(model.config, "text_config", model.config).vocab_size)
-
-
 def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
     """The model, in float32."""
     try:
@@ -169,6 +147,7 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
             f"{key}: cannot load {source!r}: give a folder with config.json and model.safetensors, a Hugging Face "
             f"name, or a config with a known model_type ({why})"
         ) from error
+    faster_on_a_gpu(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +146,39 @@ class ChannelNorm(nn.GroupNorm):
         super().__init__(1, channels)
 
 
+class PatchConv(nn.Conv2d):
+    """A convolution whose patches do not overlap: on a GPU one matrix product, for which cuDNN's kernels are slow."""
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d) -> PatchConv:
+        """The same map with the same parameters, not copies of them."""
+        size: Any = conv.kernel_size
+        own = cls(conv.in_channels, conv.out_channels, size, stride=size, bias=conv.bias is not None, device="meta")
+        own.weight, own.bias = conv.weight, conv.bias
+        return own
+
+    @staticmethod
+    def can_be(conv: nn.Conv2d) -> bool:
+        """Whether a convolution cuts images into patches and does nothing else."""
+        return conv.kernel_size == conv.stride and (conv.padding, conv.dilation, conv.groups) == ((0, 0), (1, 1), 1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        # On a CPU the convolution takes 0.6 to 0.7 of the product's time, forward and backward.
+        return patch_product(input, self.weight, self.bias) if input.is_cuda else super().forward(input)
+
+
+def patch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What conv2d gives for a stride equal to the kernel, (B, width, H / p, W / p), in the memory order of tokens."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
+        x = x.to(torch.get_autocast_dtype(x.device.type))  # before the patches are copied, not after
+    rows, columns = weight.shape[2:]
+    height, width = x.shape[2] // rows, x.shape[3] // columns
+    whole = x[:, :, : height * rows, : width * columns]
+    patches = whole.unflatten(3, (width, columns)).unflatten(2, (height, rows))  # (B, 3, h, p, w, p)
+    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, 3 * p * p)
+    return F.linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
 class ImageTower(nn.Module):
     """Vision transformer; the mean over patches is the image.
 
@@ -166,7 +199,7 @@ class ImageTower(nn.Module):
             layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), ChannelNorm(out), nn.ReLU()]
             channels = out
         rest = preset.patch_size // 2 ** len(preset.stem)
-        self.patches = nn.Sequential(*layers, nn.Conv2d(channels, self.width, rest, stride=rest))
+        self.patches = nn.Sequential(*layers, PatchConv(channels, self.width, rest, stride=rest))
         self.transformer = Transformer(preset.image, dropout, gradient_checkpointing)
 
     def forward(self, pixel_values: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.models.clip.modeling_clip import CLIPEncoderLayer
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
+from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 
-from mmdata.train.models.towers import masked_mean
+from mmdata.train.models.towers import PatchConv, masked_mean
 
 ATTENTION = "sdpa_masked"
 """torch's attention, with the mask of every batch. The library's "sdpa" asks first whether there is padding at all, and
@@ -29,6 +33,59 @@ def _mask_of_any_batch(*, attention_mask: Tensor | None = None, **settings: Any)
 
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 AttentionMaskInterface.register(ATTENTION, _mask_of_any_batch)
+
+
+def faster_on_a_gpu(model: nn.Module) -> None:
+    """Replace the layers of CLIP and SigLIP, and maps of patches, by modules with the same parameters and names."""
+    # Before transformers 5 a layer took the causal mask as an argument of its own.
+    takes_one_mask = "causal_attention_mask" not in inspect.signature(CLIPEncoderLayer.forward).parameters
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, (CLIPEncoderLayer, SiglipEncoderLayer, Siglip2EncoderLayer)) and takes_one_mask:
+                setattr(parent, name, Layer(part))
+            elif type(part) is nn.Conv2d and PatchConv.can_be(part):
+                setattr(parent, name, PatchConv.of(part))
+
+
+class Layer(CLIPEncoderLayer):
+    """A layer of CLIP or SigLIP. Under autocast its weights are cast together, and q, k and v are one product."""
+
+    def __init__(self, theirs: nn.Module) -> None:
+        nn.Module.__init__(self)
+        for name, part in theirs.named_children():
+            setattr(self, name, part)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Tensor:
+        attention, mlp, device = self.self_attn, self.mlp, hidden_states.device.type
+        maps = ((attention.q_proj, attention.k_proj, attention.v_proj), (attention.out_proj,), (mlp.fc1,), (mlp.fc2,))
+        are_plain = all(type(part) is nn.Linear for group in maps for part in group)  # others may be adapters
+        # FSDP2 has cast its weights already, and frees them until backward, as it could not free these copies.
+        are_cast = torch.is_autocast_enabled(device) and attention.q_proj.weight.dtype == torch.float32
+        if not (are_cast and are_plain and attention.config._attn_implementation in ("sdpa", ATTENTION)):
+            return super().forward(hidden_states, attention_mask, **settings)
+        qkv, out, fc1, fc2 = cast_together(maps, torch.get_autocast_dtype(device))
+        values = F.linear(self.layer_norm1(hidden_states), *qkv).chunk(3, -1)
+        q, k, v = (
+            value.unflatten(2, (attention.num_heads, -1)).transpose(1, 2) for value in values
+        )  # (B, heads, T, d)
+        dropout = attention.dropout if attention.training else 0.0
+        settings |= {"dropout": dropout, "scaling": attention.scale}
+        settings.setdefault("is_causal", False)
+        x, _ = sdpa_attention_forward(attention, q, k, v, attention_mask, **settings)  # (B, T, heads, d)
+        hidden_states = hidden_states + F.linear(x.flatten(2), *out)
+        x = mlp.activation_fn(F.linear(self.layer_norm2(hidden_states), *fc1))
+        return hidden_states + F.linear(x, *fc2)
+
+
+def cast_together(groups: Sequence[Sequence[nn.Linear]], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each group of maps as one map, in `dtype`: views of one tensor, so that one cast makes all."""
+    maps = [part for group in groups for part in group]
+    parameters = [part.weight.flatten() for part in maps] + [part.bias for part in maps]
+    shapes = [(sum(part.out_features for part in group), group[0].in_features) for group in groups]
+    sizes = [rows * columns for rows, columns in shapes] + [rows for rows, _ in shapes]
+    views = torch.cat(parameters).to(dtype).split(sizes)
+    weights, biases = views[: len(shapes)], views[len(shapes) :]
+    return [(weight.view(shape), bias) for shape, weight, bias in zip(shapes, weights, biases, strict=True)]
 
 
 class AnyImageTower(nn.Module):

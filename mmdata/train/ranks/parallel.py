@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train.compiler import compiler_error
+from mmdata.train.compiler import compiler_error, wants_compiled_blocks
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.ranks.sharding import blocks_of, towers_of
 
@@ -29,9 +29,9 @@ def prepare(
         autocast_dtype: of the towers.
 
     Raises:
-        ConfigError: `train.compile` without what torch.compile needs.
+        ConfigError: `train.compile` is true, without what torch.compile needs.
     """
-    if config.compile:
+    if wants_compiled_blocks(config.compile, device):
         compile_blocks(model, device)
     if config.parallel == "fsdp" and collectives.world_size() > 1:
         sharding.shard(model, device, autocast_dtype=autocast_dtype)

@@ -255,7 +255,7 @@ class Trainer:
     def _rehearse(self) -> None:
         """A step of each shape of the epoch, without an update."""
         blank = self.extras.blank_batches
-        slow_at_first = self.device.type == "cuda" or self.config.compile
+        slow_at_first = self.device.type == "cuda" or self.config.compile is True
         wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
         if not wanted or blank is None or self.step == self.total_steps:
             return
