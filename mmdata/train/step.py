@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from mmdata.train.batches import has_rows, split
 from mmdata.train.models.dual_encoder import DualEncoder
 from mmdata.train.ranks import collectives, parallel
 
@@ -83,25 +84,6 @@ def train_step(
     loss = loss_function(output, batch)
     _scaled(loss, scaler).backward()
     return StepOutput(loss.detach(), _detached(output))
-
-
-def split(batch: Mapping[str, object], size: int) -> Iterator[dict[str, Any]]:
-    """Parts of `size` rows, the last one with what is left; values that are no tensor or list go into each part.
-
-    Raises:
-        ValueError: entries of the batch with different numbers of rows, or an entry that nests tensors with rows.
-    """
-    cut = {key: value for key, value in batch.items() if isinstance(value, list) or _has_rows(value)}
-    counts = {key: len(cast("list[object]", value)) for key, value in cut.items()}
-    if max(counts.values(), default=0) <= size:
-        yield dict(batch)
-        return
-    if nested := [key for key in batch if key not in cut and any(map(_has_rows, tree_leaves(batch[key])))]:
-        raise ValueError(f"the batch's entries {nested} nest tensors, and cannot be split: make each an entry itself")
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"the batch's entries have different numbers of rows, and cannot be split: {counts}")
-    for start in range(0, max(counts.values(), default=0), size):
-        yield {**batch, **{key: cast(Any, value)[start : start + size] for key, value in cut.items()}}
 
 
 def gradient_cache(
@@ -195,7 +177,7 @@ def _first_pass(
 def _concatenated(values: Sequence[Any]) -> Any:
     """One output of all parts, as a leaf that collects its gradient; what has no rows is that of the first part."""
     joined = values[0]
-    if _has_rows(joined):
+    if has_rows(joined):
         try:
             joined = torch.cat(list(values))
         except (RuntimeError, TypeError) as error:
@@ -215,10 +197,6 @@ def _grads_by_part(leaf: Any, values: Sequence[Any]) -> list[Tensor | None]:
     if not grad.ndim:
         return [*[None] * (len(values) - 1), grad]
     return list(grad.split([len(value) for value in values]))
-
-
-def _has_rows(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _detached(output: Any) -> Any:

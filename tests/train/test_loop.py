@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 
-import mmdata
 from mmdata.config import TrainConfig
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError, TrainingError
@@ -563,8 +562,11 @@ def test_loop_own_run_says_how_its_weights_are_loaded(tmp_path: Path, capsys: py
     assert make_trainer(tmp_path, epochs=1).run() == 0
     last = capsys.readouterr().out.splitlines()[-1]
     path = tmp_path / "checkpoints" / "step-0000000004"
-    line = f"model.load_state_dict(mmdata.train.run.checkpoint.load_checkpoint(Path('{path}'))['model'])"
+    line = (
+        "from mmdata.train.run.checkpoint import load_checkpoint; "
+        f"model.load_state_dict(load_checkpoint(Path('{path}'))['model'])"
+    )
     assert last == f"finished after step 4; checkpoint in {tmp_path / 'checkpoints'}; next: {line}"
     model = small.small_model()
-    exec(line, {"mmdata": mmdata, "Path": Path, "model": model})
+    exec(line, {"Path": Path, "model": model})
     torch.testing.assert_close(dict(model.state_dict()), dict(last_state(tmp_path)["model"]))

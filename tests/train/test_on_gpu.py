@@ -18,6 +18,7 @@ from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
 from mmdata.train import DualEncoder, losses, miners, train_step
+from mmdata.train.batches import split
 from mmdata.train.losses import tiles
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
@@ -27,7 +28,6 @@ from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import parallel, sharding
 from mmdata.train.run.optimizer import make_optimizer
 from mmdata.train.run.trainer import Trainer
-from mmdata.train.step import split
 from tests.rounding import rounding
 from tests.train import small_run as small
 from tests.train.compare import features, scalar, value_and_gradients

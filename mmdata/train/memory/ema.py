@@ -13,9 +13,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from mmdata.batch import Batch
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
+from mmdata.train.batches import split
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import sharding
-from mmdata.train.step import split
 
 
 class EMA:

@@ -192,9 +192,10 @@ class Trainer:
             self._run_epoch()
             self._evaluate_if_due()
         newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step)
-        load = f"mmdata.train.run.checkpoint.load_checkpoint(Path('{newest}'))"
         self.report.finished(
-            f"after step {self.step}; checkpoint in {newest.parent}", f"model.load_state_dict({load}['model'])"
+            f"after step {self.step}; checkpoint in {newest.parent}",
+            "from mmdata.train.run.checkpoint import load_checkpoint; "
+            f"model.load_state_dict(load_checkpoint(Path('{newest}'))['model'])",
         )
 
     def _run_epoch(self) -> None:
