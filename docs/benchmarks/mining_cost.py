@@ -51,7 +51,6 @@ def main() -> None:
     kinds: dict[str, miners.AnyMiner | None] = {
         "none": None,
         "top_k 64": miners.TopK(64),
-        "ratio 0.1": miners.Ratio(0.1),
         "semi_hard": miners.SemiHard(0.2),
         "gumbel_top_k 64": miners.GumbelTopK(64),
     }

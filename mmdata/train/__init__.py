@@ -1,7 +1,7 @@
 """The GPU half: towers, miners, losses and the training step. Its input is any iterable of batches.
 
 - `run/`: a step of training (embed → mine → loss, each replaceable), the loop around it, checkpoints and watchdog.
-- `models/`, `losses/`, `miners/`: the parts of that step. `memory/`: what outlives a batch.
+- `models/`, `losses/`, `miners`: the parts of that step. `memory/`: what outlives a batch.
 - `ranks/`: several processes. `log/`: what a run says of itself.
 - `evaluation/`: retrieval, zero-shot and compositional scores.
 - The files here are below all of these. `batches` says what the loop needs of a loader: nothing here reads a shard.

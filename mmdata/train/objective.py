@@ -11,7 +11,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
-from mmdata.config.train import LossName, LossPrecision
+from mmdata.config.train import LossName
 from mmdata.errors import ConfigError
 from mmdata.train import losses
 from mmdata.train.keys import check_keys
@@ -19,8 +19,8 @@ from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import All, AnyMiner, Chain
-from mmdata.train.miners.configured import configured
 from mmdata.train.models.dual_encoder import DualEncoderOutput
+from mmdata.train.named_miner import configured
 
 NO_IMAGE = -(2**63)
 """Image hash of a text without an image; a real hash equals it with a probability of 1 in 2^64."""
@@ -115,7 +115,9 @@ class ContrastiveLoss:
         scale = self._scale(output)
         if name == "multi_positive":
             return losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
-        given["precision"] = self._precision(images.device)
+        given["precision"] = self.config.loss_precision
+        if given["precision"] == "auto" and self.config.precision == "bf16" and images.device.type == "cuda":
+            given["precision"] = "bf16"
         if name == "siglip":
             assert output.logit_bias is not None, "check_fits"
             return losses.siglip_loss(images, texts, scale, output.logit_bias, **given)
@@ -141,7 +143,7 @@ class ContrastiveLoss:
         images, texts = kept
         return images, texts if captions is None else captions.joined(texts)
 
-    def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float | list[float]]:
+    def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float]:
         """What the miner makes of this batch; see `mining_telemetry`."""
         labels = [self._labels(batch)] if self.config.loss == "multi_positive" else []
         return mining_telemetry(
@@ -152,12 +154,6 @@ class ContrastiveLoss:
             valid=batch["valid"],
             same=[*self._same(batch), *labels],
         )
-
-    def _precision(self, device: torch.device) -> LossPrecision:
-        wanted = self.config.loss_precision
-        if wanted == "auto" and self.config.precision == "bf16" and device.type == "cuda":
-            return "bf16"
-        return wanted
 
     def _scale(self, output: DualEncoderOutput) -> Tensor:
         if output.logit_scale is None:

@@ -20,7 +20,6 @@ from mmdata.train.ranks import collectives
 
 ROWS, RANKS = 6, 2
 VALID = torch.tensor([1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 0]).bool()
-LABELS = torch.tensor([1, 2, 1, 2, 2, 1, 1, 1, 2, 2, 2, -1])
 SAME = torch.tensor([0, 1, 2, 3, 4, 0, 6, 1, 8, 9, 10, 11])
 
 
@@ -35,7 +34,7 @@ def results(rows: slice) -> dict[str, Any]:
     """What a process finds that holds these rows of the global batch."""
     images, texts, teacher_images, teacher_texts = (x[rows] for x in rows_of_all())
     teacher = miners.TeacherMask.gather(teacher_images, teacher_texts, 0.1)
-    miner = miners.Chain([teacher, miners.SameLabel.gather(LABELS[rows], 3)])
+    miner = miners.Chain([teacher, miners.SameGroup(3, 2)])
     scale = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
     inputs = [images.requires_grad_(), texts.requires_grad_(), scale]
     keys = {"valid": VALID[rows], "same": [SAME[rows]]}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmdata.batch import Batch
-from mmdata.train import losses, miners
+from mmdata.train import losses
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue
@@ -66,7 +66,6 @@ ENTRIES: dict[str, Callable[[], object]] = {
     "image_hash of the objective": lambda: ContrastiveLoss()(output(), batch_of(image_hash=HASHES.float())),
     "extra negatives": lambda: ExtraNegatives(torch.rand(2, 3), [torch.zeros(2)]),
     "queue": lambda: FeatureQueue(8).keep(output(), batch_of(caption_hash=HASHES.double()), 0),
-    "SameLabel": lambda: miners.SameLabel(torch.zeros(6), k=1),
     "telemetry": lambda: mining_telemetry(*features(6), torch.tensor(9.0), same=[HASHES.float()]),
 }
 

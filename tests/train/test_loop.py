@@ -37,7 +37,7 @@ from tests.programs import PATIENCE_S, Program, free_port, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 def load_program() -> ModuleType:

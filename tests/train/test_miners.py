@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,11 @@ from pytorch_metric_learning.miners import BatchHardMiner, TripletMarginMiner
 
 from mmdata.train import losses, miners
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import Chosen
+from mmdata.train.losses.rows import ChosenPairs
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from own_miners import DistanceWeighted, Ratio
 
 T, N = True, False
 
@@ -114,7 +120,7 @@ def test_ratio_keeps_the_hardest_share_as_numpy_sorts(share: float):
     scores = torch.rand(6, 20, generator=generator)
     negatives = torch.rand(6, 20, generator=generator) < 0.8
     negatives[5] = False
-    kept = miners.Ratio(share)(scores, torch.zeros(6, 20).bool(), negatives)
+    kept = Ratio(share)(scores, torch.zeros(6, 20).bool(), negatives)
     for row in range(6):
         values = np.sort(scores[row][negatives[row]].numpy())[::-1]
         count = max(1, round(share * len(values))) if len(values) else 0
@@ -133,8 +139,8 @@ def test_drop_hardest_leaves_out_a_number_or_a_share():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: miners.Ratio(0), "Ratio keeps a share above 0, up to 1: got share=0"),
-        (lambda: miners.Ratio(1.5), "Ratio keeps a share above 0, up to 1: got share=1.5"),
+        (lambda: Ratio(0), "Ratio keeps a share above 0, up to 1: got share=0"),
+        (lambda: Ratio(1.5), "Ratio keeps a share above 0, up to 1: got share=1.5"),
         (lambda: miners.SemiHard(0), "SemiHard's margin is a difference of cosines above 0: got margin=0"),
         (lambda: miners.DropHardest(1.5), "leaves out a whole number, or a share below 1: got amount=1.5"),
         (lambda: miners.DropHardest(0), "leaves out a whole number, or a share below 1: got amount=0"),
@@ -149,7 +155,7 @@ EVERY = [
     miners.All(),
     miners.TopK(3),
     miners.TopK(99),
-    miners.Ratio(0.3),
+    Ratio(0.3),
     miners.SemiHard(0.3),
     miners.DropHardest(2),
     miners.DropHardest(0.3),
@@ -157,7 +163,7 @@ EVERY = [
     miners.GumbelTopK(3, gradient="relaxed"),
     miners.GumbelTopK(3, gradient="straight_through"),
     miners.GumbelTopK(99, gradient="relaxed"),
-    miners.DistanceWeighted(4, k=3),
+    DistanceWeighted(4, k=3),
     miners.FalseNegativeMargin(0.1),
     miners.SameGroup(2, 1),
     miners.Chain([miners.FalseNegativeMargin(0.0), miners.DropHardest(1), miners.GumbelTopK(2, gradient="relaxed")]),
@@ -196,7 +202,7 @@ def test_no_miner_lets_in_what_is_masked_and_none_makes_nan(miner: miners.AnyMin
     admissible = valid[:, None] & valid & (same[0][:, None] != same[0]) & ~torch.eye(rows).bool()
     seen: list[torch.Tensor] = []
 
-    def look(scores: torch.Tensor, chosen: Chosen) -> torch.Tensor:
+    def look(scores: torch.Tensor, chosen: ChosenPairs) -> torch.Tensor:
         seen.append(chosen.negatives)
         assert chosen.weights is None or (chosen.weights > 0).all()
         return scores.sum(1)

@@ -162,6 +162,7 @@ def test_miner_of_a_user_may_be_a_function_or_a_class_of_mmdata(tmp_path: Path, 
     assert miners.for_block(plain, "image", slice(1))(*called).tolist() == [[False, True, True]]
     bound = loss_of({"name": "user", "target": "my_functions:above", "arguments": {"cosine": 0.7}}).miner
     assert miners.for_block(bound, "image", slice(1))(*called).tolist() == [[False, False, True]]
-    ratio = {"name": "user", "target": "mmdata.train.miners:Ratio", "arguments": {"share": 0.5}}
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    ratio = {"name": "user", "target": "own_miners:Ratio", "arguments": {"share": 0.5}}
     hardest = miners.for_block(loss_of(ratio).miner, "image", slice(1))
     assert hardest(*called).tolist() == [[False, False, True]]

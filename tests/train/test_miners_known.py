@@ -75,23 +75,15 @@ def test_teacher_that_is_the_model_masks_as_the_margin_does():
     assert not torch.isclose(found, losses.clip_loss(images, texts, torch.tensor(10.0)))
 
 
-def test_same_label_keeps_the_nearest_of_the_anchors_label():
-    labels = torch.tensor([4, 4, 4, 9, -1, -1])
+def test_same_group_keeps_the_nearest_of_the_anchors_group():
     scores = torch.tensor([[0.9, 0.2, 0.3, 0.8, 0.7, 0.6]]).expand(6, 6)
     positives = torch.eye(6).bool()
-    kept = miners.SameLabel(labels, 1).block("text", slice(0, 6))(scores, positives, ~positives)
-    assert [row.nonzero().flatten().tolist() for row in kept] == [[2], [0], [0], [], [], []]
-    kept = miners.SameLabel.gather(labels, 9).block("text", slice(1, 3))(scores[1:3], positives[1:3], ~positives[1:3])
+    kept = miners.SameGroup(3, 1).block("text", slice(0, 6))(scores, positives, ~positives)
+    assert [row.nonzero().flatten().tolist() for row in kept] == [[2], [0], [0], [4], [3], [3]]
+    outside = torch.ones(2, 3)  # further columns, from outside the batch
+    wide, masks = torch.cat([scores[1:3], outside], dim=1), F.pad(positives[1:3], (0, 3))
+    kept = miners.SameGroup(3, 9).block("text", slice(1, 3))(wide, masks, ~masks)
     assert [row.nonzero().flatten().tolist() for row in kept] == [[0, 2], [0, 1]]
-
-
-def test_same_group_is_same_label_with_groups_of_rows_in_a_row():
-    images, texts = features(8)
-    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    scale = torch.tensor(10.0)
-    found = losses.clip_loss(images, texts, scale, miner=miners.SameGroup(4, 2))
-    assert found == losses.clip_loss(images, texts, scale, miner=miners.SameLabel(labels, 2))
-    assert found != losses.clip_loss(images, texts, scale, miner=miners.TopK(2))
 
 
 def test_chain_hands_what_is_left_to_the_next():
@@ -126,8 +118,8 @@ def test_known_miners_refuse_what_they_cannot_do():
         miners.TeacherMask(torch.eye(2), torch.eye(2), -3)
     with pytest.raises(ValueError, match=r"TeacherMask's images \(2, 2\) and texts \(3, 3\) must both be \(N, D\)"):
         miners.TeacherMask(torch.eye(2), torch.eye(3))
-    with pytest.raises(ValueError, match="SameLabel keeps at least one negative a row: got k=0"):
-        miners.SameLabel(torch.arange(3), 0)
+    with pytest.raises(ValueError, match="SameGroup keeps at least one negative a row: got k=0"):
+        miners.SameGroup(2, 0)
     with pytest.raises(ValueError, match="SameGroup needs groups of at least 2 rows: got size=1"):
         miners.SameGroup(1, 4)
     with pytest.raises(ValueError, match=r"Chain of no miners: give at least one; All\(\) keeps every negative"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,12 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.rows import Chosen
-from mmdata.train.miners.sampling import relaxed_top_k
+from mmdata.train.losses.rows import ChosenPairs
+from mmdata.train.miners import relaxed_top_k
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+from own_miners import DistanceWeighted
 
 DRAWS = 20_000
 UNLIKELY = 1e-3  # the seed is fixed: a right sampler passes always
@@ -96,17 +102,15 @@ def test_distance_weighted_draws_as_that_of_pytorch_metric_learning(monkeypatch:
     assert weights[2] == 0
     scores = images[0] @ texts.T
     positive = {(i + 1,): weight for i, weight in enumerate(weights) if weight > 0}
-    assert_drawn_with(drawn_sets(miners.DistanceWeighted(6), scores), positive)
+    assert_drawn_with(drawn_sets(DistanceWeighted(6), scores), positive)
     pairs = without_replacement(weights, 2)
-    assert_drawn_with(
-        drawn_sets(miners.DistanceWeighted(6, k=2), scores), {key: p for key, p in pairs.items() if p > 0}
-    )
+    assert_drawn_with(drawn_sets(DistanceWeighted(6, k=2), scores), {key: p for key, p in pairs.items() if p > 0})
 
 
 def test_distance_weighted_row_whose_negatives_are_all_far_keeps_none():
     scores, positives = torch.tensor([[0.9, -0.5, -0.9, -1.0]]), torch.tensor([[True, False, False, False]])
-    assert not miners.DistanceWeighted(16, k=3)(scores, positives, ~positives).any()
-    everything = miners.DistanceWeighted(16, k=3, farthest=2.0)(scores, positives, ~positives)
+    assert not DistanceWeighted(16, k=3)(scores, positives, ~positives).any()
+    everything = DistanceWeighted(16, k=3, farthest=2.0)(scores, positives, ~positives)
     assert everything.tolist() == [[False, True, True, False]]  # at 2.0 is not below 2.0
 
 
@@ -203,7 +207,7 @@ def test_gradient_of_a_weight_of_0_is_the_share_in_the_softmax_up_to_its_bound()
     logits = torch.tensor([[0.0, 2.0, 1.0, 60.0]], dtype=torch.float64)
     positives, negatives = torch.tensor([[[True, False, False, False]], [[False, True, False, False]]])
     weights = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)  # 1 - 1 = 0 where it is not kept
-    value = Chosen(positives, negatives, weights).weighted_log_sum_exp(logits)
+    value = ChosenPairs(positives, negatives, weights).weighted_log_sum_exp(logits)
     total = 1 + math.e**2
     torch.testing.assert_close(value, torch.tensor([math.log(total)], dtype=torch.float64), rtol=1e-14, atol=0)
     (grad,) = torch.autograd.grad(value.sum(), weights)
@@ -213,7 +217,7 @@ def test_gradient_of_a_weight_of_0_is_the_share_in_the_softmax_up_to_its_bound()
 
 @pytest.mark.parametrize(
     "miner",
-    [miners.GumbelTopK(3), miners.GumbelTopK(3, gradient="relaxed"), miners.DistanceWeighted(8, k=3)],
+    [miners.GumbelTopK(3), miners.GumbelTopK(3, gradient="relaxed"), DistanceWeighted(8, k=3)],
     ids=lambda miner: repr(miner),
 )
 def test_draws_are_those_of_the_default_generator(miner: miners.Miner):
@@ -234,6 +238,6 @@ def test_samplers_refuse_what_they_cannot_do():
     with pytest.raises(ValueError, match="gradient is 'none', 'straight_through' or 'relaxed': got gradient='hard'"):
         miners.GumbelTopK(1, gradient="hard")  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match=r"needs dimension >= 3 and 0 < cutoff < farthest <= 2: got dimension=2, cutoff"
+        ValueError, match=r"needs k >= 1, dimension >= 3 and 0 < cutoff < farthest <= 2: got k=1, dimension=2, cut"
     ):
-        miners.DistanceWeighted(2)
+        DistanceWeighted(2)

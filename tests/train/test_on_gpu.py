@@ -194,7 +194,7 @@ def test_no_loss_waits(kind: Any):
 
 @pytest.mark.parametrize(
     "miner",
-    [miners.TopK(3), miners.Ratio(0.3), miners.SemiHard(0.2), miners.DropHardest(0.3), miners.GumbelTopK(3)],
+    [miners.TopK(3), miners.SemiHard(0.2), miners.DropHardest(0.3), miners.GumbelTopK(3)],
     ids=lambda miner: type(miner).__name__,
 )
 def test_no_miner_waits(miner: miners.AnyMiner):

@@ -117,7 +117,6 @@ def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path
     lines = [json.loads(line) for line in (tmp_path / "told" / "metrics.jsonl").read_text().splitlines()]
     mining = [line for line in lines if line["kind"] == "mining"]
     assert [line["step"] for line in mining] == [1, 2, 4]  # the first that is mined, then one in three
-    assert sum(mining[0]["hardness"]) == pytest.approx(1)
     assert 0 < mining[0]["kept_share"] <= 3 / 7
 
 

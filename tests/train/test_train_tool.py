@@ -33,7 +33,7 @@ from mmdata.trained.export import export_to_transformers
 from tests.programs import Program
 from tests.train.small_run import go_back
 
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share", "mining_s")
+CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdata.config.train import LossPrecision
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import Chosen
+from mmdata.train.losses.rows import ChosenPairs
 from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
@@ -105,9 +105,7 @@ def multi_positive_loss(
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same, labels=labels)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner)
-    of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner)
-    return batch.global_mean((of_images + of_texts) / 2)
+    return batch.global_mean(batch.sum_over_both(_infonce, [logit_scale], miner=miner) / 2)
 
 
 def siglip_loss(
@@ -148,14 +146,12 @@ def siglip_loss(
     scale, bias = batch.scalar("logit_scale", logit_scale), batch.scalar("logit_bias", logit_bias)
     if miner is None:
         # Each pair is in the row of one image: the other direction would add the same sum again.
-        of_negatives = softplus_sums(
-            batch.images, batch.all_texts, batch.pairs, scale=scale, bias=bias, precision=precision
-        )
-        own = scale * _own_cosines(batch) + bias
-        return batch.global_mean(batch.of_valid(of_negatives - F.logsigmoid(own)))
-    of_images = batch.sum_over("image", _sigmoid, [scale, bias], miner=miner)
-    of_texts = batch.sum_over("text", _sigmoid, [scale, bias], miner=miner)
-    return batch.global_mean((of_images + of_texts) / 2)
+        own = scale * (batch.images * batch.texts).sum(1) + bias  # (B,)
+        texts = collectives.gather_with_grad(batch.texts)
+        of_negatives = softplus_sums(batch.images, texts, batch.pairs, scale=scale, bias=bias, precision=precision)
+        of_rows, valid = of_negatives - F.logsigmoid(own), batch.pairs.valid_rows
+        return batch.global_mean((of_rows if valid is None else of_rows.where(valid, 0.0)).sum())
+    return batch.global_mean(batch.sum_over_both(_sigmoid, [scale, bias], miner=miner) / 2)
 
 
 def triplet_loss(
@@ -189,9 +185,7 @@ def triplet_loss(
         raise ValueError(f"margin is a difference of cosines, 0 to 2: got {margin}")
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    of_images = batch.sum_over("image", _hinge, miner=miner, margin=margin)
-    of_texts = batch.sum_over("text", _hinge, miner=miner, margin=margin)
-    return batch.global_mean(of_images + of_texts)
+    return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
 
 
 def hard_negative_loss(
@@ -228,9 +222,7 @@ def hard_negative_loss(
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    of_images = batch.sum_over("image", _reweighted, [logit_scale], beta=beta, prior=prior)
-    of_texts = batch.sum_over("text", _reweighted, [logit_scale], beta=beta, prior=prior)
-    return batch.global_mean((of_images + of_texts) / 2)
+    return batch.global_mean(batch.sum_over_both(_reweighted, [logit_scale], beta=beta, prior=prior) / 2)
 
 
 def _infonce_of_all(
@@ -241,8 +233,9 @@ def _infonce_of_all(
     precision: LossPrecision,
 ) -> Tensor:
     """Sum over this rank's rows; each similarity is computed once and used for both directions."""
-    own = scale * _own_cosines(batch)  # (B,)
-    over_texts, over_images = log_sum_exps(batch.images, batch.all_texts, batch.pairs, scale=scale, precision=precision)
+    own = scale * (batch.images * batch.texts).sum(1)  # (B,)
+    texts = collectives.gather_with_grad(batch.texts)
+    over_texts, over_images = log_sum_exps(batch.images, texts, batch.pairs, scale=scale, precision=precision)
     assert over_images is not None, "both"
     of_images, of_texts = [over_texts - own], [collectives.log_sum_exp(over_images)[batch.own] - own]
     for negatives, anchors, extra in ((of_images, batch.images, extra_texts), (of_texts, batch.texts, extra_images)):
@@ -250,33 +243,29 @@ def _infonce_of_all(
             columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
             sums, _ = log_sum_exps(anchors, columns, pairs, scale=scale, both=False, precision=precision)
             negatives.append(sums - own)
-    # log(1 + the sum over negatives of exp(logit - own)); where there is no negative, 0 with the gradient 0.
-    losses = [torch.stack([torch.zeros_like(own), *each]).logsumexp(0) for each in (of_images, of_texts)]
-    return batch.of_valid(losses[0] + losses[1]) / 2
+    # log(1 + the sum over negatives of exp(logit - own)). A row that is not valid has none: 0, with the gradient 0.
+    one = torch.zeros_like(own)
+    return (torch.stack([one, *of_images]).logsumexp(0) + torch.stack([one, *of_texts]).logsumexp(0)).sum() / 2
 
 
-def _own_cosines(batch: GlobalBatch) -> Tensor:
-    return (batch.images * batch.texts).sum(1)
-
-
-def _infonce(scores: Tensor, chosen: Chosen, scale: Tensor) -> Tensor:
+def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:
     logits = scale * scores
     return chosen.weighted_log_sum_exp(logits) - chosen.of_positives(logits)
 
 
-def _sigmoid(scores: Tensor, chosen: Chosen, scale: Tensor, bias: Tensor) -> Tensor:
+def _sigmoid(scores: Tensor, chosen: ChosenPairs, scale: Tensor, bias: Tensor) -> Tensor:
     logits = scale * scores + bias
     # logsigmoid is exact at both ends; softplus loses a term below e^-20 when it adds 1.
     losses = -F.logsigmoid(logits.where(chosen.positives, -logits))
     return chosen.weighted_sum(losses, chosen.negatives | chosen.positives)
 
 
-def _hinge(scores: Tensor, chosen: Chosen, *, margin: float) -> Tensor:
+def _hinge(scores: Tensor, chosen: ChosenPairs, *, margin: float) -> Tensor:
     own = chosen.of_positives(scores)[:, None]  # (b, 1)
     return chosen.weighted_sum(F.relu(margin + scores - own), chosen.negatives)
 
 
-def _reweighted(scores: Tensor, chosen: Chosen, scale: Tensor, *, beta: float, prior: float) -> Tensor:
+def _reweighted(scores: Tensor, chosen: ChosenPairs, scale: Tensor, *, beta: float, prior: float) -> Tensor:
     logits = scale * scores
     own = chosen.of_positives(logits)  # (b,)
     count = chosen.negatives.sum(1, dtype=logits.dtype)  # (b,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from mmdata.train.keys import check_keys, check_mask
 from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.miner_weights import MinerFlaws, raise_if_flawed
+from mmdata.train.losses.miner_weights import raise_if_flawed
 from mmdata.train.losses.pairs import Pairs
 from mmdata.train.losses.rows import RowLoss, as_chosen, masks, rowwise_sum
 from mmdata.train.losses.tiles import on_device
-from mmdata.train.miners import AnyMiner, Side, for_block
-from mmdata.train.miners.protocol import check_shape
+from mmdata.train.miners import AnyMiner, Side, are_flawed, check_shape, for_block
 from mmdata.train.ranks import collectives
 
 
@@ -32,7 +30,8 @@ class GlobalBatch:
         pairs: of this rank's rows with the N rows of all ranks, images with texts or texts with images.
         num_valid: of the N rows.
         own: this rank's rows, as a slice of the N.
-        flaws: invalid weights of miners; counted by `sum_over`, raised by `global_mean`.
+        flaws: miners that gave weights, and how many of them are no weights; `sum_over` counts them, and `global_mean`
+            raises.
     """
 
     images: Tensor
@@ -40,7 +39,7 @@ class GlobalBatch:
     pairs: Pairs
     num_valid: Tensor | int
     own: slice
-    flaws: list[MinerFlaws] = field(default_factory=list, init=False)
+    flaws: list[tuple[AnyMiner, Tensor]] = field(default_factory=list, init=False)
 
     @classmethod
     def gather(
@@ -77,9 +76,13 @@ class GlobalBatch:
         num_valid = len(images) if valid_columns is None else valid_columns.sum()
         if valid_columns is not None and valid_columns.device.type == "cpu" and bool(valid_columns.all()):
             valid = valid_columns = None  # masks would be for nothing; on a GPU the host would have to wait to know it
+        precise = torch.promote_types(torch.promote_types(images.dtype, texts.dtype), torch.float32)
+        images, texts = images.to(precise), texts.to(precise)
+        if valid is not None:
+            images, texts = images.where(valid[:, None], 0.0), texts.where(valid[:, None], 0.0)
         return cls(
-            _cleaned(images, valid),
-            _cleaned(texts, valid),
+            images,
+            texts,
             Pairs(tuple(keys), tuple(everyones), valid, valid_columns, partner=first, labelled=labels is not None),
             num_valid,
             slice(first, first + len(images)),
@@ -100,19 +103,10 @@ class GlobalBatch:
             raise TypeError(f"{name} must be a scalar tensor or a number: got {type(value).__name__}")
         return self.images.new_full((), value)
 
-    @cached_property
-    def all_images(self) -> Tensor:
-        """(N, D), with gradient. The first access is a collective."""
-        return collectives.gather_with_grad(self.images)
-
-    @cached_property
-    def all_texts(self) -> Tensor:
-        """(N, D), with gradient. The first access is a collective."""
-        return collectives.gather_with_grad(self.texts)
-
     def sides(self, side: Side) -> tuple[Tensor, Tensor]:
         """This rank's anchors of one side (B, D), and the other side's rows of all ranks (N, D). A collective."""
-        return (self.images, self.all_texts) if side == "image" else (self.texts, self.all_images)
+        anchors, others = (self.images, self.texts) if side == "image" else (self.texts, self.images)
+        return anchors, collectives.gather_with_grad(others)
 
     def choose(
         self, miner: AnyMiner, side: Side, rows: slice, scores: Tensor, positives: Tensor, negatives: Tensor
@@ -134,11 +128,6 @@ class GlobalBatch:
         keys = pairs.row_keys if extra.same else ()
         return Pairs(keys, tuple(extra.same), pairs.valid_rows, extra.valid)
 
-    def of_valid(self, losses: Tensor) -> Tensor:
-        """The sum of losses (B,) of this rank's valid rows."""
-        valid = self.pairs.valid_rows
-        return (losses if valid is None else losses.where(valid, 0.0)).sum()
-
     def sum_over(
         self,
         side: Side,
@@ -153,7 +142,7 @@ class GlobalBatch:
 
         Args:
             side: of the anchors.
-            loss: (cosines (b, N), `Chosen`, *scalars, **settings) to the losses of b anchors, (b,).
+            loss: (cosines (b, N), `ChosenPairs`, *scalars, **settings) to the losses of b anchors, (b,).
             scalars: passed to `loss`, and get a gradient too.
             miner: chooses and weighs negatives.
             extra: further negatives: texts for image anchors, images for text anchors.
@@ -163,24 +152,29 @@ class GlobalBatch:
         num_columns, outside = len(columns), None
         if extra is not None:
             outside, columns = self.pairs_with(extra), torch.cat([columns, extra.columns(columns.dtype)])  # (N + M, D)
-        flaws = None if miner is None else MinerFlaws(miner, anchors.new_zeros(()))
-        self.flaws.extend([] if flaws is None else [flaws])
-        device = anchors.device
+        device, flaws = anchors.device, anchors.new_zeros(())
+        if miner is not None:
+            self.flaws.append((miner, flaws))
 
         def of_block(scores: Tensor, rows: slice, *leaves: Tensor) -> Tensor:
             block = self.pairs.block(rows, slice(0, num_columns))
             others = None if outside is None else outside.block(rows, slice(0, len(columns) - num_columns))
             positives, negatives = on_device(masks, device)(scores.detach(), block, others, num_columns)
             chosen = negatives
-            if flaws is not None:
-                chosen = self.choose(flaws.miner, side, rows, scores, positives, negatives)
-                if chosen.dtype != torch.bool:
-                    flaws.look_at(chosen.detach(), scores, negatives)
+            if miner is not None:
+                chosen = self.choose(miner, side, rows, scores, positives, negatives)
+                if chosen.dtype != torch.bool:  # where scores are not finite, the features are at fault
+                    found = (negatives & are_flawed(chosen.detach())).sum()
+                    flaws.add_(found * scores.detach().isfinite().all())
             kept = as_chosen(chosen, positives, negatives)
             losses = on_device(loss, device)(scores, kept, *leaves, **settings)
             return losses if block.valid_rows is None else losses.where(block.valid_rows, 0.0)
 
         return rowwise_sum(of_block, anchors, columns, scalars)
+
+    def sum_over_both(self, loss: RowLoss, scalars: Sequence[Tensor] = (), **given: Any) -> Tensor:
+        """`sum_over` of both sides together."""
+        return self.sum_over("image", loss, scalars, **given) + self.sum_over("text", loss, scalars, **given)
 
     def global_mean(self, local: Tensor) -> Tensor:
         """The sum of `local` over ranks / number of valid rows, with W times the gradient of this rank's part.
@@ -190,7 +184,7 @@ class GlobalBatch:
         local = local / (self.num_valid.clamp(min=1) if isinstance(self.num_valid, Tensor) else max(1, self.num_valid))
         # The counts of flaws are reduced with the sum, so that all ranks raise: one that raised alone would leave the
         # others waiting in the next collective.
-        counts = [flaws.count for flaws in self.flaws]
+        counts = [count for _, count in self.flaws]
         everyones = collectives.all_reduce_sum(torch.stack([local.detach(), *counts]) if counts else local)
         if counts:
             flawed = torch.stack(counts).sum() > 0
@@ -198,7 +192,7 @@ class GlobalBatch:
         weighted = local * collectives.world_size()
         result = (everyones[0] if counts else everyones) + (weighted - weighted.detach())
         if counts:
-            raise_if_flawed([flaws.miner for flaws in self.flaws], everyones[1:])
+            raise_if_flawed([miner for miner, _ in self.flaws], everyones[1:])
         return result
 
 
@@ -222,9 +216,3 @@ def _check(images: Tensor, texts: Tensor, valid: Tensor | None, same: Sequence[T
                 f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
             )
         (check_mask if name == "valid" else check_keys)(name, column)
-
-
-def _cleaned(features: Tensor, valid: Tensor | None) -> Tensor:
-    """At least float32, with zeros in rows that are not valid."""
-    precise = features.to(torch.promote_types(features.dtype, torch.float32))
-    return precise if valid is None else precise.where(valid[:, None], 0.0)

@@ -1,39 +1,13 @@
-"""Checks that a miner's weights are finite and at least 0, without waiting for the device."""
+"""The error for a miner whose weights are not finite or below 0, raised without waiting for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmdata.train.miners import AnyMiner
-from mmdata.train.miners.protocol import are_flawed, name_of_miner
+from mmdata.train.miners import AnyMiner, name_of_miner
 from mmdata.train.prefetch import HostCopy
-
-
-@dataclass(frozen=True)
-class MinerFlaws:
-    """The number of weights of one miner that are NaN, infinite or negative.
-
-    Attributes:
-        miner: the miner.
-        count: scalar; added up in place, block by block.
-    """
-
-    miner: AnyMiner
-    count: Tensor
-
-    def look_at(self, weights: Tensor, scores: Tensor, negatives: Tensor) -> None:
-        """Count the flaws among the weights of admissible negatives.
-
-        Args:
-            weights: (b, N), as the miner returned them.
-            scores: (b, N); if some are not finite, the features are at fault and nothing is counted.
-            negatives: bool (b, N); other entries are ignored.
-        """
-        self.count.add_((negatives & are_flawed(weights)).sum() * scores.detach().isfinite().all())
-
 
 _unread: list[tuple[list[str], HostCopy]] = []
 """Miners of the newest loss on a GPU, and their counts on the way to the host; read in the next loss."""

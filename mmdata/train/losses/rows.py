@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train.losses.pairs import Pairs
-from mmdata.train.losses.tiles import TILE_ELEMENTS, one_pass, slices
+from mmdata.train.losses.tiles import blocks, one_pass
 from mmdata.train.ranks.first_order import first_order_only
 
 MAX_LOG_WEIGHT_GRADIENT = 10.0
@@ -25,7 +25,7 @@ RowLoss = Callable[..., Tensor]
 """(similarities (b, N), rows as a slice, *scalars) to losses (b,), in operations that autograd knows."""
 
 
-class Chosen(NamedTuple):
+class ChosenPairs(NamedTuple):
     """The positives of b anchors, and the negatives that a miner chose.
 
     Attributes:
@@ -77,13 +77,13 @@ def masks(scores: Tensor, pairs: Pairs, extra: Pairs | None, num_columns: int) -
     return torch.cat([positives, torch.zeros_like(others)], dim=1), torch.cat([negatives, others], dim=1)
 
 
-def as_chosen(chosen: Tensor, positives: Tensor, negatives: Tensor) -> Chosen:
+def as_chosen(chosen: Tensor, positives: Tensor, negatives: Tensor) -> ChosenPairs:
     """What a miner returned, (b, N): without pairs that are no negatives, with weights where it gave some."""
     if chosen.dtype == torch.bool:
-        return Chosen(positives, chosen & negatives, None)
+        return ChosenPairs(positives, chosen & negatives, None)
     kept = (chosen > 0) & negatives
     dropped = (chosen == 0) & negatives
-    return Chosen(positives, kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0))
+    return ChosenPairs(positives, kept, chosen.where(kept, 1.0) + chosen.where(dropped, 0.0))
 
 
 def rowwise_sum(row_loss: RowLoss, anchors: Tensor, columns: Tensor, scalars: Sequence[Tensor] = ()) -> Tensor:
@@ -118,7 +118,7 @@ class _RowwiseSum(torch.autograd.Function):
         grad_columns = torch.zeros_like(columns) if of_columns else None
         leaves = [scalar.detach().requires_grad_(of_it) for scalar, of_it in zip(scalars, of_scalars, strict=True)]
         with one_pass(anchors.device):
-            for r in row_blocks(anchors, columns):
+            for r in blocks(anchors, columns, whole_rows=True)[0]:
                 scores = (anchors[r] @ columns.T).requires_grad_(of_anchors or of_columns)  # (b, N)
                 with torch.set_grad_enabled(with_gradient):
                     loss = row_loss(scores, r, *leaves).sum()
@@ -137,9 +137,3 @@ class _RowwiseSum(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *(None if saved is None else grad * saved for saved in ctx.saved_tensors))
-
-
-def row_blocks(anchors: Tensor, columns: Tensor) -> list[slice]:
-    """Parts of the anchors whose similarities to all columns are a tile."""
-    elements = TILE_ELEMENTS.get(anchors.device.type, TILE_ELEMENTS["cuda"])
-    return slices(len(anchors), max(1, elements // max(1, len(columns))))

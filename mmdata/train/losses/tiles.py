@@ -79,22 +79,25 @@ def log_sum_exps(
     Example:
         rows [[1., 0.]], columns [[0., 1.], [ln 3, 0.]], no partners: [ln 4], [0., ln 3].
     """
-    return _Tiled.apply(rows, columns, _typed(scale, rows), None, pairs, LOG_SUM_EXP, both, precision)
+    # The scale is of the rows' type, in which its gradient is accumulated; autograd casts it back once.
+    typed = rows.new_ones(()) if scale is None else scale.to(rows.dtype)
+    return _Tiled.apply(rows, columns, typed, None, pairs, LOG_SUM_EXP, both, precision)
 
 
 def softplus_sums(
     rows: Tensor, columns: Tensor, pairs: Pairs, *, scale: Tensor, bias: Tensor, precision: LossPrecision = "auto"
 ) -> Tensor:
     """(B,): the sum of log(1 + exp(scale * similarity + bias)) over each row's negatives; else as `log_sum_exps`."""
-    typed = _typed(scale, rows), _typed(bias, rows)
-    return _Tiled.apply(rows, columns, *typed, pairs, SOFTPLUS, False, precision)[0]
+    scale, bias = scale.to(rows.dtype), bias.to(rows.dtype)
+    return _Tiled.apply(rows, columns, scale, bias, pairs, SOFTPLUS, False, precision)[0]
 
 
-def tile_size(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
-    """Rows and columns of a tile: all columns if there are few, else four columns for each row."""
-    elements = TILE_ELEMENTS.get(device.type, TILE_ELEMENTS["cuda"])
-    tile_columns = max(1, min(columns, 2 * int(elements**0.5)))
-    return max(1, min(rows, elements // tile_columns)), tile_columns
+def blocks(rows: Tensor, columns: Tensor, *, whole_rows: bool = False) -> tuple[list[slice], list[slice]]:
+    """Parts of the rows and of the columns, which make tiles: all columns if there are few, else four for each row."""
+    elements = TILE_ELEMENTS.get(rows.device.type, TILE_ELEMENTS["cuda"])
+    num_columns = max(1, len(columns) if whole_rows else min(len(columns), 2 * int(elements**0.5)))
+    num_rows = max(1, elements // num_columns)
+    return slices(len(rows), num_rows), slices(len(columns), num_columns)
 
 
 def slices(length: int, size: int) -> list[slice]:
@@ -118,12 +121,12 @@ class _Tiled(torch.autograd.Function):
         over_columns = rows.new_full((len(rows),), form.empty)
         over_rows = rows.new_full((len(columns),), form.empty) if both else None
         sums = form.sums if bias is None else partial(form.sums, bias=bias)
-        tile_rows, tile_columns = tile_size(len(rows), len(columns), rows.device)
+        few = rows.bfloat16() if precision == "bf16" else rows
+        by_rows, by_columns = blocks(rows, columns)
         with one_pass(rows.device, precision):
-            few, parts = _rounded(rows, precision), slices(len(rows), tile_rows)
-            for c in slices(len(columns), tile_columns):
-                scaled = _rounded(scale * columns[c], precision)  # (c, D)
-                for r in parts:
+            for c in by_columns:
+                scaled = (scale * columns[c]).to(few.dtype)  # (c, D)
+                for r in by_rows:
                     of_rows, of_columns = sums(few[r], scaled, pairs.block(r, c), both)
                     over_columns[r] = form.join(over_columns[r], of_rows)
                     if over_rows is not None and of_columns is not None:
@@ -145,17 +148,20 @@ class _Tiled(torch.autograd.Function):
             for x, needed in zip((rows, columns, scale, bias), ctx.needs_input_grad, strict=False)
         ]
         grad_rows, grad_columns, grad_scale, grad_bias = grads
-        of_all_rows, of_all_columns = _finite(over_columns, grad_over_columns), _finite(over_rows, grad_over_rows)
+        # The log of an empty sum is -inf, and exp(-inf - -inf) is NaN; with any finite number in its place it is 0.
+        over_columns = over_columns.masked_fill(over_columns == -torch.inf, 0.0)
+        over_rows = None if over_rows is None else over_rows.masked_fill(over_rows == -torch.inf, 0.0)
         gradient = form.gradient if bias is None else partial(form.gradient, bias=bias)
-        tile_rows, tile_columns = tile_size(len(rows), len(columns), rows.device)
+        few = rows.bfloat16() if ctx.precision == "bf16" else rows
+        by_rows, by_columns = blocks(rows, columns)
         with one_pass(rows.device, ctx.precision):
-            few, parts = _rounded(rows, ctx.precision), slices(len(rows), tile_rows)
-            for c in slices(len(columns), tile_columns):
+            for c in by_columns:
                 block = columns[c]  # (c, D)
-                scaled, of_columns = _rounded(scale * block, ctx.precision), _part(of_all_columns, c)
+                scaled, of_columns = (scale * block).to(few.dtype), _part(over_rows, grad_over_rows, c)
                 grad_block = torch.zeros_like(block)  # with respect to the scaled columns
-                for r in parts:
-                    grad = gradient(few[r], scaled, ctx.pairs.block(r, c), _part(of_all_rows, r), of_columns)  # (b, c)
+                for r in by_rows:
+                    of_rows = _part(over_columns, grad_over_columns, r)
+                    grad = gradient(few[r], scaled, ctx.pairs.block(r, c), of_rows, of_columns)  # (b, c)
                     if grad_rows is not None:
                         grad_rows[r] += product(grad, scaled)
                     if grad_columns is not None or grad_scale is not None:
@@ -236,24 +242,8 @@ def _softplus_gradient(tile: Tensor, pairs: Pairs, bias: Tensor, of_rows: Tensor
     return pairs.masked((tile + bias).sigmoid() * of_rows[:, None], 0.0).to(dtype)
 
 
-def _finite(sums: Tensor | None, grad: Tensor | None) -> Part | None:
-    if sums is None or grad is None:
-        return None
-    # The log of an empty sum is -inf, and exp(-inf - -inf) is NaN; with any finite number in its place it is 0.
-    return sums.masked_fill(sums == -torch.inf, 0.0), grad
-
-
-def _part(whole: Part | None, part: slice) -> Part | None:
-    return None if whole is None else (whole[0][part], whole[1][part])
-
-
-def _typed(scalar: Tensor | None, rows: Tensor) -> Tensor:
-    # In the rows' type: its gradient is accumulated over tiles in that type, and autograd casts it back once.
-    return rows.new_ones(()) if scalar is None else scalar.to(rows.dtype)
-
-
-def _rounded(features: Tensor, precision: LossPrecision) -> Tensor:
-    return features.bfloat16() if precision == "bf16" else features
+def _part(sums: Tensor | None, grad: Tensor | None, part: slice) -> Part | None:
+    return None if sums is None or grad is None else (sums[part], grad[part])
 
 
 @contextmanager

@@ -11,17 +11,15 @@ from torch import Tensor
 
 from mmdata.config.train import MinerConfig, NamedMinerConfig, UserConfig
 from mmdata.errors import ConfigError, where_to_look
-from mmdata.train.miners.hardness import All, DropHardest, SemiHard, TopK
-from mmdata.train.miners.informed import Chain, FalseNegativeMargin, SameGroup
-from mmdata.train.miners.protocol import AnyMiner, BlockMiner, Miner, Side, for_block
-from mmdata.train.miners.sampling import GumbelTopK
+from mmdata.train import miners
+from mmdata.train.miners import AnyMiner, BlockMiner, Miner, Side, for_block
 
 BY_NAME = {
-    "all": All,
-    "top_k": TopK,
-    "semi_hard": SemiHard,
-    "gumbel_top_k": GumbelTopK,
-    "same_group": SameGroup,
+    "all": miners.All,
+    "top_k": miners.TopK,
+    "semi_hard": miners.SemiHard,
+    "gumbel_top_k": miners.GumbelTopK,
+    "same_group": miners.SameGroup,
 }
 """Miner classes by the setting `name`; the other settings of a miner are its arguments."""
 
@@ -35,9 +33,9 @@ def configured(config: NamedMinerConfig) -> AnyMiner:
     try:
         parts: list[AnyMiner] = []
         if config.false_negative_margin is not None:
-            parts.append(FalseNegativeMargin(config.false_negative_margin))
+            parts.append(miners.FalseNegativeMargin(config.false_negative_margin))
         if config.drop_hardest is not None:
-            parts.append(DropHardest(config.drop_hardest))
+            parts.append(miners.DropHardest(config.drop_hardest))
         if isinstance(config, UserConfig):
             parts.append(_of_user(config))
         else:
@@ -46,7 +44,7 @@ def configured(config: NamedMinerConfig) -> AnyMiner:
         raise
     except ValueError as error:
         raise ConfigError(f"train.miner: {error}") from error
-    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+    return parts[0] if len(parts) == 1 else miners.Chain(tuple(parts))
 
 
 def _of_user(config: UserConfig) -> AnyMiner:
