@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from mmdata.train.models.dual_encoder import DualEncoder
-from mmdata.train.ranks import collectives, parallel
+from mmdata.train.ranks import collectives, parallel, sharding
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(output of the model, batch) to a scalar."""
@@ -82,6 +82,7 @@ def train_step(
     output = forward(batch)
     loss = loss_function(output, batch)
     _scaled(loss, scaler).backward()
+    sharding.average_whole(model)
     return StepOutput(loss.detach(), _detached(output))
 
 
