@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from mmdata.train.batches import has_rows, split
 from mmdata.train.models.dual_encoder import DualEncoder
-from mmdata.train.ranks import collectives, parallel
+from mmdata.train.ranks import collectives, parallel, sharding
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(output of the model, batch) to a scalar."""
@@ -83,6 +83,7 @@ def train_step(
     output = forward(batch)
     loss = loss_function(output, batch)
     _scaled(loss, scaler).backward()
+    sharding.average_whole(model)
     return StepOutput(loss.detach(), _detached(output))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     """Shard a model in place over all ranks: each block, then each tower, then the rest. A collective.
 
     A block's weights are gathered for its forward and for its backward, or once for all micro-batches (`gathered`), and
-    its gradients scattered after that. Scales, biases and norms stay whole on each rank: they are few, their gradients
-    are averaged together at the end of a backward pass, and a norm computes in float32 also under autocast.
+    its gradients scattered after that. Scales, biases and norms stay whole on each rank: they are few, `train_step`
+    averages their gradients together (`average_whole`), and a norm computes in float32 also under autocast.
 
     Args:
         model: on `device`; all ranks get rank 0's weights.
@@ -50,7 +50,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         fully_shard(block, mesh=mesh, mp_policy=in_blocks, ignored_params=small)
     for part in (*towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=small)
-    _OWN[model] = _WholeGradients(p for p in model.parameters() if p in small and p.requires_grad)
+    _OWN.add(model)
 
 
 def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
@@ -66,42 +66,7 @@ def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype
     return under_autocast
 
 
-class _WholeGradients:
-    """Averages over ranks the gradients of parameters that each rank has whole, at the end of a backward pass.
-
-    Args:
-        parameters: in the same order on all ranks.
-
-    Attributes:
-        average: False: leave them as they are; the next pass in which it is True averages their sum.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.average = True
-        self._order = {parameter: number for number, parameter in enumerate(parameters)}
-        self._came: set[Tensor] = set()  # with a gradient that has not been averaged
-        self._waits = False  # for the end of a pass
-        for parameter in self._order:
-            parameter.register_post_accumulate_grad_hook(self._take)
-
-    def _take(self, parameter: Tensor) -> None:
-        self._came.add(parameter)
-        if self.average and not self._waits:
-            self._waits = True
-            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self._average_all)
-
-    def _average_all(self) -> None:
-        came = sorted(self._came, key=self._order.__getitem__)
-        self._came, self._waits = set(), False
-        gradients = [parameter.grad for parameter in came if parameter.grad is not None]
-        for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
-            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            mean = collectives.all_reduce_sum(torch.cat([g.flatten() for g in alike])) / collectives.world_size()
-            parts = zip(alike, mean.split([g.numel() for g in alike]), strict=True)
-            cast(Any, torch)._foreach_copy_(alike, [part.view_as(gradient) for gradient, part in parts])
-
-
-_OWN: WeakKeyDictionary[nn.Module, _WholeGradients] = WeakKeyDictionary()
+_OWN: WeakSet[nn.Module] = WeakSet()
 """The models that `shard` has sharded."""
 
 
@@ -151,7 +116,22 @@ def set_last_pass(model: nn.Module, *, last: bool) -> None:
     cast(Any, model).set_requires_gradient_sync(last)
     if model in _OWN:
         cast(Any, model).set_reshard_after_backward(last)
-        _OWN[model].average = last
+
+
+def average_whole(model: nn.Module) -> None:
+    """Average over ranks the gradients of parameters that each rank has whole. A collective; after a step's last pass.
+
+    Args:
+        model: one that `shard` has not sharded is left as it is.
+    """
+    if model not in _OWN:
+        return
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not is_shard(p)]
+    for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+        mean = collectives.all_reduce_sum(torch.cat([g.flatten() for g in alike])) / collectives.world_size()
+        for gradient, part in zip(alike, mean.split([g.numel() for g in alike]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
