@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from contextlib import AbstractContextManager
 from functools import cache
@@ -33,13 +35,10 @@ def failure(error: BaseException) -> str:
     """What to say where an error in a step is that of torch.compile, in one line with the remedy; else ""."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled
         return ""
-    cause: BaseException | None = error
-    found: list[BaseException] = []
-    while cause is not None and cause not in found:
+    found = [error]
+    while (cause := getattr(found[-1], "inner_exception", None) or found[-1].__cause__) and cause not in found:
         found.append(cause)
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__
-    ours = [one for one in found if _is_of_compiler(one)]
-    if not ours:
+    if not any(_is_of_compiler(one) for one in found):
         return ""
     last = found[-1]
     output = getattr(last, "output", None)  # of a C++ compiler: its message begins with the whole command
@@ -55,17 +54,16 @@ def failure(error: BaseException) -> str:
 def cache_folder() -> str:
     """The folder in which torch keeps what it has compiled."""
     named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return named or str(import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir())
+    return named or os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 def _is_of_compiler(error: BaseException) -> bool:
-    kind: Any = import_module("torch._dynamo.exc").BackendCompilerFailed
-    if isinstance(error, kind) or type(error).__module__.startswith(("torch._inductor", "triton")):
+    kind = type(error)
+    if kind.__name__ == "BackendCompilerFailed" or kind.__module__.startswith(("torch._inductor", "triton")):
         return True
     # A cached library that is cut is loaded while a step runs, behind no error of the compiler's own.
-    return isinstance(error, (ImportError, OSError)) and (
-        "file too short" in str(error) or os.path.abspath(cache_folder()) in str(error)
-    )
+    is_of_file = isinstance(error, (ImportError, OSError))
+    return is_of_file and ("file too short" in str(error) or os.path.abspath(cache_folder()) in str(error))
 
 
 def wants_compiled_blocks(setting: Literal["auto"] | bool, device: torch.device) -> bool:

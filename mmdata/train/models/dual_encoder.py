@@ -17,7 +17,7 @@ from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
 from mmdata.train.models.init_from import init_from
-from mmdata.train.models.towers import PRESETS, ImageTower, TextTower
+from mmdata.train.models.towers import PRESETS, ImageTower, TextTower, Towers
 
 logger = logging.getLogger("mmdata")
 
@@ -131,54 +131,34 @@ class DualEncoder(nn.Module):
             raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
         _check(config)
         if config.name in PRESETS:
-            model = cls._built_in(config, _entries(vocab_size))
-        elif config.name in CLIP_SIZES:
-            clip = clip_config(config.name, vocab_size=_entries(vocab_size), embed_dim=config.embed_dim)
-            model = cls._of_transformers(config.model_copy(update={"clip": clip}), vocab_size)
+            towers = _built_in(config, _entries(vocab_size))
         else:
-            model = cls._of_transformers(config, vocab_size)
-        if config.init_from is not None:
-            init_from(model, config)
-        model.freeze(*config.freeze)
-        return model
+            # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
+            from mmdata.train.models.pretrained import load
 
-    @classmethod
-    def _built_in(cls, config: ModelConfig, vocab_size: int) -> Self:
-        preset = PRESETS[config.name]
-        checkpointing = config.gradient_checkpointing
-        image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
-        text = TextTower(preset, vocab_size, dropout=config.dropout, gradient_checkpointing=checkpointing)
-        dim = config.embed_dim or preset.embed_dim
-        return cls(
-            image,
-            text,
-            image_projection=_projection(image.width, dim),
-            text_projection=_projection(text.width, dim),
-            logit_scale_init=config.logit_scale_init or LOGIT_SCALE_INIT,
-            logit_bias_init=config.logit_bias_init,
-        )
-
-    @classmethod
-    def _of_transformers(cls, config: ModelConfig, vocab_size: int | None) -> Self:
-        # Imported here: transformers takes seconds to import, and the built-in towers do not need it.
-        from mmdata.train.models.pretrained import load
-
-        towers = load(config)
+            if config.name in CLIP_SIZES:
+                clip = clip_config(config.name, vocab_size=_entries(vocab_size), embed_dim=config.embed_dim)
+                config = config.model_copy(update={"clip": clip, "embed_dim": None})
+            towers = load(config)
         if vocab_size is not None and towers.vocab_size < vocab_size:
             raise ConfigError(
                 f"the text tower's vocabulary has {towers.vocab_size} entries, the tokenizer {vocab_size}: use the "
                 "tokenizer that belongs to the model"
             )
-        dim, is_pair = config.embed_dim or 512, config.clip is None
-        return cls(
+        dim = config.embed_dim or towers.embed_dim
+        model = cls(
             towers.image,
             towers.text,
-            image_projection=_projection(towers.image_width, dim) if is_pair else None,
-            text_projection=_projection(towers.text_width, dim) if is_pair else None,
+            image_projection=None if dim is None else _projection(towers.image_width, dim),
+            text_projection=None if dim is None else _projection(towers.text_width, dim),
             logit_scale_init=config.logit_scale_init or towers.logit_scale or LOGIT_SCALE_INIT,
             logit_bias_init=towers.logit_bias if config.logit_bias_init is None else config.logit_bias_init,
             pixel_stats=towers.pixel_stats,
         )
+        if config.init_from is not None:
+            init_from(model, config)
+        model.freeze(*config.freeze)
+        return model
 
     def set_pixel_stats(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         """Set mean and standard deviation of each channel, on the scale 0 to 1, by which pixels are normalised."""
@@ -274,6 +254,14 @@ def _normalize(features: Tensor) -> Tensor:
     if features.dtype in (torch.float16, torch.bfloat16):
         features = features.float()
     return F.normalize(features, dim=-1)
+
+
+def _built_in(config: ModelConfig, vocab_size: int) -> Towers:
+    preset = PRESETS[config.name]
+    checkpointing = config.gradient_checkpointing
+    image = ImageTower(preset, dropout=config.dropout, gradient_checkpointing=checkpointing)
+    text = TextTower(preset, vocab_size, dropout=config.dropout, gradient_checkpointing=checkpointing)
+    return Towers(image, image.width, text, text.width, preset.embed_dim, PIXEL_STATS, vocab_size)
 
 
 def _projection(width: int, dim: int) -> nn.Linear:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import textwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train.models.expected_inputs import PixelStats, expected_inputs, of_one_rank
+from mmdata.train.models.towers import Towers
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,
     AnyTextTower,
@@ -37,31 +38,7 @@ CLIP_TYPES = ("clip", "siglip", "siglip2")
 """Values of model_type with both towers in one model."""
 
 
-class Pretrained(NamedTuple):
-    """Towers, and what belongs to them.
-
-    Attributes:
-        image: (B, 3, H, W) floats to (B, image_width).
-        text: (B, L) input_ids and attention_mask to (B, text_width).
-        image_width: features of the image tower.
-        text_width: features of the text tower.
-        vocab_size: entries of the text tower's vocabulary.
-        pixel_stats: mean and standard deviation of each channel that the image tower expects.
-        logit_scale: learned multiplier, where the model has one.
-        logit_bias: learned bias, where the model has one.
-    """
-
-    image: nn.Module
-    text: nn.Module
-    image_width: int
-    text_width: int
-    vocab_size: int
-    pixel_stats: PixelStats
-    logit_scale: float | None
-    logit_bias: float | None
-
-
-def load(config: ModelConfig) -> Pretrained:
+def load(config: ModelConfig) -> Towers:
     """The towers that settings name: both of `clip`, which end in one space, or `vision` and `text`, which do not.
 
     Of a CLIP or SigLIP in `vision` or `text`, its tower of that kind is taken.
@@ -73,23 +50,18 @@ def load(config: ModelConfig) -> Pretrained:
     vision, text = config.clip or config.vision, config.clip or config.text
     assert vision is not None, "checked before"
     assert text is not None, "checked before"
-    checkpointing = config.gradient_checkpointing
-    vision_model = _load(vision, key=keys[0], gradient_checkpointing=checkpointing)
+    vision_model = text_model = _load(vision, key=keys[0], gradient_checkpointing=config.gradient_checkpointing)
     scale, bias = None, None
     if config.clip is None:
-        text_model = _load(text, key=keys[1], gradient_checkpointing=checkpointing)
+        text_model = _load(text, key=keys[1], gradient_checkpointing=config.gradient_checkpointing)
     else:
-        text_model = vision_model
         scale, bias = _scale_and_bias(vision_model, is_new=not isinstance(config.clip, str))
-    image_tower, image_width = _image_tower(vision_model, keys[0])
-    text_tower, text_width = _text_tower(text_model, keys[1])
-    return Pretrained(
-        image=image_tower,
-        text=text_tower,
-        image_width=image_width,
-        text_width=text_width,
-        vocab_size=int(getattr(text_model.config, "text_config", text_model.config).vocab_size),
+    return Towers(
+        *_image_tower(vision_model, keys[0]),
+        *_text_tower(text_model, keys[1]),
+        embed_dim=512 if config.clip is None else None,
         pixel_stats=_pixel_stats(vision, vision_model),
+        vocab_size=int(getattr(text_model.config, "text_config", text_model.config).vocab_size),
         logit_scale=scale,
         logit_bias=bias,
     )

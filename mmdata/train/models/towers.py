@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,32 @@ class Preset:
     patch_size: int
     stem: tuple[int, ...] = ()
     text_stem: int = 0
+
+
+class Towers(NamedTuple):
+    """What a dual encoder is made of.
+
+    Attributes:
+        image: (B, 3, H, W) floats to (B, image_width).
+        image_width: features of the image tower.
+        text: (B, L) input_ids and attention_mask to (B, text_width).
+        text_width: features of the text tower.
+        embed_dim: D of the common space to which both are projected; None: they end in one already.
+        pixel_stats: mean and standard deviation of each channel that the image tower expects, on the scale 0 to 1.
+        vocab_size: entries of the text tower's vocabulary.
+        logit_scale: learned multiplier, where the model has one.
+        logit_bias: learned bias, where the model has one.
+    """
+
+    image: nn.Module
+    image_width: int
+    text: nn.Module
+    text_width: int
+    embed_dim: int | None
+    pixel_stats: tuple[tuple[float, ...], tuple[float, ...]]
+    vocab_size: int
+    logit_scale: float | None = None
+    logit_bias: float | None = None
 
 
 PRESETS = {
@@ -139,13 +165,6 @@ class Transformer(nn.Module):
         return self.norm(x)  # (B, T, width)
 
 
-class ChannelNorm(nn.GroupNorm):
-    """Normalises each image by itself: a micro-batch gives what the whole batch gives, unlike batch norm."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(1, channels)
-
-
 class PatchConv(nn.Conv2d):
     """A convolution whose patches do not overlap: on a GPU one matrix product, for which cuDNN's kernels are slow."""
 
@@ -196,7 +215,8 @@ class ImageTower(nn.Module):
         layers: list[nn.Module] = []
         channels = 3
         for out in preset.stem:
-            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), ChannelNorm(out), nn.ReLU()]
+            # One group is each image by itself: a micro-batch gives what the whole batch gives, unlike batch norm.
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.GroupNorm(1, out), nn.ReLU()]
             channels = out
         rest = preset.patch_size // 2 ** len(preset.stem)
         self.patches = nn.Sequential(*layers, PatchConv(channels, self.width, rest, stride=rest))
