@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,8 @@ import torch.distributed as dist
 from mmdata.train.batches import Regroups
 from mmdata.train.memory.feature_cache import FeatureCache
 from mmdata.train.memory.neighbours import group_neighbours, mean_similarity
-from mmdata.train.ranks.lockstep import on_all, on_first_for_long
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import on_all, on_first
 
 
 def regroup(
@@ -22,7 +22,6 @@ def regroup(
     seed: int,
     device: torch.device,
     group: dist.ProcessGroup | None,
-    moved: Callable[[], object],
 ) -> dict[str, float]:
     """Let a loader go on with the neighbours of now, at the start of an epoch. A collective; rank 0 computes.
 
@@ -33,7 +32,6 @@ def regroup(
         seed: of the search.
         device: of the search.
         group: of the ranks.
-        moved: called on every rank while rank 0 computes.
 
     Returns:
         seconds; and similarity of two rows of a group, random_similarity of two of random groups (mean cosines), which
@@ -41,7 +39,7 @@ def regroup(
     """
     started, found = time.perf_counter(), dict[str, float]()
 
-    def make(go_on: Callable[[], None]) -> None:
+    def make() -> None:
         if regroups.has_groups(epoch):
             return
         features = cache.features()
@@ -51,12 +49,11 @@ def regroup(
             seed=seed + epoch,
             device=device,
             same=regroups.rows_alike(),
-            on_cell=lambda _: go_on(),
         )
         near, random = mean_similarity(features, of_rows, seed=seed + epoch, device=device)
         found.update(similarity=near, random_similarity=random)
         regroups.write_groups(epoch, of_rows.numpy())
 
-    on_first_for_long(make, group, moved=moved)
+    on_first(make, group, takes=collectives.LONG)
     on_all(lambda: regroups.use_groups(epoch), group)
     return {"seconds": time.perf_counter() - started, **found}

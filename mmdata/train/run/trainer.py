@@ -32,7 +32,6 @@ from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numeri
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
-from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint, sole
 from mmdata.train.run.advice import advise, mines
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
@@ -47,8 +46,8 @@ from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
-from mmdata.train.run.utilization import Utilization
-from mmdata.train.run.watchdog import STALL_TIMEOUT_S, Watchdog
+from mmdata.train.run.utilization import FlopCounter
+from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 from mmdata.train.run.when import is_measured, never_begins
 from mmdata.train.step import StepOutput, train_step
 
@@ -112,14 +111,13 @@ class Trainer:
         self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
         collectives.share_weights(model)
         self.teacher = EMA.from_config(model, config)
-        utilization = Utilization(model, self.device) if self.device.type == "cuda" else None
-        self.meter = Meter(self.group, utilization)
+        flops = FlopCounter(model) if self.device.type == "cuda" else None
+        self.meter = Meter(self.group, flops, DataWait(batches, output / "config.yaml"))
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.memory = FeatureMemory.from_config(config, batches, output, self.device)
         self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
-        self.data_wait = DataWait(batches, output / "config.yaml")
         self.total_steps = count_steps(batches, config)
         self.mines = mines(self.settings)
         check_schedule(config, self.total_steps)
@@ -149,7 +147,6 @@ class Trainer:
             say=self.log.say,
             group=self.group,
         )
-        self.watchdog.is_writing = self.writer.is_writing
         self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
         if config.warmup_steps >= self.total_steps:
             self.log.say(
@@ -256,13 +253,9 @@ class Trainer:
         unmoved = normalizers.unmoved() if normalizers else contextlib.nullcontext()
         with self.meter.paused(), parallel.apart(self.parallel), unmoved:
             # At the last step all that begins later is there: teacher and miner.
-            def step(batch: Batch) -> None:
-                self.meter.expect(batch)
-                self._add_gradients(batch, step=self.total_steps - 1)
-
             rehearse(
                 blank(),
-                step,
+                lambda batch: self._add_gradients(batch, step=self.total_steps - 1),
                 model=self.model,
                 optimizer=self.optimizer,
                 device=self.device,
@@ -297,16 +290,8 @@ class Trainer:
         if regroups is None or cache is None or not regroups.is_due(self.epoch) or self.step == self.total_steps:
             return
         with self.meter.paused():
-            self.watchdog.at("searching neighbours")
-            found = regroup(
-                regroups,
-                cache,
-                self.epoch,
-                seed=self.config.seed,
-                device=self.device,
-                group=self.group,
-                moved=lambda: self.watchdog.at("searching neighbours"),
-            )
+            self.watchdog.at("searching neighbours", LONG_S)
+            found = regroup(regroups, cache, self.epoch, seed=self.config.seed, device=self.device, group=self.group)
             check_same_batches(LoaderExtras.of(self.source).identity, self.group)
         self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
 
@@ -366,8 +351,7 @@ class Trainer:
         if update is None:
             return
         loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
-        self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
-        self.meter.add_loss(loss)
+        self.meter.add_loss(loss, self.grad_norm)
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
@@ -387,10 +371,7 @@ class Trainer:
         drift = self._queue_drift()
         for kind, numbers in self.memory.telemetry(self.step, drift):
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
-        step_ms = None if self.device.type == "cpu" else self.meter.step_ms  # on a CPU the workers take its cores
-        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, step_ms):
-            self.log.say(line)
-        if line := self.watchdog.why_still():
+        for line in self.meter.remarks():
             self.log.say(line)
 
     def _queue_drift(self) -> dict[str, float]:
@@ -411,7 +392,8 @@ class Trainer:
         """Evaluate between two epochs, while a checkpoint is written; returns the signal that came, or 0."""
         if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
             return 0
-        with self.meter.paused(), self.watchdog.evaluating(self.model):
+        with self.meter.paused():
+            self.watchdog.at("evaluating", LONG_S)
             random_state = rng_state(self.device)
             self.model.eval()
             values = {"step": self.step, "epochs_done": self.epoch, **self.evaluate(self.model)}
@@ -433,6 +415,7 @@ class Trainer:
             with self.meter.paused():
                 self._check()
                 self.watchdog.at("writing a checkpoint")
+                self.watchdog.meet()
                 self._save(background=not stopped and self.step < self.total_steps)
         return stopped
 
@@ -443,7 +426,6 @@ class Trainer:
             "total_steps": self.total_steps,
             "skipped_updates": self.updates.skipped,
             "bad_in_a_row": self.updates.bad_in_a_row,
-            "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -484,7 +466,6 @@ class Trainer:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
         checkpoint.load_weights(self.model, state, origin=str(path))
-        restore_reduction_order(self.parallel, state.get("reduction_order"))
         sharding.load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.teacher is not None:
