@@ -51,8 +51,8 @@ class RunRecord:
     sessions: Sequence[Values]
     settings: Values
 
-    def lines(self, kind: str) -> Sequence[Values]:
-        """The lines of a kind in metrics.jsonl, oldest first."""
+    def lines(self, kind: str = "") -> Sequence[Values]:
+        """The lines of metrics.jsonl, or those of one kind, oldest first."""
         return read_lines(self.folder / METRICS, kind)
 
 
@@ -128,8 +128,7 @@ def table_of_runs(runs: Sequence[RunRecord]) -> ReportSection:
             notes.append("The settings of the runs do not differ.")
         notes.append("Several seeds of each say whether one is better: examples/compare.py of the checkout.")
     for run in runs:
-        advice = advise(run.lines("mining"), run.settings, next(reversed(run.lines("evaluation")), None))
-        if advice:
+        if advice := advise(run.lines(), run.settings):
             notes.append(f"{run.name}: {advice}" if len(runs) > 1 else f"{advice[0].upper()}{advice[1:]}")
     table = ReportTable(("", *(run.name for run in runs)), rows, numeric=False)
     return ReportSection("Runs" if len(runs) > 1 else "Run", " ".join(notes), tables=[table])
@@ -206,7 +205,7 @@ def _scores(evaluation: Values) -> dict[str, str]:
 
 def _negatives(run: RunRecord) -> dict[str, str]:
     """How hard the negatives were in the last part of a run, if measured."""
-    found = measured(run.lines("mining"), run.settings)
+    found = measured(run.lines(), run.settings)
     if found is None:
         return {}
     return {

@@ -131,9 +131,9 @@ def _finite(value: float | list[float] | None) -> float | list[float | None] | N
     return None if value is None or not math.isfinite(value) else value
 
 
-def read_lines(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind in metrics.jsonl, oldest first."""
-    return [line for line in read_json_lines(path, {"kind": str, "step": int}) if line["kind"] == kind]
+def read_lines(path: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, or those of one kind, oldest first."""
+    return [line for line in read_json_lines(path, {"kind": str, "step": int}) if kind in ("", line["kind"])]
 
 
 def evaluated_steps(path: Path) -> tuple[int, ...]:

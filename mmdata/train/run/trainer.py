@@ -214,8 +214,7 @@ class Trainer:
         """Say whether harder batches can help; of the whole run, whose earlier lines another process may have made."""
         if collectives.rank() > 0:
             return
-        mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
-        if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
+        if advice := advise(read_lines(self.output / METRICS), self.settings):
             self.log.say(advice)
 
     def _next(self) -> str:
@@ -368,20 +367,11 @@ class Trainer:
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
         self.log.record("train", values)
-        drift = self._queue_drift()
+        drift = self.memory.drift.telemetry() if self.memory.drift is not None else {}
         for kind, numbers in self.memory.telemetry(self.step, drift):
             self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
         for line in self.meter.remarks():
             self.log.say(line)
-
-    def _queue_drift(self) -> dict[str, float]:
-        """How far the queue's oldest features were from the model's, if that was measured; said where it was far."""
-        if self.memory.drift is None:
-            return {}
-        measured = self.memory.drift.telemetry()
-        if line := self.memory.drift.explain(measured):
-            self.log.say(line)
-        return measured
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs
