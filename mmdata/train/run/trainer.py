@@ -39,10 +39,10 @@ from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
+from mmdata.train.run.provenance import provenance
 from mmdata.train.run.regroup import regroup
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.same_run import check_same_run
-from mmdata.train.run.sessions import SessionLog
 from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
@@ -64,8 +64,8 @@ class Trainer:
         model: a `DualEncoder`, or anything with the same forward, on the device to train on.
         batches: this rank's batches.
         config: how to train.
-        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json, run.json. A run
-            found there is resumed.
+        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found there
+            is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
             the end; returns named numbers.
@@ -136,18 +136,15 @@ class Trainer:
         self.log = RunLog(
             output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
         )
-        ranks = collectives.world_size()
-        self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
         self.sharded = sharding.is_sharded(model)
         writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
         self.writer = writer(
             output / CHECKPOINTS,
             keep=config.keep_checkpoints,
-            written=self.sessions.write,
             say=self.log.say,
             group=self.group,
         )
-        self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
+        self.log.say(f"{where}; on {_in_words(self.device, collectives.world_size())}, in {self.precision}")
         if config.warmup_steps >= self.total_steps:
             self.log.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
@@ -193,6 +190,8 @@ class Trainer:
 
     def _train(self) -> int:
         """The updates of `run`, once all shapes are rehearsed."""
+        if self.step < self.total_steps and collectives.rank() == 0:
+            self.log.record("start", {"step": self.step, **provenance(self.device)}, aloud=False)
         self.meter.begin()
         stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
         while not stopped and self.step < self.total_steps:
@@ -395,7 +394,6 @@ class Trainer:
                 write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
             self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
             self._evaluated_step = self.step
-        self.sessions.write(self.step)
         return self.stop.agreed()
 
     def _save_if_due(self, stopped: int) -> int:
