@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmdata.train.ranks import parallel
-from mmdata.train.run.sessions import git_commit
+from mmdata.train.run.provenance import git_commit
 from tests.docs.rehearsal import FOR_NOTHING, FOR_THE_LOADER, ROOT, SCRIPT, environment, rehearsed, results
 from tests.programs import PATIENCE_S, run_program
 

@@ -28,16 +28,15 @@ from mmdata.train.miners import TopK
 from mmdata.train.objective import make_loss
 from mmdata.train.run import meter, sole
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.run.log import format_values
+from mmdata.train.run.log import format_values, read_lines
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
-from mmdata.train.run.sessions import SESSIONS, read_sessions
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
 from tests.programs import PATIENCE_S, Program, free_port, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
 PROGRAM = Path(__file__).with_name("small_run.py")
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("time", "samples_per_s", "step_ms", "data_wait_share")
 
 
 def load_program() -> ModuleType:
@@ -107,8 +106,8 @@ def test_loop_logs_each_step_once_with_exact_schedule(whole: Path):
     assert [line["epoch"] for line in lines] == [0] * 4 + [1] * 4 + [2] * 4
     rates = [learning_rate(i, small.train_config(), 12) for i in range(12)]
     assert [line["lr"] for line in lines] == rates
-    assert set(json.loads((whole / "metrics.jsonl").read_text().splitlines()[0])) == {
-        *("kind", "step", "epoch", "loss", "lr", "grad_norm"),
+    assert set(metrics_with_clocks(whole)[0]) == {
+        *("kind", "time", "step", "epoch", "loss", "lr", "grad_norm"),
         *("samples_per_s", "step_ms", "data_wait_share", "padding_share", "logit_scale"),
     }
 
@@ -134,8 +133,7 @@ def test_loop_killed_and_resumed_repeats_rows_and_losses_bit_for_bit(whole: Path
     assert rows[8:] == read_rows(whole)[6:]
     before, after = last_state(whole), last_state(tmp_path)
     assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
-    sessions = read_sessions(tmp_path / SESSIONS)
-    assert [(session["first_step"], session["step"]) for session in sessions] == [(0, 6), (6, 12)]
+    assert [line["step"] for line in read_metrics(tmp_path, "start")] == [0, 6]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -465,7 +463,7 @@ def test_loop_second_run_in_a_folder_is_refused_until_the_first_is_killed(tmp_pa
         for code, error in run_two_ranks(tmp_path):
             assert "ConfigError: train.output " in error
             assert code == 1
-        assert [session["first_step"] for session in read_sessions(tmp_path / SESSIONS)] == [0], "nothing was written"
+        assert [line["step"] for line in read_metrics(tmp_path, "start")] == [0], "nothing was written"
         assert first.poll() is None
         first.kill()
         first.wait()
@@ -541,7 +539,7 @@ class FakeClock:
 
 
 def metrics_with_clocks(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(output / "metrics.jsonl", "train")
 
 
 def test_log_shows_large_numbers_whole():

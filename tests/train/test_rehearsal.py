@@ -26,7 +26,7 @@ from mmdata.train.run import trainer as run_trainer
 from mmdata.train.run.trainer import Trainer
 from tests.programs import PATIENCE_S, Program, free_port
 
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("time", "samples_per_s", "step_ms", "data_wait_share")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.keys import check_keys
 from mmdata.train.prefetch import copied
 from mmdata.train.ranks import collectives
-from mmdata.train.ranks.lockstep import gather, in_lockstep
+from mmdata.train.ranks.lockstep import Lockstep, gather
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def embed(
     extras, group = LoaderExtras.of(source), collectives.cpu_group()
     columns: dict[str, list[Tensor]] = {}
     texts: dict[str, list[Tensor]] = {}
-    for on_cpu, batch in copied(in_lockstep(iter(batches), group), device):
+    for on_cpu, batch in copied(Lockstep(group, ahead=False).batches(iter(batches)), device):
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             features = _features_of(model, batch)
         # Rows that are not valid stay in until the end: to index with a mask, the host waits for the device.

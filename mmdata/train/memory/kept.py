@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +93,13 @@ class RunMemory:
         if self.drift is not None:
             self.drift.measure(model, step + 1)
 
-    def regroup(self, epoch: int, moved: Callable[[], object]) -> dict[str, float]:
+    def regroup(self, epoch: int) -> dict[str, float]:
         """Give the loader new groups at the start of an epoch, where it takes them; see `regroup`. A collective."""
-        return regroup(self.batches, self.cache, epoch, seed=self.seed, device=self.device, moved=moved)
+        return regroup(self.batches, self.cache, epoch, seed=self.seed, device=self.device)
 
-    def telemetry(
-        self, step: int, say: Callable[[str], object]
-    ) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
-        """Kind and numbers of each line for metrics.jsonl after `step` updates; `say` prints what should be noticed."""
+    def telemetry(self, step: int) -> Iterator[tuple[str, dict[str, float | list[float]]]]:
+        """Kind and numbers of each line for metrics.jsonl after `step` updates."""
         drift = self.drift.telemetry() if self.drift else {}
-        if self.drift and (line := self.drift.explain(drift)):
-            say(line)
         for kind, part in (("queue", self.queue), ("feature_cache", self.cache)):
             if part is not None:
                 yield kind, part.telemetry(step) | (drift if kind == "queue" else {})

@@ -5,7 +5,7 @@
 - `checkpoint` and `sharded_checkpoint`: everything that a resumed run needs to make the same updates, whole or absent.
 - `find` and `same_run`: the checkpoint of a run; whether it belongs to the settings under which it is to go on.
 - `log` and `meter`: metrics.jsonl and TensorBoard; the time that goes to data, step and waiting.
-- `sessions`: run.json: machine, versions, commits and seconds of each start.
-- `watchdog`, `heartbeat`, `presence`: a rank that hangs or dies ends the run with its name.
+- `provenance`: machine, versions and commits of each start.
+- `watchdog`: a rank that hangs ends with its stacks, and one that is ended says where it was.
 - `stopping`: a signal ends it with a checkpoint.
 """

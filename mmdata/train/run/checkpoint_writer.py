@@ -50,7 +50,7 @@ class CheckpointWriter:
         folder: Path,
         *,
         keep: int,
-        written: Callable[[int], object],
+        written: Callable[[int], object] = lambda step: None,
         say: Callable[[str], object],
         group: dist.ProcessGroup | None = None,
     ) -> None:

@@ -13,14 +13,12 @@ import torch
 from mmdata.config import TrainConfig
 from mmdata.errors import counted
 from mmdata.files import write_whole
-from mmdata.train.batches import Batches
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
 from mmdata.train.run import sole
 from mmdata.train.run.advice import advise, mines
 from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
-from mmdata.train.run.meter import DataWait
-from mmdata.train.run.sessions import SessionLog
+from mmdata.train.run.provenance import provenance
 from mmdata.train.run.when import is_measured, never_begins
 
 EVALUATION = "evaluation.json"
@@ -33,7 +31,6 @@ class RunReport:
         output: the run's folder.
         config: how to train.
         settings: all settings of the run.
-        batches: the loader.
         device: of this rank.
         command: how the run was started; None: "the same command".
 
@@ -42,7 +39,7 @@ class RunReport:
     """
 
     log: RunLog
-    sessions: SessionLog
+    total_steps: int
 
     def __init__(
         self,
@@ -50,14 +47,12 @@ class RunReport:
         config: TrainConfig,
         *,
         settings: Mapping[str, Any],
-        batches: Batches,
         device: torch.device,
         command: str | None,
     ) -> None:
         self.output, self.config, self.settings, self.device = output, config, settings, device
         self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
-        self.data_wait = DataWait(batches, output / "config.yaml")
         on_first(lambda: sole.hold(output), collectives.cpu_group())
         self._opened = ExitStack()
         self._opened.callback(sole.release, output)
@@ -71,11 +66,11 @@ class RunReport:
             total_steps: of the whole run.
         """
         config, ranks, kind = self.config, collectives.world_size(), self.device.type
+        self.total_steps = total_steps
         self.log = RunLog(
             self.output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
         )
         self._opened.callback(self.log.close)
-        self.sessions = SessionLog(self.output, step=step, ranks=ranks, device=self.device, speaks=self.speaks)
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"
         self.log.say(f"{where}; on {on}, in {config.precision}")
@@ -104,19 +99,16 @@ class RunReport:
         """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""
         return is_measured(step) or (self.mines and step == self.config.mining_after_steps + 1)
 
-    def trained(self, values: Mapping[str, float | None], step_ms: float) -> None:
-        """Record the numbers of some updates, of which one took `step_ms`."""
-        self.log.record("train", values)
-        on_cpu = self.device.type == "cpu"  # where the workers take the step's cores
-        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, None if on_cpu else step_ms):
-            self.log.say(line)
+    def start(self, step: int) -> None:
+        """Record where and with which code the updates after `step` updates are made, if there are any left."""
+        if self.speaks and step < self.total_steps:
+            self.log.record("start", {"step": step, **provenance(self.device)}, aloud=False)
 
-    def evaluated(self, values: Mapping[str, float], step: int) -> None:
+    def evaluated(self, values: Mapping[str, float]) -> None:
         """Record an evaluation."""
         if self.speaks:
             write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
         self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
-        self.sessions.write(step)
 
     def stopped(self, by: str, where: str) -> None:
         """Say where a signal has stopped the run, and how it goes on."""
@@ -129,10 +121,8 @@ class RunReport:
         It says too whether harder batches can help: of the whole run, whose earlier lines another process may have
         written.
         """
-        if self.speaks and self.mines:
-            mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
-            if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
-                self.log.say(advice)
+        if self.speaks and self.mines and (advice := advise(read_lines(self.output / METRICS), self.settings)):
+            self.log.say(advice)
         if {"data", "model"} <= set(self.settings):
             load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
         self.log.say(f"finished {where}; next: {load}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -28,11 +27,10 @@ from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numeri
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
-from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.meter import Meter
+from mmdata.train.run.meter import DataWait, Meter
 from mmdata.train.run.optimizer import (
     averages,
     check_schedule,
@@ -46,8 +44,8 @@ from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
-from mmdata.train.run.utilization import Utilization
-from mmdata.train.run.watchdog import STALL_TIMEOUT_S, Watchdog
+from mmdata.train.run.utilization import FlopCounter
+from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 from mmdata.train.step import StepOutput, train_step
 
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
@@ -70,8 +68,8 @@ class Trainer:
         model: a `DualEncoder`, or anything with the same forward, on the device to train on.
         batches: this rank's batches.
         config: how to train.
-        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json, run.json. A run
-            found there is resumed.
+        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found there
+            is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
             the end; returns named numbers.
@@ -108,9 +106,7 @@ class Trainer:
 
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         self.group = collectives.cpu_group()
-        self.report = RunReport(
-            output, config, settings=self.settings, batches=batches, device=self.device, command=command
-        )
+        self.report = RunReport(output, config, settings=self.settings, device=self.device, command=command)
         check_same_batches(self.extras.identity, self.group)
         self.stop = StopSignals(self.group)
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
@@ -119,7 +115,8 @@ class Trainer:
 
         collectives.share_weights(model)
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
-        self.meter = Meter(self.group, Utilization(model, self.device) if self.device.type == "cuda" else None)
+        flops = FlopCounter(model) if self.device.type == "cuda" else None
+        self.meter = Meter(self.group, flops, DataWait(batches, output / "config.yaml"))
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
         if sharding.is_sharded(model):
             self.memory.shard(self.device)
@@ -145,11 +142,9 @@ class Trainer:
         self.writer = CheckpointWriter(
             output / CHECKPOINTS,
             keep=config.keep_checkpoints,
-            written=self.report.sessions.write,
             say=self.log.say,
             group=self.group,
         )
-        self.watchdog.is_writing = self.writer.is_writing
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -186,6 +181,7 @@ class Trainer:
 
     def _train(self) -> None:
         """The updates of `run`, once all shapes are rehearsed."""
+        self.report.start(self.step)
         self.meter.begin()
         self._evaluate_if_due()  # the run before this one may have ended just before it
         while self.step < self.total_steps:
@@ -216,7 +212,8 @@ class Trainer:
         self.epoch, self.epoch_step = self.epoch + 1, 0
         if self.step < self.total_steps:
             with self.meter.paused():
-                found = self.memory.regroup(self.epoch, partial(self.watchdog.at, "searching neighbours"))
+                self.watchdog.at("searching neighbours", LONG_S)
+                found = self.memory.regroup(self.epoch)
             if found:
                 self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
         self.batches.set_epoch(self.epoch)
@@ -267,10 +264,8 @@ class Trainer:
                 raise _Stopped(stopped, "in the rehearsal, before an update")
             return True
 
-        # At the last step all that begins later is there: teacher and miner.
         def step(batch: Batch) -> None:
-            self.meter.expect(batch)
-            self._add_gradients(batch, step=self.total_steps - 1)
+            self._add_gradients(batch, step=self.total_steps - 1)  # all that begins later is there: teacher and miner
 
         with self.meter.paused(), parallel.apart(self.parallel):
             rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
@@ -284,8 +279,7 @@ class Trainer:
         if update is None:
             return
         loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
-        self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
-        self.meter.add_loss(loss)
+        self.meter.add_loss(loss, self.grad_norm)
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
@@ -297,10 +291,10 @@ class Trainer:
         values["logit_scale"] = None if logit_scale is None else float(logit_scale)
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
-        self.report.trained(values, self.meter.step_ms)
-        for kind, numbers in self.memory.telemetry(self.step, self.log.say):
+        self.log.record("train", values)
+        for kind, numbers in self.memory.telemetry(self.step):
             self.log.record(kind, {**at, **numbers})
-        if line := self.watchdog.why_still():
+        for line in self.meter.remarks():
             self.log.say(line)
 
     def _evaluation_due(self) -> bool:
@@ -312,7 +306,8 @@ class Trainer:
         """Evaluate between two epochs, while a checkpoint is written."""
         if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
             return
-        with self.meter.paused(), self.watchdog.evaluating(self.model):
+        with self.meter.paused():
+            self.watchdog.at("evaluating", LONG_S)
             random_state = rng_state(self.device)
             self.model.eval()
             values = {"step": self.step, "epochs_done": self.epoch, **self.evaluate(self.model)}
@@ -320,7 +315,7 @@ class Trainer:
             set_rng_state(random_state, self.device)
             self.watchdog.at("writing a checkpoint")
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
-            self.report.evaluated(values, self.step)
+            self.report.evaluated(values)
             self._evaluated_step = self.step
         self._stop_if(self.stop.agreed())
 
@@ -331,6 +326,7 @@ class Trainer:
             with self.meter.paused():
                 self._check()
                 self.watchdog.at("writing a checkpoint")
+                self.watchdog.meet()
                 self._save(background=not stopped and self.step < self.total_steps)
         self._stop_if(stopped)
 
@@ -346,7 +342,6 @@ class Trainer:
             "total_steps": self.total_steps,
             "skipped_updates": self.updates.skipped,
             "bad_in_a_row": self.updates.bad_in_a_row,
-            "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": self.model.state_dict(),
             "optimizer": averages(self.model, self.optimizer),
@@ -387,7 +382,6 @@ class Trainer:
             setattr(self, name, state[name])
         self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
         checkpoint.load_weights(self.model, state, origin=str(path))
-        restore_reduction_order(self.parallel, state.get("reduction_order"))
         load_averages(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if teacher is not None:

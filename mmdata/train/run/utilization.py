@@ -1,13 +1,9 @@
-"""How much of a GPU a run uses: the operations of its towers a second, their share of the peak, and memory.
-
-What a batch takes is counted once for each shape, on a copy of the model that has shapes and no numbers.
-"""
+"""The operations of a model for a batch, counted once for each shape on a copy that has shapes and no numbers."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -17,82 +13,48 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmdata.batch import Batch, to_device
-from mmdata.train.peaks import peak_flops
 
 logger = logging.getLogger("mmdata")
 
-GIB = 1 << 30
 _ROWS = 2
 """Rows whose operations are counted: a batch norm refuses one."""
 
 
-class Utilization:
-    """Counts what the batches since the last line took of a device.
+class FlopCounter:
+    """Counts the operations of batches.
 
     Args:
         model: as it is before it is compiled or sharded; not kept.
-        device: of this rank; other than a GPU has no peak and no memory of its own.
+
+    Attributes:
+        knows: False once the model cannot be counted: that of a user may hold a lock, or need numbers.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._device = device
-        self._copy: nn.Module | None = None
+    def __init__(self, model: nn.Module) -> None:
+        self.knows = True
+        self._of_a_row: dict[tuple[object, ...], float] = {}
         try:
             self._copy = without_numbers(model)
-        except Exception as error:  # a model of the user's own may hold what cannot be copied, such as a lock
-            logger.info("the log shows no operations a second: the model cannot be copied (%s)", error)
-        self._flops: dict[tuple[object, ...], float] = {}
-        self._sum = 0.0
-        gpu = device.type == "cuda"
-        self._peak = peak_flops(torch.cuda.get_device_name(device)) if gpu else None
-        if gpu and self._peak is None:
-            logger.info("the log shows no share of the peak: that of '%s' is not known", torch.cuda.get_device_name())
-
-    def add(self, batch: Batch) -> float:
-        """Count a batch; returns the seconds that it took, which are many times more for a new shape."""
-        started = time.perf_counter()
-        self._sum += self.count(batch)
-        return time.perf_counter() - started
+        except Exception as error:
+            self._fail(error)
 
     def count(self, batch: Batch) -> float:
-        """Operations of a batch, 0 where they are not known: from its first rows, once for each shape of a row."""
-        if self._copy is None:
-            return 0.0
-        shape = tuple((name, value.shape[1:]) for name, value in batch.items() if isinstance(value, Tensor))
-        if shape not in self._flops:
+        """Operations of a batch's products, forward and backward; 0 where they are not known."""
+        entries = cast("dict[str, Any]", batch)
+        shape = tuple((name, value.shape[1:]) for name, value in entries.items() if isinstance(value, Tensor))
+        if self.knows and shape not in self._of_a_row:
+            first = {name: value[:_ROWS] for name, value in entries.items()}
             try:
-                self._flops[shape] = count_flops(self._copy, _first(batch, _ROWS)) / min(_ROWS, len(batch["valid"]))
-            except Exception as error:  # a model of the user's own may do what needs numbers
-                logger.info("the log shows no operations a second: the model does not run without numbers (%s)", error)
-                self._copy = None
-                return 0.0
-        return self._flops[shape] * len(batch["valid"])
+                self._of_a_row[shape] = count_flops(self._copy, first) / len(first["valid"])
+            except Exception as error:
+                self._fail(error)
+        return self._of_a_row[shape] * len(batch["valid"]) if self.knows else 0.0
 
-    def read(self, elapsed_s: float) -> dict[str, float | None]:
-        """Values since the last call, for this rank.
-
-        Returns:
-            tflops: 10¹² operations a second; mfu_share: these as a share of the device's peak for bfloat16 (model
-            FLOPs utilization); memory_gib: the most that tensors took. None: not known.
-
-        Source: mfu: Chowdhery et al. 2022, PaLM, appendix B (arXiv:2204.02311).
-        """
-        a_second, self._sum = self._sum / elapsed_s, 0.0
-        values: dict[str, float | None] = {
-            "tflops": a_second / 1e12 if self._copy is not None else None,
-            "mfu_share": a_second / self._peak if self._copy is not None and self._peak else None,
-            "memory_gib": None,
-        }
-        if self._device.type == "cuda":
-            values["memory_gib"] = torch.cuda.max_memory_allocated(self._device) / GIB
-            torch.cuda.reset_peak_memory_stats(self._device)
-        return values
-
-
-def _first(batch: Batch, rows: int) -> Batch:
-    """The first rows of a batch, all of whose entries begin with the dimension of rows."""
-    entries = cast("dict[str, Any]", batch)
-    return cast(Batch, {name: value[:rows] for name, value in entries.items()})
+    def _fail(self, error: Exception) -> None:
+        self.knows = False
+        logger.info(
+            "the log shows no operations a second: the model cannot be copied and run without numbers (%s)", error
+        )
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
@@ -116,7 +78,6 @@ def count_flops(model: nn.Module, batch: Mapping[str, object]) -> float:
         model: from `without_numbers`.
         batch: on any device; its numbers are not read.
     """
-    model.zero_grad(set_to_none=True)
     # The fused kernels compute products of attention again in backward, and are counted by other rules.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.enable_grad():
         output = model(to_device(batch, "meta"))  # type: ignore[arg-type]
