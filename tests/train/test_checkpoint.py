@@ -77,7 +77,7 @@ def test_checkpoint_is_read_into_the_tensors_that_are_there(tmp_path: Path):
     path = save(tmp_path, 7)
     weight, other_shape = torch.zeros(300, 300), torch.zeros(8)
     state = load_checkpoint(path, parts=())
-    read_tensors(path, state, like={"model": {"w": weight, "b": other_shape}, "teacher": None})
+    read_tensors(path, state, like={"model": {"w": weight, "b": other_shape}, "memory": {}})
     assert state["model"]["w"] is weight
     assert weight.unique().tolist() == [7.0]
     assert other_shape.tolist() == [0.0] * 8, "left for who compares the shapes"
@@ -260,7 +260,7 @@ def test_checkpoint_share_deals_out_what_all_ranks_have(monkeypatch: pytest.Monk
     monkeypatch.setattr(collectives, "world_size", lambda: 2)
     for rank in range(2):
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
-        parts.append(list(Share.of({"step": 1, "teacher": teacher}).tensors["teacher"]))
+        parts.append(list(Share.of({"step": 1, "memory": teacher}).tensors["memory"]))
     assert parts == [["0", "3", "4"], ["1", "2"]]
 
 

@@ -151,7 +151,7 @@ def test_sharding_a_run_resumes_in_another_way(tmp_path: Path, first: str, then:
     assert found == pytest.approx(expected, rel=0, abs=RUN_IN_DOUBLE)
     before, after = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
     assert before["model"].keys() == after["model"].keys()
-    torch.testing.assert_close(after["teacher"], before["teacher"], rtol=0, atol=RUN_IN_DOUBLE)
+    torch.testing.assert_close(after["memory"]["teacher"], before["memory"]["teacher"], rtol=0, atol=RUN_IN_DOUBLE)
     torch.testing.assert_close(after["optimizer"], before["optimizer"], rtol=0, atol=RUN_IN_DOUBLE)
     assert len(read_metrics(tmp_path / "cut", "evaluation")) == 2
 

@@ -102,8 +102,10 @@ def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
     assert resumed.run() == 0
     assert read_losses(tmp_path / "stopped") == read_losses(tmp_path / "whole")
     saved = [load_checkpoint(latest_checkpoint(tmp_path / run / "checkpoints")) for run in ("whole", "stopped")]  # type: ignore[arg-type]
-    assert all(torch.equal(saved[0]["teacher"][name], value) for name, value in saved[1]["teacher"].items())
-    assert not all(torch.equal(saved[0]["model"][name], value) for name, value in saved[1]["teacher"].items())
+    assert all(
+        torch.equal(saved[0]["memory"]["teacher"][name], value) for name, value in saved[1]["memory"]["teacher"].items()
+    )
+    assert not all(torch.equal(saved[0]["model"][name], value) for name, value in saved[1]["memory"]["teacher"].items())
     assert make_trainer(tmp_path / "without", steps=8, teacher=None).run() == 0
     assert read_losses(tmp_path / "without")[:2] == read_losses(tmp_path / "whole")[:2]
     assert read_losses(tmp_path / "without")[2:] != read_losses(tmp_path / "whole")[2:]

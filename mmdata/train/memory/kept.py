@@ -105,11 +105,11 @@ class RunMemory:
                 yield kind, part.telemetry(step) | (drift if kind == "queue" else {})
 
     def _parts(self) -> dict[str, Any]:
-        parts = {"queue": self.queue, "cache": self.cache}
+        parts = {"teacher": self.teacher, "queue": self.queue, "cache": self.cache}
         return {name: part for name, part in parts.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; the teacher's weights lie beside the model's."""
+        """For a checkpoint."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

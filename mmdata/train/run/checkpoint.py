@@ -41,7 +41,7 @@ from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, on_all, on_first
 
 FORMAT = 1
-PARTS = ("model", "optimizer", "teacher", "memory")
+PARTS = ("model", "optimizer", "memory")
 """Entries of a state whose tensors DCP writes."""
 RUN, FILES, METADATA = "run.pt", "files.json", ".metadata"
 CHUNK_BYTES = 1 << 22

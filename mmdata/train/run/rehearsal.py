@@ -29,7 +29,7 @@ def rehearse(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    begin: Callable[[str], bool],
+    begin: Callable[[str], object],
     say: Callable[[str], None],
 ) -> None:
     """Make a step of each shape, and leave model, optimizer and random numbers as they were. A collective.
@@ -39,7 +39,7 @@ def rehearse(
         step: adds the gradients of a batch on the device; its collectives must leave nothing behind.
         model: its gradients are dropped, and its buffers put back.
         optimizer: of the model; the memory of AdamW's two averages is taken meanwhile, if they do not exist yet.
-        begin: called with the words before each step; False ends the rehearsal there, on all ranks.
+        begin: called with the words before each step; may raise, on all ranks.
         say: writes a line into the log.
 
     Raises:
@@ -50,8 +50,7 @@ def rehearse(
     with _as_it_was(model, device):
         averages: list[torch.Tensor] = []
         for number, (words, make) in enumerate(blank, start=1):
-            if not begin(words):
-                return
+            begin(words)
             if slow:
                 say(f"rehearsing shape {number} of {len(blank)}: {words}")
             began = time.perf_counter()

@@ -34,6 +34,9 @@ class RunReport:
         device: of this rank.
         command: how the run was started; None: "the same command".
 
+    Attributes:
+        evaluated_steps: those that have been evaluated.
+
     Raises:
         ConfigError: another process trains in the folder; on all ranks.
     """
@@ -54,19 +57,30 @@ class RunReport:
         self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         on_first(lambda: sole.hold(output), collectives.cpu_group())
+        self.evaluated_steps = set(evaluated_steps(output / METRICS))
         self._opened = ExitStack()
         self._opened.callback(sole.release, output)
 
-    def begin(self, where: str, step: int, total_steps: int) -> None:
+    def begin(self, resumed: Path | None, step: int, total_steps: int) -> None:
         """Open the log. Say from where the run goes on, on what, and what in it never begins.
 
         Args:
-            where: the run begins, in words.
+            resumed: the checkpoint from which it goes on; None: it starts.
             step: updates already made.
             total_steps: of the whole run.
         """
         config, ranks, kind = self.config, collectives.world_size(), self.device.type
+        where = f"resuming from {resumed}: step {step} of {total_steps}"
+        if resumed is None:
+            where = f"starting: {total_steps} steps, in {self.output}"
+            # A run that was killed before its first checkpoint has lines of steps that this run makes again.
+            if logged := last_logged_step(self.output / METRICS):
+                where = (
+                    f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
+                    f"{config.checkpoint_every_steps:,}): starting again from step 0 of {total_steps}"
+                )
         self.total_steps = total_steps
+        self.evaluated_steps = {each for each in self.evaluated_steps if each <= step}  # the others are made again
         self.log = RunLog(
             self.output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
         )
@@ -87,14 +101,6 @@ class RunReport:
         """Close the files, and let another process train in the folder."""
         self._opened.close()
 
-    def evaluated_steps(self) -> tuple[int, ...]:
-        """The steps of which the folder holds an evaluation."""
-        return evaluated_steps(self.output / METRICS)
-
-    def last_logged_step(self) -> int:
-        """The highest step of which the folder holds a line; 0 if there is none."""
-        return last_logged_step(self.output / METRICS)
-
     def measures(self, step: int) -> bool:
         """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""
         return is_measured(step) or (self.mines and step == self.config.mining_after_steps + 1)
@@ -109,6 +115,7 @@ class RunReport:
         if self.speaks:
             write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
         self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
+        self.evaluated_steps.add(int(values["step"]))
 
     def stopped(self, by: str, where: str) -> None:
         """Say where a signal has stopped the run, and how it goes on."""

@@ -133,18 +133,14 @@ class Trainer:
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         try:
-            where = self._resume()
+            resumed = self._resume()
         except BaseException:
             self.report.close()  # a notebook goes on
             raise
-        self.report.begin(where, self.step, self.total_steps)
+        self.report.begin(resumed, self.step, self.total_steps)
         self.log = self.report.log
-        self.writer = CheckpointWriter(
-            output / CHECKPOINTS,
-            keep=config.keep_checkpoints,
-            say=self.log.say,
-            group=self.group,
-        )
+        keep, say = config.keep_checkpoints, self.log.say
+        self.writer = CheckpointWriter(output / CHECKPOINTS, keep=keep, say=say, group=self.group)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -258,11 +254,10 @@ class Trainer:
         if not wanted or blank is None or self.step == self.total_steps:
             return
 
-        def begin(words: str) -> bool:
+        def begin(words: str) -> None:
             self.watchdog.at(f"rehearsing {words}")
             if stopped := self.stop.agreed():
                 raise _Stopped(stopped, "in the rehearsal, before an update")
-            return True
 
         def step(batch: Batch) -> None:
             self._add_gradients(batch, step=self.total_steps - 1)  # all that begins later is there: teacher and miner
@@ -304,7 +299,7 @@ class Trainer:
 
     def _evaluate_if_due(self) -> None:
         """Evaluate between two epochs, while a checkpoint is written."""
-        if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
+        if self.evaluate is None or not self._evaluation_due() or self.step in self.report.evaluated_steps:
             return
         with self.meter.paused():
             self.watchdog.at("evaluating", LONG_S)
@@ -316,7 +311,6 @@ class Trainer:
             self.watchdog.at("writing a checkpoint")
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
             self.report.evaluated(values)
-            self._evaluated_step = self.step
         self._stop_if(self.stop.agreed())
 
     def _save_if_due(self, stopped: int) -> None:
@@ -346,7 +340,6 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": averages(self.model, self.optimizer),
             "scaler": self.scaler.state_dict(),
-            "teacher": self.memory.teacher and self.memory.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
             "meter": self.meter.state_dict(),
             "memory": self.memory.state_dict(),
@@ -354,42 +347,30 @@ class Trainer:
         }
         self.writer.save(state, sound_step=self.updates.sound_step(self.step), background=background)
 
-    def _resume(self) -> str:
-        """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
+    def _resume(self) -> Path | None:
+        """Go on from the newest checkpoint in `output`, where there is one; returns it."""
         path = checkpoint.latest_checkpoint(self.output / CHECKPOINTS)
-        evaluated = self.report.evaluated_steps()
-        if len(set(gather((path and path.name, evaluated), self.group))) > 1:
+        seen = path and path.name, sorted(self.report.evaluated_steps)
+        if any(other != seen for other in gather(seen, self.group)):
             raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
-            self._evaluated_step = None
             if self.extras.regroups is not None:
                 on_first(self.extras.regroups.forget_groups, self.group)
-            # A run that was killed before its first checkpoint has lines of steps that this run makes again.
-            if logged := self.report.last_logged_step():
-                return (
-                    f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
-                    f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
-                )
-            return f"starting: {self.total_steps} steps, in {self.output}"
+            return None
         state = checkpoint.load_checkpoint(path, parts=(), group=self.group)
         other_shards = self.extras.other_shards(state["batches"]) if self.extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
         like = {"model": self.model.state_dict(), "optimizer": averages(self.model, self.optimizer)}
-        teacher = self.memory.teacher
-        like |= {"teacher": teacher and teacher.state_dict(), "memory": self.memory.state_dict()}
-        checkpoint.read_tensors(path, state, like=like)
+        checkpoint.read_tensors(path, state, like=like | {"memory": self.memory.state_dict()})
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
+        self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state["bad_in_a_row"]
         checkpoint.load_weights(self.model, state, origin=str(path))
         load_averages(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        if teacher is not None:
-            teacher.load_state_dict(state["teacher"])
         self.batches.load_state_dict(state["batches"])
         self.meter.load_state_dict(state["meter"])
-        self.memory.load_state_dict(state.get("memory", {}))
-        self._evaluated_step = self.step if self.step in evaluated else None
+        self.memory.load_state_dict(state["memory"])
         if len(state["rng"]) == collectives.world_size():
             set_rng_state(state["rng"][collectives.rank()], self.device)
-        return f"resuming from {path}: step {self.step} of {self.total_steps}"
+        return path
