@@ -83,7 +83,8 @@ class Step:
             parallel.compile_blocks(self.model, device)
         self.optimizer = make_optimizer(self.model, TrainConfig(steps=1))
         self.dtype = AUTOCAST[choose_precision("auto", device)]
-        self.loss = ContrastiveLoss("clip")
+        self.precision = "bf16" if self.dtype == torch.bfloat16 else "auto"  # as a run in that precision has it
+        self.loss = ContrastiveLoss("clip", loss_precision=self.precision)
 
     def batch(self, rows: int, length: int, *, above: int = 0) -> dict[str, Tensor]:
         """Texts of more than `above` tokens, padded to `length`: without padding attention takes another kernel."""

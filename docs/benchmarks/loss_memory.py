@@ -9,8 +9,9 @@ needs beyond the features; time is the median of further runs, or of the first o
 With `--one-process`, for CUDA, all are measured in this process: its allocator tells them apart, and code is compiled
 once. A form for which there is too little memory says how much it wanted.
 
-On CUDA each form runs as its users run it: products in TF32, and the dense forms under bfloat16 autocast, as
-open_clip's trainings are. `--precision fp32` gives float32 to all, the default on a CPU.
+On CUDA each form runs as its users run it: the tiled one with products in bfloat16, as in a run in bf16, and the dense
+forms under bfloat16 autocast, as open_clip's trainings are. `--precision fp32` gives float32 to all, the default on a
+CPU.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def lean(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
-FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+FORMS: dict[str, Callable[..., Tensor]] = {
     "tiled": clip_loss,
     "open_clip": open_clip,
     "lean": lean,
@@ -117,12 +118,13 @@ def _measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
     scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
 
     lower = given.precision == "bf16" and form != "tiled"
+    settings = {"precision": given.precision} if form == "tiled" else {}
 
     def run(images: Tensor, texts: Tensor) -> float:
         for leaf in (images, texts, scale):
             leaf.grad = None
         with torch.autocast(given.device, torch.bfloat16, enabled=lower):
-            loss = FORMS[form](images, texts, scale)
+            loss = FORMS[form](images, texts, scale, **settings)
         loss.backward()
         return float(loss.detach())  # on CUDA: waits
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.objective import check_loss
+from mmdata.train.run.trainer import Trainer
+from tests.train import small_run as small
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,11 @@ def test_what_the_first_update_would_say_is_said_before_the_run(train: dict, neg
     config = parse(TrainConfig, train, origin="train")
     with pytest.raises(ConfigError, match=message):
         check_loss(config, has_bias=False, has_negative_captions=negative_captions)
+
+
+def test_a_trainer_refuses_a_loss_that_its_model_has_no_bias_for(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"train.loss 'siglip' needs a bias: set model.logit_bias_init \(-10"):
+        Trainer(small.small_model(), small.SmallBatches(), small.train_config(loss="siglip"), output=tmp_path)
 
 
 def test_what_goes_together_is_let_through():

@@ -39,6 +39,20 @@ def test_contrastive_loss_reads_mask_and_hashes_from_the_batch():
     assert unmasked != clip
 
 
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_precision_of_the_settings_reaches_the_loss(kind: Any):
+    images, texts = (x.detach().float() for x in features(8))
+    output = DualEncoderOutput(images, texts, scalar(5.0), scalar(-2.0))
+    batch: Any = {"valid": torch.ones(8, dtype=torch.bool)}
+    function = losses.clip_loss if kind == "clip" else losses.siglip_loss
+    inputs: Any = output[: 3 if kind == "clip" else 4]
+    found = [ContrastiveLoss(kind, loss_precision=precision)(output, batch) for precision in ("bf16", "fp32", "auto")]
+    assert found[0] == function(*inputs, precision="bf16") != found[1]
+    assert found[1] == found[2] == function(*inputs)
+    in_bf16 = ContrastiveLoss(TrainConfig(loss=kind, precision="bf16"))  # on a CPU the loss stays float32
+    assert in_bf16(output, batch) == found[1]
+
+
 def test_clip_loss_gives_a_bias_the_gradient_zero():
     images, texts = features(3)
     bias = scalar(-10.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
-from mmdata.train import DualEncoder, losses, miners, train_step
+from mmdata.train import DualEncoder, DualEncoderOutput, losses, miners, train_step
 from mmdata.train.batches import split
 from mmdata.train.losses import tiles
 from mmdata.train.memory.ema import EMA
@@ -70,6 +70,28 @@ def test_gradients_of_the_compiled_tiles_are_those_of_the_dense_loss(
     for got, wanted in zip(found[1:], expected[1:], strict=True):
         largest = float(wanted.abs().max())
         torch.testing.assert_close(got.double(), wanted, rtol=0, atol=2 * tolerance * max(largest, 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("precision", "eps"), [("fp32", 2.0**-23), ("tf32", 2.0**-10 / 4), ("bf16", 2.0**-8 / 4), ("auto", 2.0**-8 / 4)]
+)
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_error_of_the_gradient_in_each_precision_of_the_loss(kind: Any, precision: Any, eps: float):
+    """As in test_tiles.py, which says where the bounds come from; auto in a run in bf16."""
+    torch.manual_seed(0)
+    texts = F.normalize(torch.randn(3000, 64, dtype=torch.float64, device=GPU), dim=1)
+    images = F.normalize(texts + 0.1 * torch.randn_like(texts), dim=1)
+    exact = [x.requires_grad_() for x in (images, texts, *(scalar(x).detach().cuda() for x in (50.0, -10.0)))]
+    inputs = [x.detach().float().requires_grad_() for x in exact]
+    batch: Any = {"valid": torch.arange(3000, device=GPU) % 7 != 3}
+
+    def gradients(inputs: list[Tensor], settings: dict[str, Any]) -> list[Tensor]:
+        loss = ContrastiveLoss(kind, **settings)(DualEncoderOutput(*inputs), batch)
+        return list(torch.autograd.grad(loss, inputs))
+
+    settings = {"loss_precision": precision, "precision": "bf16" if precision == "auto" else "fp32"}
+    for found, expected in zip(gradients(inputs, settings), gradients(exact, {}), strict=True):
+        assert float((found.double() - expected).norm()) <= 51 * eps * float(expected.norm())
 
 
 def make_model(name: str = "micro", **settings: Any) -> DualEncoder:
