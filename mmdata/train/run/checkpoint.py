@@ -29,8 +29,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter, load, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from typing_extensions import Self
 
@@ -171,22 +174,20 @@ def load_checkpoint(
         group: ranks that share out the reading of checksums. Then this is a collective.
 
     Raises:
-        DataError: no such folder, changed since it was written, of a newer format, or not a checkpoint of ours.
+        DataError: no such folder, changed since it was written, of a newer format, or not a checkpoint of mmdata.
     """
     if not path.is_dir():
         raise DataError(f"checkpoint '{path}': no such folder")
     if damage := find_damage(path, group):
         raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
     with _readable(path):
-        state = torch.load(path / RUN, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or not isinstance(cast("dict[str, Any]", state).get("format"), int):
-        raise DataError(f"checkpoint '{path}': not written by mmdata train")
-    content = cast("dict[str, Any]", state)
-    if content["format"] > FORMAT:
-        raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
+        state: dict[str, Any] = torch.load(path / RUN, map_location="cpu", weights_only=True)
+        is_newer = state["format"] > FORMAT
+    if is_newer:
+        raise DataError(f"checkpoint '{path}': format {state['format']} is newer than {FORMAT}; update mmdata")
     if parts:
-        read_tensors(path, content, parts=parts)
-    return content
+        read_tensors(path, state, parts=parts)
+    return state
 
 
 def read_tensors(
