@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from mmdata.errors import TrainingError
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint

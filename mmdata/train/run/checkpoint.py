@@ -3,7 +3,7 @@
     step-0000001000/
         __0_0.distcp, __1_0.distcp, …   tensors, a file a rank (torch.distributed.checkpoint, "DCP")
         .metadata                       which part of which tensor lies where, as DCP writes it
-        run.pt                          all that is no tensor of weights, averages, teacher or queue
+        run.pt                          all else, such as counters and random states
         files.json                      size and CRC-32 of each file; written last
 
 One process, DDP and FSDP2 write the same folder, and each reads those of the others. A folder with this name is whole,
@@ -29,8 +29,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter, load, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from typing_extensions import Self
 
@@ -41,8 +44,6 @@ from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, on_all, on_first
 
 FORMAT = 1
-PARTS = ("model", "optimizer", "memory")
-"""Entries of a state whose tensors DCP writes."""
 RUN, FILES, METADATA = "run.pt", "files.json", ".metadata"
 CHUNK_BYTES = 1 << 22
 
@@ -68,18 +69,17 @@ class Share:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """The share of a state of dicts with str keys, plain values and tensors; "step" names the checkpoint."""
+        """The share of a state of nested dicts, plain values and tensors; its "step" names the checkpoint."""
         tensors: dict[str, Any] = {}
         dealt = [0] * collectives.world_size()
-        for path, tensor in _tensors({name: state[name] for name in PARTS if name in state}):
+        for path, tensor in _tensors(state):
             writer = dealt.index(min(dealt))
             if not isinstance(tensor, DTensor):
                 dealt[writer] += tensor.nbytes
             if isinstance(tensor, DTensor) or writer == collectives.rank():
                 _put(tensors, path, tensor)
-        rest = {name: _without_tensors(value) if name in PARTS else value for name, value in state.items()}
         run = io.BytesIO()
-        torch.save({"format": FORMAT, **rest}, run)
+        torch.save({"format": FORMAT, **_without_tensors(state)}, run)
         return cls(int(state["step"]), tensors, run.getvalue())
 
 
@@ -161,43 +161,40 @@ def checkpoint_name(step: int) -> str:
 
 
 def load_checkpoint(
-    path: Path, *, parts: Collection[str] = PARTS, group: dist.ProcessGroup | None = None
+    path: Path, *, parts: Collection[str] | None = None, group: dist.ProcessGroup | None = None
 ) -> dict[str, Any]:
     """Read a checkpoint onto the CPU; nothing but tensors and plain containers is accepted.
 
     Args:
         path: its folder.
-        parts: entries whose tensors are read; in the others there are none yet, see `read_tensors`.
+        parts: entries whose tensors are read; None: all. In the others there are none yet, see `read_tensors`.
         group: ranks that share out the reading of checksums. Then this is a collective.
 
     Raises:
-        DataError: no such folder, changed since it was written, of a newer format, or not a checkpoint of ours.
+        DataError: no such folder, changed since it was written, of a newer format, or not a checkpoint of mmdata.
     """
     if not path.is_dir():
         raise DataError(f"checkpoint '{path}': no such folder")
     if damage := find_damage(path, group):
         raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
     with _readable(path):
-        state = torch.load(path / RUN, map_location="cpu", weights_only=True)
-    if not isinstance(state, dict) or not isinstance(cast("dict[str, Any]", state).get("format"), int):
-        raise DataError(f"checkpoint '{path}': not written by mmdata train")
-    content = cast("dict[str, Any]", state)
-    if content["format"] > FORMAT:
-        raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
-    if parts:
-        read_tensors(path, content, parts=parts)
-    return content
+        state: dict[str, Any] = torch.load(path / RUN, map_location="cpu", weights_only=True)
+        is_newer = state["format"] > FORMAT
+    if is_newer:
+        raise DataError(f"checkpoint '{path}': format {state['format']} is newer than {FORMAT}; update mmdata")
+    read_tensors(path, state, parts=parts)
+    return state
 
 
 def read_tensors(
-    path: Path, state: dict[str, Any], *, parts: Collection[str] = PARTS, like: Mapping[str, Any] | None = None
+    path: Path, state: dict[str, Any], *, parts: Collection[str] | None = None, like: Mapping[str, Any] | None = None
 ) -> None:
     """Put the tensors of a checkpoint into its state.
 
     Args:
         path: without damage, see `load_checkpoint`.
         state: from `load_checkpoint`; changed in place.
-        parts: entries whose tensors are read.
+        parts: entries whose tensors are read; None: all.
         like: nested dicts as in the state. A tensor that is there with the same shape is written to, and becomes that
             of the state; of a DTensor this rank reads its share alone. Others are read whole, onto the CPU.
 
@@ -214,7 +211,7 @@ def read_tensors(
         wanted: dict[str, Any] = {
             name: _target(metadata.state_dict_metadata[name], into.get(name))
             for name, keys in paths.items()
-            if keys[0] in parts
+            if parts is None or keys[0] in parts
         }
         try:
             load(wanted, storage_reader=reader, no_dist=True)
@@ -242,16 +239,11 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
 
 def find_damage(path: Path, group: dist.ProcessGroup | None = None) -> str:
     """A description of the damage of a checkpoint's files, or "". With `group` a collective: the ranks share them."""
-    ranks = 1 if group is None else dist.get_world_size(group)
-    rank = 0 if group is None else dist.get_rank(group)
-    return next(filter(None, gather(_damage(path, rank, ranks), group)), "")
+    first, step = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
-
-def _damage(path: Path, rank: int, ranks: int) -> str:
-    """The damage in a rank's share of the files."""
-    try:
+    def own() -> str:
         listed = _listed(path)
-        for name in sorted(listed)[rank::ranks]:
+        for name in sorted(listed)[first::step]:
             file = path / name
             if not file.is_file():
                 return f"its file {name!r} is missing"
@@ -259,9 +251,13 @@ def _damage(path: Path, rank: int, ranks: int) -> str:
                 return f"its file {name!r} has {found} bytes in place of {listed[name][0]}"
             if _sum_of(file) != listed[name]:
                 return f"the content of {name!r} does not have its checksum"
+        return ""
+
+    try:
+        damage = own()
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return str(error).strip() or type(error).__name__
-    return ""
+        damage = str(error).strip() or type(error).__name__
+    return next(filter(None, gather(damage, group)), "")
 
 
 def _way_back(path: Path) -> str:
@@ -318,12 +314,10 @@ def _tensors(state: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[Ke
             yield from _tensors(cast("Mapping[str, Any]", value), (*above, key))
 
 
-def _without_tensors(value: Any) -> Any:
+def _without_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dicts without their tensors."""
-    if not isinstance(value, Mapping):
-        return value
-    entries = cast("Mapping[str, Any]", value).items()
-    return {key: _without_tensors(entry) for key, entry in entries if not isinstance(entry, Tensor)}
+    rest = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    return {key: _without_tensors(value) if isinstance(value, Mapping) else value for key, value in rest.items()}
 
 
 def _put(state: dict[str, Any], keys: KeyPath, tensor: Tensor) -> None:
