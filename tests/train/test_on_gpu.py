@@ -17,11 +17,12 @@ from torch import Tensor
 from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
-from mmdata.train import DualEncoder, DualEncoderOutput, losses, miners, train_step
+from mmdata.train import DualEncoder, DualEncoderOutput, compiler, losses, miners, train_step
 from mmdata.train.batches import split
 from mmdata.train.losses import tiles
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
+from mmdata.train.models.towers import PatchConv
 from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.precision import AUTOCAST, Precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
@@ -302,12 +303,25 @@ def test_compiled_blocks_have_the_gradients_of_eager_ones():
         assert F.cosine_similarity(gradient_of(compiled), gradient_of(eager), dim=0) > 0.9999
 
 
+def test_patches_of_a_gpu_are_a_product_that_gives_what_the_convolution_gives():
+    conv = torch.nn.Conv2d(3, 8, 4, stride=4).to(GPU, torch.float64)
+    x = torch.randn(2, 3, 12, 16, device=GPU, dtype=torch.float64)
+    results = [map_(x) for map_ in (conv, PatchConv.of(conv))]
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad((y * y).sum(), list(conv.parameters())) for y in results]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-10)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert PatchConv.of(conv.float())(x.float()).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("precision", ["auto", "fp16"])
 def test_a_run_on_a_gpu_learns_and_says_its_number_format(precision: str, tmp_path: Any):
-    config = small.train_config(epochs=10, precision=precision, lr=0.003)
+    compiles: Any = "auto" if precision == "auto" else False  # auto is the default, and takes longer
+    config = small.train_config(epochs=10, precision=precision, lr=0.003, compile=compiles)
     trainer = Trainer(small.small_model(0.0).to(GPU), small.SmallBatches(), config, output=tmp_path)
     assert trainer.run() == 0
     assert trainer.precision == {"auto": "bf16", "fp16": "fp16"}[precision]
+    assert parallel.is_compiled(trainer.model) == (precision == "auto" and compiler.compiles(GPU))
     logged = [line["loss"] for line in read_metrics(tmp_path) if line.get("loss") is not None]
     assert sum(logged[-4:]) < sum(logged[:4])
 

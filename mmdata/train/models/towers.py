@@ -188,14 +188,21 @@ class PatchConv(nn.Conv2d):
 
 def patch_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """What conv2d gives for a stride equal to the kernel, (B, width, H / p, W / p), in the memory order of tokens."""
-    if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
-        x = x.to(torch.get_autocast_dtype(x.device.type))  # before the patches are copied, not after
+    x = x.to(autocast_dtype(x) or x.dtype)  # before the patches are copied, not after
     rows, columns = weight.shape[2:]
     height, width = x.shape[2] // rows, x.shape[3] // columns
     whole = x[:, :, : height * rows, : width * columns]
     patches = whole.unflatten(3, (width, columns)).unflatten(2, (height, rows))  # (B, 3, h, p, w, p)
     patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, 3 * p * p)
     return F.linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type to which autocast casts x for a product; None: it does not."""
+    kind = x.device.type
+    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 class ImageTower(nn.Module):

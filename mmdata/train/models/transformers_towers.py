@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer
 
-from mmdata.train.models.towers import PatchConv, masked_mean
+from mmdata.train.models.towers import PatchConv, autocast_dtype, masked_mean
 
 ATTENTION = "sdpa_masked"
 """torch's attention, with the mask of every batch. The library's "sdpa" asks first whether there is padding at all, and
@@ -56,18 +56,19 @@ class Layer(CLIPEncoderLayer):
             setattr(self, name, part)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Tensor:
-        attention, mlp, device = self.self_attn, self.mlp, hidden_states.device.type
+        attention: Any = self.self_attn
+        mlp = self.mlp
         maps = ((attention.q_proj, attention.k_proj, attention.v_proj), (attention.out_proj,), (mlp.fc1,), (mlp.fc2,))
         are_plain = all(type(part) is nn.Linear for group in maps for part in group)  # others may be adapters
-        # FSDP2 has cast its weights already, and frees them until backward, as it could not free these copies.
-        are_cast = torch.is_autocast_enabled(device) and attention.q_proj.weight.dtype == torch.float32
-        if not (are_cast and are_plain and attention.config._attn_implementation in ("sdpa", ATTENTION)):
-            return super().forward(hidden_states, attention_mask, **settings)
-        qkv, out, fc1, fc2 = cast_together(maps, torch.get_autocast_dtype(device))
+        uses_sdpa = attention.config._attn_implementation in ("sdpa", ATTENTION)
+        # None also where FSDP2 has cast the weights: it frees them until backward, as it could not free these copies.
+        dtype = autocast_dtype(attention.q_proj.weight)
+        if dtype is None or not are_plain or not uses_sdpa:
+            return super().forward(hidden_states, cast(Tensor, attention_mask), **settings)
+        qkv, out, fc1, fc2 = cast_together(maps, dtype)
         values = F.linear(self.layer_norm1(hidden_states), *qkv).chunk(3, -1)
-        q, k, v = (
-            value.unflatten(2, (attention.num_heads, -1)).transpose(1, 2) for value in values
-        )  # (B, heads, T, d)
+        heads = (attention.num_heads, -1)
+        q, k, v = (value.unflatten(2, heads).transpose(1, 2) for value in values)  # (B, heads, T, d)
         dropout = attention.dropout if attention.training else 0.0
         settings |= {"dropout": dropout, "scaling": attention.scale}
         settings.setdefault("is_causal", False)
