@@ -26,6 +26,8 @@ TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
 LONG = timedelta(days=1)
 """The same where one rank works and the others wait for it."""
+FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""After a timeout nccl writes into files which collectives each rank was in; what the environment says counts."""
 ABORT_S = 10.0
 """Time for cutting the connections after an error."""
 SETTLE_S = 0.2
@@ -123,8 +125,8 @@ def init(device: str = "auto") -> torch.device:
             os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         torch.cuda.set_device(place)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
-        # After a timeout nccl's flight recorder says which collective each rank was in.
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
         # With its device nccl connects the ranks now, and no collective has to guess it. gloo takes none.
         backend, device_id = ("nccl", place) if use_cuda else ("gloo", None)
         dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
@@ -203,7 +205,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(inner, DistributedDataParallel):
             inner = inner.module
-        elif hasattr(inner, "_orig_mod"):
+        elif hasattr(inner, "_orig_mod"):  # torch.compile has no public way back; tests/train/test_distributed.py
             inner = inner._orig_mod
         else:
             return inner
