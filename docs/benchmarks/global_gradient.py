@@ -25,7 +25,7 @@ from mmdata.config import DataConfig, load_config
 from mmdata.loader.loader import Loader
 from mmdata.train import ContrastiveLoss, DualEncoder, make_optimizer, train_step
 from mmdata.train.run.optimizer import learning_rate, set_learning_rate
-from mmdata.train.step import LossFunction
+from mmdata.train.run.step import LossFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 

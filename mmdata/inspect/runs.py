@@ -15,8 +15,8 @@ from mmdata.convert.sampling import wilson
 from mmdata.errors import DataError, excerpt
 from mmdata.inspect.page import ReportSection, ReportTable, flat
 from mmdata.progress import duration
-from mmdata.train.run.advice import advise, measured
-from mmdata.train.run.log import METRICS, read_lines
+from mmdata.train.log.advice import advise, measured
+from mmdata.train.log.log import METRICS, read_lines
 from mmdata.train.run.report import EVALUATION
 
 Values = Mapping[str, Any]

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from mmdata.train.memory.queue import FeatureQueue as FeatureQueue
     from mmdata.train.models.dual_encoder import DualEncoder as DualEncoder
     from mmdata.train.models.dual_encoder import DualEncoderOutput as DualEncoderOutput
-    from mmdata.train.objective import ContrastiveLoss as ContrastiveLoss
     from mmdata.train.prefetch import DevicePrefetcher as DevicePrefetcher
     from mmdata.train.ranks import collectives as distributed  # noqa: F401  # in __all__ by `_MODULES`
+    from mmdata.train.run.objective import ContrastiveLoss as ContrastiveLoss
     from mmdata.train.run.optimizer import make_optimizer as make_optimizer
+    from mmdata.train.run.step import StepOutput as StepOutput
+    from mmdata.train.run.step import gradient_cache as gradient_cache
+    from mmdata.train.run.step import train_step as train_step
     from mmdata.train.run.trainer import Trainer as Trainer
-    from mmdata.train.step import StepOutput as StepOutput
-    from mmdata.train.step import gradient_cache as gradient_cache
-    from mmdata.train.step import train_step as train_step
 
 _HOME = {
     "EMA": "memory.ema",
-    "ContrastiveLoss": "objective",
+    "ContrastiveLoss": "run.objective",
     "DevicePrefetcher": "prefetch",
     "DualEncoder": "models.dual_encoder",
     "DualEncoderOutput": "models.dual_encoder",
     "FeatureQueue": "memory.queue",
-    "StepOutput": "step",
+    "StepOutput": "run.step",
     "Trainer": "run.trainer",
-    "gradient_cache": "step",
+    "gradient_cache": "run.step",
     "make_optimizer": "run.optimizer",
-    "train_step": "step",
+    "train_step": "run.step",
 }
 _MODULES = {"distributed": "ranks.collectives", "losses": "losses", "miners": "miners"}
 

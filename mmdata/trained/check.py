@@ -24,7 +24,7 @@ from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train.compiler import wants_compiled_blocks
 from mmdata.train.models.limits import length_problem, shape_problems
-from mmdata.train.objective import check_loss
+from mmdata.train.run.objective import check_loss
 
 logger = logging.getLogger("mmdata")
 

@@ -13,7 +13,7 @@ import yaml
 from mmdata.errors import DataError
 from mmdata.inspect.report import write_report
 from mmdata.inspect.runs import differences, read_runs, short_names, table_of_runs
-from mmdata.train.run.log import read_lines
+from mmdata.train.log.log import read_lines
 
 
 def make_run(folder: Path, template: Path, *, data: dict[str, Any], sessions: list[Any], lr: float) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mmdata.inspect.runs import read_runs, table_of_runs
-from mmdata.train.run.advice import advise
+from mmdata.train.log.advice import advise
 from tests.train.test_loop import make_trainer
 
 Settings = dict[str, Any]

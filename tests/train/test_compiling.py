@@ -22,8 +22,8 @@ from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, compiler, train_step
 from mmdata.train.batches import split
 from mmdata.train.evaluation.evaluate import embed
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import parallel
+from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
 from tests.programs import PATIENCE_S, run_program
 from tests.rounding import RUN_IN_DOUBLE

@@ -24,11 +24,12 @@ from mmdata.config import TrainConfig
 from mmdata.config.train import TopKConfig
 from mmdata.errors import ConfigError, TrainingError
 from mmdata.files import lock
+from mmdata.train.log import meter
+from mmdata.train.log.log import format_values, read_lines
 from mmdata.train.miners import TopK
-from mmdata.train.objective import make_loss
-from mmdata.train.run import meter, sole
+from mmdata.train.run import sole
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.run.log import format_values, read_lines
+from mmdata.train.run.objective import make_loss
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
@@ -474,7 +475,8 @@ def test_loop_lock_of_a_killed_run_is_free_though_a_process_that_it_forked_lives
     program = f"""
 import os, time
 from pathlib import Path
-from mmdata.train.run import meter, sole
+from mmdata.train.log import meter
+from mmdata.train.run import sole
 sole.hold(Path({str(tmp_path)!r}))
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # the child, which has closed the lock by now

@@ -22,7 +22,7 @@ from mmdata.train.evaluation.embedding import embed
 from mmdata.train.losses import miner_weights
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.run.objective import ContrastiveLoss
 from tests.train.test_pretrained import PAIRS, config_of
 
 META = torch.device("meta")

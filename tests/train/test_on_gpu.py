@@ -23,10 +23,10 @@ from mmdata.train.losses import tiles
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.towers import PatchConv
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.precision import AUTOCAST, Precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import parallel, sharding
+from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.optimizer import make_optimizer
 from mmdata.train.run.trainer import Trainer
 from tests.rounding import rounding

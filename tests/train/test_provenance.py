@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mmdata.train.run.provenance import git_commit
+from mmdata.train.log.provenance import git_commit
 from tests.train.test_loop import make_trainer, read_metrics
 
 

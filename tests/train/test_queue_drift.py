@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from mmdata.config import TrainConfig
+from mmdata.train.log.advice import advise
 from mmdata.train.memory.drift import QueueDrift
 from mmdata.train.memory.ema import embed
-from mmdata.train.run.advice import advise
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
 from tests.train.test_loop import last_state, make_trainer, read_metrics

@@ -12,11 +12,11 @@ from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
+from mmdata.train.log.when import is_measured
 from mmdata.train.memory.ema import EMA
-from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.objective import make_loss
 from mmdata.train.run.trainer import Trainer
-from mmdata.train.run.when import is_measured
 from tests.train import small_run as small
 from tests.train.test_loop import run_two_ranks
 

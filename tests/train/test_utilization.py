@@ -12,10 +12,10 @@ from torch import nn
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder
+from mmdata.train.log import utilization
+from mmdata.train.log.meter import Meter
+from mmdata.train.log.utilization import FlopCounter, count_flops, without_numbers
 from mmdata.train.peaks import peak_flops
-from mmdata.train.run import utilization
-from mmdata.train.run.meter import Meter
-from mmdata.train.run.utilization import FlopCounter, count_flops, without_numbers
 
 CPU = torch.device("cpu")
 

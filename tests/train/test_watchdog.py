@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdata.errors import TrainingError
-from mmdata.train.run import meter
+from mmdata.train.log import meter
 from mmdata.train.run.watchdog import Watchdog
 from tests.train.test_loop import make_trainer, run_small
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmdata.train.run.when import is_measured
+from mmdata.train.log.when import is_measured
 from tests.train.test_loop import make_trainer, read_metrics
 
 

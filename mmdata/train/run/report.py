@@ -13,13 +13,13 @@ import torch
 from mmdata.config import TrainConfig
 from mmdata.errors import counted
 from mmdata.files import write_whole
+from mmdata.train.log.advice import advise, mines
+from mmdata.train.log.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
+from mmdata.train.log.provenance import provenance
+from mmdata.train.log.when import is_measured, never_begins
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
 from mmdata.train.run import sole
-from mmdata.train.run.advice import advise, mines
-from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
-from mmdata.train.run.provenance import provenance
-from mmdata.train.run.when import is_measured, never_begins
 
 EVALUATION = "evaluation.json"
 

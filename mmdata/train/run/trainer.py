@@ -21,8 +21,9 @@ from mmdata.errors import ConfigError, TrainingError
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
+from mmdata.train.log.meter import DataWait, Meter
+from mmdata.train.log.utilization import FlopCounter
 from mmdata.train.memory.kept import RunMemory
-from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
@@ -30,7 +31,7 @@ from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_st
 from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.meter import DataWait, Meter
+from mmdata.train.run.objective import ContrastiveLoss, check_loss, make_loss
 from mmdata.train.run.optimizer import (
     averages,
     check_schedule,
@@ -42,11 +43,10 @@ from mmdata.train.run.optimizer import (
 from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
+from mmdata.train.run.step import StepOutput, train_step
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
-from mmdata.train.run.utilization import FlopCounter
 from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
-from mmdata.train.step import StepOutput, train_step
 
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
 from mmdata.train.batches import Batches, LoaderExtras
+from mmdata.train.log.utilization import FlopCounter
 from mmdata.train.peaks import peak_flops
 from mmdata.train.ranks import collectives
-from mmdata.train.run.utilization import FlopCounter
 
 GIB = 1 << 30
 NOTICEABLE = 0.05
