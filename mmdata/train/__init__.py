@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmdata.train.models.dual_encoder import DualEncoder as DualEncoder
     from mmdata.train.models.dual_encoder import DualEncoderOutput as DualEncoderOutput
     from mmdata.train.prefetch import DevicePrefetcher as DevicePrefetcher
-    from mmdata.train.ranks import collectives as distributed  # noqa: F401  # in __all__ by `_MODULES`
+    from mmdata.train.ranks import collectives as distributed  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from mmdata.train.run.objective import ContrastiveLoss as ContrastiveLoss
     from mmdata.train.run.optimizer import make_optimizer as make_optimizer
     from mmdata.train.run.step import StepOutput as StepOutput

@@ -144,10 +144,10 @@ def test_evaluation_is_not_recorded_before_its_checkpoint_is_there(tmp_path: Pat
     trainer = make_trainer(tmp_path, evaluate=evaluate, checkpoint_every_steps=100, epochs=2)
     record = trainer.log.record
 
-    def watch(kind: str, values: Any) -> None:
+    def watch(kind: str, values: Any, **options: Any) -> None:
         if kind == "evaluation":
             recorded.append((values["step"], list(disk.written), latest_checkpoint(tmp_path / "checkpoints").name))  # type: ignore[union-attr]
-        record(kind, values)
+        record(kind, values, **options)
 
     monkeypatch.setattr(trainer.log, "record", watch)
     assert trainer.run() == 0

@@ -152,7 +152,7 @@ def gradient_cache(
                     if grad[number] is not None and new.requires_grad
                 ]
                 if again:  # none if both towers are frozen and only the scale is trained
-                    torch.autograd.backward(*zip(*again, strict=True))
+                    torch.autograd.backward([new for new, _ in again], [grad for _, grad in again])
         _set_random_state(end)
     return StepOutput(value.detach(), _detached(output))
 
