@@ -18,10 +18,10 @@ PARTS = TRAIN, VAL = "train", "val"
 HEAD_BYTES = 512
 MOST_ENTRIES = 1_000
 """Names of a folder among which that of a missing path may be."""
-CHECKPOINTS, LATEST = "checkpoints", "latest"
-"""In the folder of a run: the folder of its checkpoints, and the file there that names the newest."""
-CHECKPOINT_NAME = re.compile(r"step-(\d{10,})(\.pt)?")
-"""Names of checkpoints: with .pt a file, without a folder."""
+CHECKPOINTS = "checkpoints"
+"""In the folder of a run: the folder of its checkpoints."""
+CHECKPOINT_NAME = re.compile(r"step-(\d{10,})")
+"""Names of the folders of checkpoints."""
 NO_RUN = "no such run; `mmdata train CONFIG` makes one, the folder runs/NAME for NAME.yaml"
 """What a message says of a path where a run is expected and nothing is."""
 
@@ -39,6 +39,7 @@ class Kind(str, Enum):
     TABLE = "a table"
     ZIP = "a zip"
     CHECKPOINT = "a checkpoint"
+    WEIGHTS = "a file of weights"
     CONFIG = "a YAML file"
     PYTHON = "a Python file"
     JSON = "a JSON file"
@@ -56,7 +57,7 @@ class Kind(str, Enum):
 _BY_SUFFIX = {
     **dict.fromkeys((".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), Kind.TABLE),
     **dict.fromkeys((".tar", ".tgz"), Kind.TAR),
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors"), Kind.CHECKPOINT),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".safetensors"), Kind.WEIGHTS),
     **dict.fromkeys((".yaml", ".yml"), Kind.CONFIG),
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"), Kind.IMAGE),
     **dict.fromkeys((".avif", ".heic", ".heif", ".jxl"), Kind.IMAGE),
@@ -106,8 +107,8 @@ def wide_encoding(head: bytes) -> str | None:
 
 
 def find_run(path: Path) -> Path | None:
-    """The folder of the run that a path is, or is a part of: its config.yaml, its checkpoints, one of these."""
-    for folder in (path, *path.parents[:2]):
+    """The folder of the run that a path is, or is a part of: its config.yaml, its checkpoints, a file of these."""
+    for folder in (path, *path.parents[:3]):
         if (folder / "config.yaml").is_file() and recognize(folder) is Kind.RUN:
             return folder
     return None
@@ -135,6 +136,6 @@ def _recognize_folder(folder: Path) -> Kind:
         return Kind.RUN
     if (folder / ".metadata").is_file() and (folder / "run.pt").is_file():
         return Kind.CHECKPOINT
-    if any(folder.glob("step-*.pt")) or any(folder.glob("step-*/run.pt")):
+    if any(folder.glob("step-*/run.pt")):
         return Kind.CHECKPOINTS
     return Kind.TARS if any(folder.glob("*.tar")) else Kind.FOLDER

@@ -16,6 +16,7 @@ import yaml
 
 from mmdata.config import load_config
 from mmdata.convert import ConvertConfig, convert
+from mmdata.train.run.checkpoint import load_checkpoint
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "compare.py"
 ARMS: dict[str, Any] = {
@@ -123,8 +124,8 @@ def test_only_some_arms_and_seeds_by_retrieval(corpus: Path, tmp_path: Path, cap
     assert sorted(path.name for path in tmp_path.iterdir()) == made
     # Equal settings and seeds: equal to the bit.
     assert printed.splitlines()[-1].endswith(" | +0.0 (+0.0 to +0.0) | 0 |")
-    checkpoints = [next((tmp_path / name / "checkpoints").glob("*.pt")) for name in ("plain-5", "same-5")]
-    one, other = (torch.load(path, weights_only=True)["model"] for path in checkpoints)
+    checkpoints = [next((tmp_path / name / "checkpoints").glob("step-*")) for name in ("plain-5", "same-5")]
+    one, other = (load_checkpoint(path)["model"] for path in checkpoints)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 

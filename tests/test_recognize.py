@@ -19,7 +19,7 @@ from mmdata.recognize import Kind, find_run, recognize
         ("a.json", b"{}", Kind.JSON),
         ("a.py", b"import x\n", Kind.PYTHON),
         ("a.jpg", b"\xff\xd8\xff", Kind.IMAGE),
-        ("a.pt", b"PK\x03\x04", Kind.CHECKPOINT),
+        ("a.pt", b"PK\x03\x04", Kind.WEIGHTS),
         ("a.zip", b"PK\x03\x04", Kind.ZIP),
         ("a", b"\x00\x01", Kind.BINARY),
         ("a.bz2", b"BZh91AY&SY\x90\x01", Kind.BINARY),
@@ -48,12 +48,15 @@ def test_recognize_folders_tars_and_what_is_absent(tmp_path: Path):
 
 def test_recognize_run_and_its_parts(tmp_path: Path):
     run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
+    checkpoint = run / "checkpoints" / "step-0000000001"
+    checkpoint.mkdir(parents=True)
     (run / "config.yaml").write_text("data: {}")
-    (run / "checkpoints" / "step-0000000001.pt").write_bytes(b"PK")
+    for name in (".metadata", "run.pt"):
+        (checkpoint / name).touch()
     assert recognize(run) is Kind.RUN
     assert recognize(run / "checkpoints") is Kind.CHECKPOINTS
-    for part in (run, run / "config.yaml", run / "checkpoints", run / "checkpoints" / "step-0000000001.pt"):
+    assert recognize(checkpoint) is Kind.CHECKPOINT
+    for part in (run, run / "config.yaml", run / "checkpoints", checkpoint):
         assert find_run(part) == run
     (tmp_path / "config.yaml").write_text("data: {}")
     assert find_run(tmp_path / "config.yaml") is None

@@ -1,138 +1,67 @@
-"""What a checkpoint costs a run: how long steps wait for its writing, and the memory that resuming takes.
+"""What a checkpoint costs: how long steps wait, until it is there, and memory; then the same for reading it.
 
-PYTHONPATH=. python docs/benchmarks/checkpoints.py pause
-PYTHONPATH=. python docs/benchmarks/checkpoints.py resume
-PYTHONPATH=. python docs/benchmarks/checkpoints.py gather
+PYTHONPATH=. OMP_NUM_THREADS=1 python docs/benchmarks/checkpoints.py
+PYTHONPATH=. OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 docs/benchmarks/checkpoints.py --parallel fsdp
 
-The state is that of 32 layers of 1,024 x 1,024 under AdamW: 384 MiB. "pause" writes it in the background and in the
-step, in turn. "resume" reads it mapped and as a copy, each in a process of its own; memory is that of the process
-alone (RssAnon), above what model and optimizer took before. "gather" shares the state out over two ranks (FSDP2, gloo)
-and gathers it on the first, as a checkpoint does; what each rank's copy of its own share takes is a bound of what
-checkpoints in parts could take.
+The state is that of 32 blocks of 1,024 x 1,024 under AdamW: 384 MiB. Memory is that of a rank's process alone (RssAnon)
+above what it took before, at the peak.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.multiprocessing import spawn  # pyright: ignore[reportPrivateImportUsage]
 
-from mmdata.train.ranks import sharding
-from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint, load_weights, save_checkpoint
+from mmdata.train.ranks import collectives, sharding
+from mmdata.train.ranks.lockstep import gather
+from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint, load_weights, read_tensors
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
+from mmdata.train.run.optimizer import averages, load_averages
 
 WIDTH, LAYERS = 1024, 32
 
 
-def trained() -> tuple[nn.Module, torch.optim.AdamW, Callable[[], None]]:
-    """A model and its optimizer after one step, and a step."""
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-    optimizer, batch = torch.optim.AdamW(model.parameters()), torch.randn(256, WIDTH)
+class Stack(nn.Module):
+    """Blocks in a list, as `shard` looks for them."""
 
-    def step() -> None:
-        model(batch).sum().backward()
-        optimizer.step()
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Module()
+        self.tower.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
 
-    step()
-    return model, optimizer, step
-
-
-def taken(work: Callable[..., object], *given: Any, **named: Any) -> float:
-    """Seconds of a call."""
-    started = time.perf_counter()
-    work(*given, **named)
-    return time.perf_counter() - started
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        for block in self.tower.blocks:
+            value = block(value)
+        return value
 
 
-def pause(folder: Path, times: int) -> None:
-    """Seconds that the steps wait for a checkpoint, and those of a step while one is written."""
-    model, optimizer, step = trained()
-    waited: dict[str, list[float]] = {"in the step": [], "in the background": []}
-    beside: list[float] = []
-    with CheckpointWriter(folder, keep=1, written=lambda _: None, say=print) as writer:
-        for number in range(2 * times):
-            background = number % 2 == 1
-            state = {"step": number, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            spent = taken(writer.save, sharding.whole_state(state), background=background)
-            waited["in the background" if background else "in the step"].append(spent)
-            if background:
-                beside += [taken(step) for _ in range(2)]
-            writer.wait()
-    alone = [taken(step) for _ in range(10)]
-    for name, seconds in waited.items():
-        print(
-            f"written {name}: steps wait {median(seconds):.3f} s (of {times}: {min(seconds):.3f} to {max(seconds):.3f})"
-        )
-    print(f"a step while one is written {median(beside):.3f} s, alone {median(alone):.3f} s")
-
-
-def resume(folder: Path, times: int) -> None:
-    """Seconds and memory of reading a checkpoint into a model and its optimizer."""
-    model, optimizer, _ = trained()
-    save_checkpoint(folder, {"step": 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=1)
-    for _ in range(times):
-        for mapped in (True, False):
-            subprocess.run([sys.executable, __file__, "read", str(folder), *["--mapped"] * mapped], check=True)
-
-
-def read(folder: Path, *, mapped: bool) -> None:
-    """Read the checkpoint once, in this process."""
-    torch.set_num_threads(1)
-    model, optimizer, _ = trained()
-    path = latest_checkpoint(folder)
-    assert path is not None
+@contextmanager
+def peak_mib(found: dict[str, float], name: str) -> Iterator[None]:
+    """The most memory that this process takes inside, above what it has at the beginning."""
     before, peak, done = own_mib(), 0.0, threading.Event()
 
     def watch() -> None:
         nonlocal peak
-        while not done.wait(0.001):
+        while not done.wait(0.002):
             peak = max(peak, own_mib())
 
     watching = threading.Thread(target=watch)
     watching.start()
-    started = time.perf_counter()
-    state = load_checkpoint(path, mapped=mapped)
-    load_weights(model, state, origin=str(path))
-    sharding.load_optimizer(optimizer, state["optimizer"])
-    seconds = time.perf_counter() - started
+    yield
     done.set()
     watching.join()
-    print(f"{'mapped' if mapped else 'as a copy'}: {seconds:.2f} s, {peak - before:.0f} MiB at the peak", flush=True)
-
-
-def gather(rank: int, rendezvous: str, times: int) -> None:
-    """Seconds in which two ranks gather their state on the first, and in which each copies its own share."""
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    model = nn.Sequential(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))))
-    sharding.shard(model, torch.device("cpu"))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(8, WIDTH)).sum().backward()
-    optimizer.step()
-    gathered: list[float] = []
-    copied: list[float] = []
-    for _ in range(times):
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        shares = [value.to_local() for value in pytree.tree_leaves(state) if isinstance(value, DTensor)]
-        copied.append(taken(lambda shares=shares: [share.clone() for share in shares]))
-        gathered.append(taken(sharding.whole_state, state))
-    if rank == 0:
-        print(f"gathered on the first of two ranks: {median(gathered):.3f} s; own share copied: {median(copied):.3f} s")
-    dist.destroy_process_group()
+    found[name] = max(0.0, peak - before)
 
 
 def own_mib() -> float:
@@ -141,21 +70,77 @@ def own_mib() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
 
 
+def timed(found: dict[str, float], name: str, work: Callable[..., Any], *given: Any, **named: Any) -> None:
+    """Call a function; its seconds are kept."""
+    started = time.perf_counter()
+    work(*given, **named)
+    found[name] = time.perf_counter() - started
+
+
+def measure(writer: CheckpointWriter, folder: Path, step: Callable[[], None], model: Any, optimizer: Any, turn: int):
+    """Seconds and MiB of one checkpoint on this rank."""
+    found: dict[str, float] = {}
+    group = dist.group.WORLD if collectives.world_size() > 1 else None
+
+    def save(number: int, background: bool) -> None:
+        state = {"step": number, "model": model.state_dict(), "optimizer": averages(model, optimizer)}
+        writer.save(state, background=background)
+
+    timed(found, "s a step alone", step)
+    gather(None, group)
+    with peak_mib(found, "MiB written"):
+        timed(found, "s steps wait, in the background", save, 2 * turn, background=True)
+        timed(found, "s a step meanwhile", step)
+        timed(found, "s until it is there after that", writer.wait)
+    timed(found, "s steps wait, in the step", save, 2 * turn + 1, background=False)
+    path = latest_checkpoint(folder)
+    assert path is not None
+
+    def read() -> None:
+        state = load_checkpoint(path, parts=(), group=group)
+        read_tensors(path, state, like={"model": model.state_dict(), "optimizer": averages(model, optimizer)})
+        load_weights(model, state, origin=str(path))
+        load_averages(model, optimizer, state["optimizer"])
+
+    with peak_mib(found, "MiB read"):
+        timed(found, "s read", read)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["pause", "resume", "read", "gather"])
-    parser.add_argument("folder", nargs="?", type=Path, help="of the checkpoint to read")
-    parser.add_argument("--mapped", action="store_true")
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--parallel", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--folder", type=Path, help="where checkpoints are written; default: a temporary folder")
     given = parser.parse_args()
-    if given.what == "read":
-        read(given.folder, mapped=given.mapped)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        if given.what == "gather":
-            spawn(gather, (f"{folder}/ranks", given.times), nprocs=2)
-            return
-        {"pause": pause, "resume": resume}[given.what](Path(folder), given.times)
+    device = collectives.init(given.device)
+    model = Stack().to(device)
+    if given.parallel == "fsdp":
+        sharding.shard(model, device)
+    optimizer, batch = torch.optim.AdamW(model.parameters(), fused=True), torch.randn(256, WIDTH, device=device)
+
+    def step() -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    step()
+    group = collectives.cpu_group()
+    with tempfile.TemporaryDirectory(dir=given.folder) as own:
+        folder = Path(gather(own, group)[0]) / "checkpoints"
+        turns: list[list[dict[str, float]]] = []
+        with CheckpointWriter(folder, keep=1, written=lambda _: None, say=print, group=group) as writer:
+            for turn in range(given.times):
+                turns.append(gather(measure(writer, folder, step, model, optimizer, turn), group))
+        gather(None, group)
+    if collectives.rank() == 0:
+        for name in turns[0][0]:
+            ranks = ", ".join(f"{median(turn[rank][name] for turn in turns):.3f}" for rank in range(len(turns[0])))
+            print(f"{name}, of each rank: {ranks}", flush=True)
+    collectives.finish()
 
 
 if __name__ == "__main__":

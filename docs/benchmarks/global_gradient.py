@@ -24,8 +24,8 @@ from mmdata.batch import Batch
 from mmdata.config import DataConfig, load_config
 from mmdata.loader.loader import Loader
 from mmdata.train import ContrastiveLoss, DualEncoder, make_optimizer, train_step
-from mmdata.train.run.optimizer import scheduled_rate, set_learning_rate
-from mmdata.train.step import LossFunction
+from mmdata.train.run.optimizer import learning_rate, set_learning_rate
+from mmdata.train.run.step import LossFunction
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -68,7 +68,7 @@ def main() -> None:
         for batch in loader:
             if step == arguments.steps:
                 break
-            set_learning_rate(optimizer, scheduled_rate(step, config.train, arguments.steps))
+            set_learning_rate(optimizer, learning_rate(step, config.train, arguments.steps))
             optimizer.zero_grad()
             train_step(model, batch, kept.train())
             nn.utils.clip_grad_norm_(model.parameters(), config.train.grad_clip_norm or 1e9)

@@ -41,7 +41,7 @@ from gpu_run import ROOT, Program, rows_of
 
 from mmdata.files import write_whole
 from mmdata.processes import usable_cores
-from mmdata.train.run.sessions import cpu_name, git_commit
+from mmdata.train.log.provenance import cpu_name, git_commit
 from mmdata.version import VERSION
 
 HERE = Path(__file__).parent

@@ -37,12 +37,12 @@ from mmdata.config import ModelConfig, TrainConfig
 from mmdata.train import DualEncoder, miners
 from mmdata.train.compiler import compiler_error
 from mmdata.train.models.clip_sizes import CLIP_SIZES
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.peaks import peak_flops
 from mmdata.train.precision import AUTOCAST, choose_precision, numerics
 from mmdata.train.ranks import parallel, sharding
+from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.optimizer import make_optimizer
-from mmdata.train.step import train_step
+from mmdata.train.run.step import train_step
 
 ROWS = {"vit_b_32": 1536, "vit_b_16": 640, "vit_l_14": 224}
 """Rows of a batch that 80 GB hold with room: 57, 58 and 65 GiB by torch's MemTracker, with the optimizer's averages."""

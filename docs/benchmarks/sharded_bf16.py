@@ -11,8 +11,8 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, train_step
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import collectives, sharding
+from mmdata.train.run.objective import ContrastiveLoss
 
 ROWS, LENGTH, VOCABULARY = 16, 16, 1000
 

@@ -72,9 +72,7 @@ def check_source(source: str) -> None:
 
 def check_run(run: Path) -> None:
     """Raise a DataError if a path is neither a run nor a checkpoint."""
-    kind = recognize(run)
-    is_file = run.is_file() and (run.suffix.lower() == ".pt" or kind is Kind.BINARY)
-    if not is_file and kind not in (Kind.RUN, Kind.CHECKPOINT):
+    if recognize(run) not in (Kind.RUN, Kind.CHECKPOINT):
         from mmdata.config.wrong_place import not_a_run
 
         raise DataError(f"'{run}': {not_a_run(run)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmdata.errors import nearest, printable
 from mmdata.files import shipped
-from mmdata.recognize import CHECKPOINTS, LATEST, NO_RUN, Kind, find_run, recognize
+from mmdata.recognize import CHECKPOINTS, NO_RUN, Kind, find_run, recognize
 
 EXPECTED = "and a config (a YAML file with the sections data, model, train) is expected"
 WRITES_ONE = "`mmdata init SOURCE` writes one for a table, a folder of images, or shards"
@@ -69,7 +69,7 @@ def shipped_configs() -> dict[str, Path]:
 
 def _runs_in(path: Path) -> list[str]:
     """Names of the runs in a folder."""
-    return sorted(run.parent.parent.name for run in path.glob(f"*/{CHECKPOINTS}/{LATEST}"))
+    return sorted({run.parent.parent.name for run in path.glob(f"*/{CHECKPOINTS}/step-*")})
 
 
 def _no_such_file(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +15,9 @@ from mmdata.convert.sampling import wilson
 from mmdata.errors import DataError, excerpt
 from mmdata.inspect.page import ReportSection, ReportTable, flat
 from mmdata.progress import duration
-from mmdata.train.run.advice import advise, measured
-from mmdata.train.run.log import METRICS, read_lines
-from mmdata.train.run.sessions import SESSIONS, read_sessions
-from mmdata.train.run.trainer import EVALUATION
+from mmdata.train.log.advice import advise, measured
+from mmdata.train.log.log import METRICS, read_lines
+from mmdata.train.run.report import EVALUATION
 
 Values = Mapping[str, Any]
 RECALLS = {
@@ -41,18 +41,18 @@ class RunRecord:
         folder: the run's folder.
         name: the end of its path that tells it from the other runs of the report.
         evaluation: of evaluation.json, else the last evaluation in metrics.jsonl; empty without one.
-        sessions: of run.json, oldest first: one for each start that made updates.
+        starts: lines "start" of metrics.jsonl that made updates, oldest first, with the seconds up to the last line.
         settings: section → key → value, of config.yaml; empty without the file.
     """
 
     folder: Path
     name: str
     evaluation: Values
-    sessions: Sequence[Values]
+    starts: Sequence[Values]
     settings: Values
 
-    def lines(self, kind: str) -> Sequence[Values]:
-        """The lines of a kind in metrics.jsonl, oldest first."""
+    def lines(self, kind: str = "") -> Sequence[Values]:
+        """The lines of metrics.jsonl, or those of one kind, oldest first."""
         return read_lines(self.folder / METRICS, kind)
 
 
@@ -64,12 +64,23 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """
     runs: list[RunRecord] = []
     for folder, name in zip(folders, short_names(folders), strict=True):
-        logged = read_lines(folder / METRICS, "evaluation")
+        lines = read_lines(folder / METRICS)
+        logged = [line for line in lines if line["kind"] == "evaluation"]
         evaluation = read_evaluation(folder) or (logged[-1] if logged else {})
-        starts = read_sessions(folder / SESSIONS)
-        useful = [start for start in starts if start.get("step", 0) > start["first_step"]]  # others made no update
-        runs.append(RunRecord(folder, name, evaluation, useful or starts, _read_settings(folder)))
+        runs.append(RunRecord(folder, name, evaluation, _starts(lines), _read_settings(folder)))
     return runs
+
+
+def _starts(lines: Sequence[Values]) -> list[dict[str, Any]]:
+    """The starts of a run with `wall_s`; without those that made no update, unless there are no others."""
+    starts = list[dict[str, Any]]()
+    for line in lines:
+        if line["kind"] == "start":
+            starts.append({**line, "wall_s": 0.0, "last_step": line["step"]})
+        elif starts:
+            began, now = (datetime.fromisoformat(each["time"]) for each in (starts[-1], line))
+            starts[-1] |= {"wall_s": (now - began).total_seconds(), "last_step": line["step"]}
+    return [start for start in starts if start["last_step"] > start["step"]] or starts
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
@@ -115,10 +126,8 @@ def table_of_runs(runs: Sequence[RunRecord]) -> ReportSection:
     rows += _rows([_scores(run.evaluation) for run in runs])
     rows += _rows([_negatives(run) for run in runs])
     notes: list[str] = []
-    if without := [run.name for run in runs if not run.sessions]:
-        notes.append(
-            f"No {SESSIONS}, which tells machine, version and time, in {', '.join(without)}: `mmdata train` writes it."
-        )
+    if without := [run.name for run in runs if not run.starts]:
+        notes.append(f"{METRICS} does not name machine, version and time of {', '.join(without)}.")
     if without := [run.name for run in runs if not run.evaluation]:
         notes.append(f"No {EVALUATION} in {', '.join(without)}: `mmdata evaluate` writes it.")
     if any(run.evaluation for run in runs):
@@ -128,8 +137,7 @@ def table_of_runs(runs: Sequence[RunRecord]) -> ReportSection:
             notes.append("The settings of the runs do not differ.")
         notes.append("Several seeds of each say whether one is better: examples/compare.py of the checkout.")
     for run in runs:
-        advice = advise(run.lines("mining"), run.settings, next(reversed(run.lines("evaluation")), None))
-        if advice:
+        if advice := advise(run.lines(), run.settings):
             notes.append(f"{run.name}: {advice}" if len(runs) > 1 else f"{advice[0].upper()}{advice[1:]}")
     table = ReportTable(("", *(run.name for run in runs)), rows, numeric=False)
     return ReportSection("Runs" if len(runs) > 1 else "Run", " ".join(notes), tables=[table])
@@ -160,24 +168,19 @@ def _facts(run: RunRecord) -> dict[str, str]:
     """Facts of a run in words. Where the starts of a run differ, all of their values, in order."""
 
     def each(key: str) -> str:
-        return " → ".join(dict.fromkeys(str(entry[key]) for entry in run.sessions if entry.get(key)))
+        return " → ".join(dict.fromkeys(str(entry[key]) for entry in run.starts if entry.get(key)))
 
     facts = {"folder": str(run.folder)}
-    updates = 0
     if training := run.lines("train"):
         last = training[-1]
-        updates = int(last["step"])
-        facts |= {"updates": f"{updates:,}"}
+        facts |= {"updates": f"{last['step']:,}"}
         facts |= {"loss, last": f"{last['loss']:.4g}"} if last.get("loss") is not None else {}
         facts |= {"samples/s, last": f"{last['samples_per_s']:,.0f}"} if last.get("samples_per_s") else {}
-    if run.sessions:
-        starts, written = len(run.sessions), int(run.sessions[-1].get("step", 0))
-        took = duration(sum(float(entry.get("wall_s", 0)) for entry in run.sessions))
-        # Written with each checkpoint, and metrics.jsonl more often.
-        until = f", up to update {written:,}" if written < updates else ""
-        facts |= {"wall time": took + (f", {starts} starts" if starts > 1 else "") + until}
-        facts |= {"started": str(run.sessions[0].get("started", ""))}
-        facts |= {"machine": " → ".join(dict.fromkeys(map(_machine, run.sessions)))}
+    if run.starts:
+        took = duration(sum(entry["wall_s"] for entry in run.starts))
+        facts |= {"wall time": took + (f", {len(run.starts)} starts" if len(run.starts) > 1 else "")}
+        facts |= {"started": str(run.starts[0]["time"])}
+        facts |= {"machine": " → ".join(dict.fromkeys(map(_machine, run.starts)))}
         named = {"ranks": "ranks", "mmdata": "mmdata", "mmdata, commit": "mmdata_commit", "commit": "commit"}
         named |= {"torch": "torch", "Python": "python", "system": "system"}
         facts |= {name: each(key) for name, key in named.items()}
@@ -206,7 +209,7 @@ def _scores(evaluation: Values) -> dict[str, str]:
 
 def _negatives(run: RunRecord) -> dict[str, str]:
     """How hard the negatives were in the last part of a run, if measured."""
-    found = measured(run.lines("mining"), run.settings)
+    found = measured(run.lines(), run.settings)
     if found is None:
         return {}
     return {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
 
 from mmdata.batch import Batch, CaptionBatch
@@ -121,3 +123,27 @@ def count_steps(batches: Batches, config: TrainConfig) -> int:
         batches.set_epoch(epoch)
         total += len(batches)
     return total
+
+
+def split(batch: Mapping[str, object], size: int) -> Iterator[dict[str, Any]]:
+    """Parts of `size` rows, the last one with what is left; values that are no tensor or list go into each part.
+
+    Raises:
+        ValueError: entries of the batch with different numbers of rows, or an entry that nests tensors with rows.
+    """
+    cut = {key: value for key, value in batch.items() if isinstance(value, list) or has_rows(value)}
+    counts = {key: len(cast("list[object]", value)) for key, value in cut.items()}
+    if max(counts.values(), default=0) <= size:
+        yield dict(batch)
+        return
+    if nested := [key for key in batch if key not in cut and any(map(has_rows, tree_leaves(batch[key])))]:
+        raise ValueError(f"the batch's entries {nested} nest tensors, and cannot be split: make each an entry itself")
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"the batch's entries have different numbers of rows, and cannot be split: {counts}")
+    for start in range(0, max(counts.values(), default=0), size):
+        yield {**batch, **{key: cast(Any, value)[start : start + size] for key, value in cut.items()}}
+
+
+def has_rows(value: object) -> bool:
+    """Whether an entry of a batch is a tensor with rows."""
+    return isinstance(value, Tensor) and value.ndim > 0

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from mmdata.errors import excerpt
-from mmdata.train.ranks import collectives
 
 SOFTNESS = 0.5
 """Temperature of the relaxed weights, in units of the perturbed scores: lower is nearer to 0 and 1, and steeper."""
@@ -207,6 +206,8 @@ class TeacherMask:
     @classmethod
     def gather(cls, images: Tensor, texts: Tensor, margin: float = 0.0) -> TeacherMask:
         """From each rank's features (B, D) of its own rows, B equal on all ranks. A collective."""
+        from mmdata.train.ranks import collectives  # which stands above this file
+
         return cls(collectives.gather(images.detach()), collectives.gather(texts.detach()), margin)
 
     def block(self, side: Side, rows: slice) -> Miner:

@@ -5,11 +5,10 @@ The state counts the batches that the caller got, not those taken ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +16,9 @@ from torch import Tensor
 from mmdata.batch import Batch, to_device, to_move
 from mmdata.train.batches import Batches, LoaderExtras
 
+T = TypeVar("T")
 _HandOn = Callable[[], Batch]
 """Gives a batch that was copied to the current stream."""
-_Copy = Callable[[Batch], _HandOn]
-"""Begins to copy a batch."""
 
 
 class DevicePrefetcher:
@@ -98,10 +96,10 @@ class DevicePrefetcher:
         """
         if self.device.type == "cpu" and self._took is None:
             return iter(self.batches)
-        return self._one_ahead(_copies_to(self.device))
+        return self._one_ahead()
 
-    def _one_ahead(self, copy: _Copy) -> Iterator[Batch]:
-        left = self._epoch_left()
+    def _one_ahead(self) -> Iterator[Batch]:
+        copy, left = _copies_to(self.device), self._epoch_left()
         self._end_iteration()
         iteration = self._iteration
         if left is not None:
@@ -114,7 +112,7 @@ class DevicePrefetcher:
                     "this iteration has ended early: set_epoch, load_state_dict or a newer iteration has moved the "
                     "loader's position; iterate again to go on from there"
                 )
-            batch = self._handed_on(ahead)
+            batch = self._timed(ahead)
             self._state = self.batches.state_dict()
             ahead = self._take(batches, copy)
             self._last = isinstance(ahead, StopIteration)
@@ -125,29 +123,24 @@ class DevicePrefetcher:
         if not isinstance(ahead, StopIteration):
             raise ahead
 
-    def _take(self, batches: Iterator[Batch], copy: _Copy) -> _HandOn | Exception:
+    def _take(self, batches: Iterator[Batch], copy: Callable[[Batch], _HandOn]) -> _HandOn | Exception:
         """The next batch, with its copy under way, or the error that came instead."""
         try:
             came: Batch | Exception = next(batches)
-            with self._timed():
-                taken: _HandOn | Exception = copy(came)
+            taken: _HandOn | Exception = self._timed(partial(copy, came))
         except Exception as error:
             came = taken = error
         if self._took is not None:
             self._took(came)
         return taken
 
-    def _handed_on(self, hand_on: _HandOn) -> Batch:
-        with self._timed():
-            return hand_on()
-
-    @contextmanager
-    def _timed(self) -> Generator[None]:
-        """Add the time inside to the loader's clock."""
+    def _timed(self, do: Callable[[], T]) -> T:
+        """Add the time of a call to the loader's clock."""
         started = perf_counter()
-        yield
+        done = do()
         if self.stats is not None:
             self.stats.transfer_s += perf_counter() - started
+        return done
 
 
 def _existing(name: torch.device | str) -> torch.device:
@@ -163,89 +156,38 @@ def _existing(name: torch.device | str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
-def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Batch]]:
-    """Each batch, and the same with its tensors on `device`.
-
-    On a GPU the next batch is taken and copied before the current one is yielded, as by `DevicePrefetcher`, which also
-    keeps a loader's position. On a CPU none is taken ahead.
-    """
-    if device.type == "cpu":
-        for batch in batches:
-            yield batch, to_device(batch, device)
-            del batch  # its memory may be needed for the next one
-        return
+def copied(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Batch]]:
+    """Each batch, and the same with its tensors on `device`; the host does not wait for the copy to a GPU."""
     copy = _copies_to(device)
-    ahead: tuple[Batch, _HandOn] | None = None
     for batch in batches:
-        current, ahead = ahead, (batch, copy(batch))
-        if current is not None:
-            yield current[0], current[1]()
-            del batch, current  # likewise
-    if ahead is not None:
-        yield ahead[0], ahead[1]()
+        yield batch, copy(batch)()
+        del batch  # its memory may be needed for the next one
 
 
-def _copies_to(device: torch.device) -> _Copy:
+def _copies_to(device: torch.device) -> Callable[[Batch], _HandOn]:
     """Begins to copy a batch to a device; calling the result gives the batch."""
-    if device.type == "cuda":
-        return _Copies(device).copy
-    return lambda batch: partial(to_device, batch, device)
+    if device.type != "cuda":
+        return lambda batch: partial(to_device, batch, device)
+    stream = torch.cuda.Stream(device)
 
+    def copy(batch: Batch) -> _HandOn:
+        # torch keeps pinned memory for the next batch, and gives it out again once the copy from it is done.
+        pinned = {name: v.pin_memory() if to_move(v, name) and v.is_cpu else v for name, v in batch.items()}
+        # The memory on the device is allocated on this stream, which waits for no other.
+        with torch.cuda.stream(stream):
+            moved = to_device(cast(Batch, pinned), device)
+        return partial(hand_on, moved)
 
-class _Copies:
-    """Copies to a GPU while it computes. Two stagings take turns: one is filled while the other is copied."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._stagings = (_Staging(), _Staging())
-
-    def copy(self, batch: Batch) -> _HandOn:
-        """Begin to copy a batch; calling the result gives the batch to the current stream."""
-        staging = self._stagings[0]
-        self._stagings = self._stagings[::-1]
-        # The memory on the device is allocated on this stream, which waits for no other; others wait for `done` only.
-        with torch.cuda.stream(self._stream):
-            staged = staging.fill(batch)
-            moved = to_device(staged, self._device)
-            staging.done.record(self._stream)
-        return partial(self._hand_on, moved, staging.done)
-
-    def _hand_on(self, moved: Batch, done: torch.cuda.Event) -> Batch:
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(done)
+    def hand_on(moved: Batch) -> Batch:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(stream)
         for value in moved.values():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.is_cuda:
                 # Once freed, the memory must not be reused before the work enqueued on this stream by then is done.
                 value.record_stream(current)
         return moved
 
-
-class _Staging:
-    """Pinned memory for the tensors of one batch.
-
-    Attributes:
-        done: recorded after the copy to the device was enqueued.
-    """
-
-    def __init__(self) -> None:
-        self.done = torch.cuda.Event()
-        self._memory: dict[str, Tensor] = {}  # uint8, one buffer for each entry; grows to the largest batch
-
-    def fill(self, batch: Batch) -> Batch:
-        """The same batch in this memory; waits until its previous content has been copied."""
-        self.done.synchronize()
-        filled = {name: self._put(name, v) if to_move(v, name) else v for name, v in batch.items()}
-        return cast(Batch, filled)
-
-    def _put(self, name: str, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":
-            return tensor
-        size = tensor.numel() * tensor.element_size()  # bytes
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < size:
-            memory = self._memory[name] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        return memory[:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return copy
 
 
 class HostCopy:

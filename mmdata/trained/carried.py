@@ -149,6 +149,6 @@ def kept_classes(checkpoint: Path) -> list[str] | None:
 
 
 def _run_of(checkpoint: Path) -> Path | None:
-    """The folder of the run that a checkpoint lies in; None for a file that was copied out of one."""
+    """The folder of the run that a checkpoint lies in; None for one that was copied out of it."""
     folder = checkpoint.absolute().parent
     return folder.parent if folder.name == CHECKPOINTS else None

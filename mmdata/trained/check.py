@@ -22,7 +22,7 @@ from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train.models.limits import length_problem, shape_problems
-from mmdata.train.objective import check_loss
+from mmdata.train.run.objective import check_loss
 
 logger = logging.getLogger("mmdata")
 

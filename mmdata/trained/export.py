@@ -28,7 +28,7 @@ from mmdata.errors import ConfigError
 from mmdata.files import whole_folder
 from mmdata.text.tokenizer import locate_tokenizer
 from mmdata.train.models.transformers_towers import ClipImageTower, ClipTextTower, Siglip2ImageTower, SiglipTextTower
-from mmdata.train.run.trainer import EVALUATION
+from mmdata.train.run.report import EVALUATION
 from mmdata.trained.card import model_card
 from mmdata.trained.run import TrainedRun
 

@@ -89,7 +89,7 @@ class TrainedRun:
         model: in eval mode, on its device.
         config: settings of the run; `data.tokenizer` is RUN/tokenizer, if the run keeps its tokenizer.
         tokenizer: of the run.
-        checkpoint: the file or folder.
+        checkpoint: its folder.
         step: updates made.
         epoch: of those updates.
         precision: of the towers while this object embeds.
@@ -111,7 +111,7 @@ class TrainedRun:
         if precision not in (None, *get_args(Precision)):
             raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
         path = find_checkpoint(run)
-        state: dict[str, Any] = load_checkpoint(path, mapped=True, parts=("model",))
+        state: dict[str, Any] = load_checkpoint(path, parts=("model",))
         config = parse(Config, state["settings"], origin=f"settings in '{path}'")
         if own_tokenizer := kept_tokenizer(path, state):
             data = config.data.model_copy(update={"tokenizer": own_tokenizer})

@@ -26,7 +26,8 @@ from mmdata.train.models.expected_inputs import with_inputs_of_model
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision
 from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import latest_checkpoint
-from mmdata.train.run.trainer import EVALUATION, Trainer
+from mmdata.train.run.report import EVALUATION
+from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
 from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from mmdata.train.log.provenance import git_commit
 from mmdata.train.ranks import parallel
-from mmdata.train.run.sessions import git_commit
 from tests.docs.rehearsal import FOR_NOTHING, FOR_THE_LOADER, ROOT, SCRIPT, environment, rehearsed, results
 from tests.programs import PATIENCE_S, run_program
 

@@ -292,9 +292,8 @@ def test_command_finds_config_and_shards_in_the_run(
 )
 def test_command_explains_what_is_missing(arguments: list[str], message: str, command: Any, tmp_path: Path):
     run = tmp_path / "x"
-    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/step-0000000003").mkdir(parents=True)
     (run / "config.yaml").touch()
-    (run / "checkpoints/latest").write_text("step-0000000003.pt")
     arguments, message = (
         [one.replace("RUNS", str(tmp_path)) for one in arguments],
         message.replace("RUNS", str(tmp_path)),

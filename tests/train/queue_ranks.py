@@ -15,8 +15,8 @@ import torch.distributed as dist
 from mmdata.batch import Batch
 from mmdata.train import miners, train_step
 from mmdata.train.memory.queue import FeatureQueue
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import collectives
+from mmdata.train.run.objective import ContrastiveLoss
 from tests.train import ranks
 
 ALL, SOME, FEW, NONE = [1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]

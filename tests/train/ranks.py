@@ -21,9 +21,9 @@ from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, losses, miners, train_step
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import collectives, parallel
-from mmdata.train.step import LossFunction
+from mmdata.train.run.objective import ContrastiveLoss
+from mmdata.train.run.step import LossFunction
 
 ROWS, LENGTH, VOCABULARY = 4, 5, 30
 

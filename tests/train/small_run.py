@@ -2,20 +2,15 @@
 
 python small_run.py '{"output": "…", "train": {…}, "signal": "SIGKILL", "at": 7, "times": 1, "seconds_a_batch": 0,
                       "dropout": 0.3, "double": false, "largest_file": 5000, "steps_of_last": 2, "sleep_s": 0,
-                      "others_sleep_s": 0, "error": "", "signal_of_others": "SIGKILL", "in_forward": false,
-                      "heard": false, "stall_timeout_s": 600, "grace_s": 10, "write_s": 300, "endless_save_of": 6,
-                      "save_takes_s": 1000, "own_weights": false, "slow_shards_of": 6}'
+                      "others_sleep_s": 0, "error": "", "stall_timeout_s": 600, "slow_save_of": 6,
+                      "save_takes_s": 1000, "own_weights": false, "slow_rank": 0}'
 
 Writes one line of rows a batch to OUTPUT/rows.jsonl. While batch number `at` is being made, counted from 0 over the
-whole run, or while the model computes it (`in_forward`, counted by calls), the last rank sleeps for `sleep_s`, sends
-itself `signal`, and raises `error`; the others sleep for `others_sleep_s`, and send themselves `signal_of_others`.
-With `heard` the signals are sent when another rank has read the sender's position.
-`stall_timeout_s`, `grace_s` and `write_s` are in place of the watchdog's. Of the checkpoint of step `endless_save_of`
-only the first bytes are written, for `save_takes_s`, and rank 0 does not make batch `at` before. Otherwise a single
-process makes batch `at` when the checkpoint before it is written. With `own_weights` the ranks begin with other
-weights each.
-The last rank waits for `save_takes_s` before it writes its shards of step `slow_shards_of`, and makes batch `at` after
-the beginning of that.
+whole run, the last rank sleeps for `sleep_s`, sends itself `signal`, and raises `error`; the others sleep for
+`others_sleep_s`. `stall_timeout_s` is in place of the watchdog's. Rank `slow_rank` (else the last) waits for
+`save_takes_s` before it writes its share of the checkpoint of step `slow_save_of`, and makes batch `at` after the
+beginning of that. Otherwise a single process makes batch `at` when the checkpoint before it is written. With
+`own_weights` the ranks begin with other weights each.
 """
 
 from __future__ import annotations
@@ -28,9 +23,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +33,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
+from mmdata.files import remove
+from mmdata.recognize import CHECKPOINTS
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
 from mmdata.train.ranks import collectives
 from mmdata.train.run import trainer as trainer_module
 from mmdata.train.run import watchdog
-from mmdata.train.run.heartbeat import Heartbeats
+from mmdata.train.run.checkpoint import known_checkpoints, step_of
 from mmdata.train.run.trainer import Trainer
 
 BATCH_SIZE, STEPS = 8, 4
@@ -130,37 +126,27 @@ def train_config(**changes: Any) -> TrainConfig:
     return parse(TrainConfig, defaults | changes, origin="test")
 
 
+def go_back(output: Path, step: int) -> None:
+    """Delete the checkpoints of a run after a step."""
+    for path in known_checkpoints(output / CHECKPOINTS):
+        if step_of(path) > step:
+            remove(path)
+
+
 def evaluate(model: nn.Module) -> dict[str, float]:
     """Retrieval over the batches of epoch 0."""
     return evaluate_retrieval(model, SmallBatches())
 
 
-def wait_until_heard(heartbeats: Heartbeats) -> None:
-    """Wait until another rank stands still, and has read this rank's position: for some heartbeats of it."""
-    other = 0 if collectives.rank() else 1
-    place, ticks = "", set[int]()
-    while len(ticks) < 6:  # one may be of before the wait, and one be sent before the other rank has read ours
-        tick, position, _ = heartbeats._known[other]
-        if str(position) != place:
-            place, ticks = str(position), set()
-        ticks.add(tick)
-        time.sleep(0.05)
-
-
-def happen(spec: dict[str, Any], trainer: Trainer) -> None:
+def happen(spec: dict[str, Any]) -> None:
     """What the JSON argument wants to happen to this rank at batch `at`."""
 
     def send(name: str) -> None:
-        if spec.get("heard"):
-            assert trainer.watchdog._heartbeats is not None
-            wait_until_heard(trainer.watchdog._heartbeats)
         for _ in range(spec.get("times", 1)):
             os.kill(os.getpid(), getattr(signal, name))
 
     if collectives.rank() < collectives.world_size() - 1:
         time.sleep(spec.get("others_sleep_s", 0))
-        if "signal_of_others" in spec:
-            send(spec["signal_of_others"])
         return
     time.sleep(spec.get("sleep_s", 0))
     if "signal" in spec:
@@ -169,27 +155,8 @@ def happen(spec: dict[str, Any], trainer: Trainer) -> None:
         raise RuntimeError(spec["error"])
 
 
-def never_end_save_of(step: int | None, takes_s: float) -> threading.Event:
-    """Make the checkpoint of a step one that is written after a long time; the event is set when it has begun."""
-    began, save = threading.Event(), torch.save
-
-    def endless(state: Any, file: BinaryIO, **settings: Any) -> None:
-        if step is None or not isinstance(state, dict) or state.get("step") != step:
-            save(state, file, **settings)  # also that of a collective
-            return
-        file.write(b"half")
-        file.flush()
-        began.set()
-        time.sleep(takes_s)
-        file.seek(0)
-        save(state, file, **settings)
-
-    torch.save = endless  # type: ignore[assignment]
-    return began
-
-
 def write_slowly(step: int | None, seconds: float) -> threading.Event:
-    """Make this rank's shards of a step ones that are written late; the event is set when that is begun."""
+    """Make this rank's share of a step one that is written late; the event is set when that is begun."""
     began, write = threading.Event(), FileSystemWriter.write_data
 
     def late(self: FileSystemWriter, *given: Any) -> Any:
@@ -212,26 +179,21 @@ def main() -> int:
     if "largest_file" in spec and collectives.rank() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (spec["largest_file"], spec["largest_file"]))
 
-    endless_save_of = spec.get("endless_save_of")
-    began = never_end_save_of(endless_save_of, spec.get("save_takes_s", 1000))
-
-    is_last = collectives.rank() == collectives.world_size() - 1
-    slow_shards_of = spec.get("slow_shards_of") if is_last else None
-    began_shards = write_slowly(slow_shards_of, spec.get("save_takes_s", 1000))
+    is_slow = collectives.rank() == spec.get("slow_rank", collectives.world_size() - 1)
+    slow_save_of = spec.get("slow_save_of") if is_slow else None
+    began = write_slowly(slow_save_of, spec.get("save_takes_s", 1000))
 
     def before(number: int, rows: list[int]) -> None:
-        if number == spec.get("at") and slow_shards_of is not None:
-            assert began_shards.wait(60)
-        if number == spec.get("at") and endless_save_of is not None:
-            assert collectives.rank() > 0 or began.wait(60)
+        if number == spec.get("at") and slow_save_of is not None:
+            assert began.wait(60)
         elif number == spec.get("at") and collectives.world_size() == 1:
             trainer.writer.wait()  # so that it is certain which checkpoint there is
         if collectives.rank() == 0:
             with (output / "rows.jsonl").open("a") as file:
                 file.write(json.dumps({"batch": number, "rows": rows}) + "\n")
         time.sleep(spec.get("seconds_a_batch", 0))
-        if number == spec.get("at") and not spec.get("in_forward"):
-            happen(spec, trainer)
+        if number == spec.get("at"):
+            happen(spec)
 
     config = train_config(**spec.get("train", {}))
     model = small_model(spec.get("dropout", 0.3))
@@ -240,12 +202,7 @@ def main() -> int:
             weight.data += collectives.rank()
     if spec.get("double"):
         model = model.double()
-    if spec.get("in_forward"):
-        calls = count()
-        model.register_forward_pre_hook(lambda *_: happen(spec, trainer) if next(calls) == spec["at"] else None)
     trainer_module.STALL_TIMEOUT_S = spec.get("stall_timeout_s", watchdog.STALL_TIMEOUT_S)
-    watchdog.GRACE_S = spec.get("grace_s", watchdog.GRACE_S)
-    watchdog.WRITE_S = spec.get("write_s", watchdog.WRITE_S)
     batches = SmallBatches(before)
     if collectives.rank() == collectives.world_size() - 1:
         batches.steps = spec.get("steps_of_last", STEPS)

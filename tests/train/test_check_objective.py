@@ -7,7 +7,7 @@ import pytest
 from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
-from mmdata.train.objective import check_loss
+from mmdata.train.run.objective import check_loss
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
 

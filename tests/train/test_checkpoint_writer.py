@@ -8,16 +8,15 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from mmdata.errors import TrainingError
-from mmdata.train.run import checkpoint_writer
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.run.checkpoint_writer import snapshot
-from mmdata.train.run.sessions import SESSIONS, read_sessions
+from mmdata.train.run.checkpoint_writer import CheckpointWriter
 from tests.train.small_run import SmallBatches
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small, run_two_ranks
 from tests.train.test_memory import equal
@@ -52,22 +51,24 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, during: Callable[[int], object]) -> None:
         self.written: list[int] = []
         self.most = self._now = 0
-        self._during, self._save = during, torch.save
-        monkeypatch.setattr(torch, "save", self._write)
+        self._during, self._write_data = during, FileSystemWriter.write_data
+        monkeypatch.setattr(FileSystemWriter, "write_data", lambda writer, *given: self._write(writer, *given))
 
-    def _write(self, state: dict[str, Any], file: BinaryIO) -> None:
+    def _write(self, writer: FileSystemWriter, *given: Any) -> Any:
+        step = int(str(writer.path).removesuffix(".part")[-10:])
         self._now += 1
         self.most = max(self.most, self._now)
-        self._during(state["step"])
-        self._save(state, file)
-        self.written.append(state["step"])
+        self._during(step)
+        done = self._write_data(writer, *given)
+        self.written.append(step)
         self._now -= 1
+        return done
 
 
 def same_checkpoints(one: Path, other: Path) -> bool:
     """Whether two runs have the same checkpoints, all bits of them but what a clock says."""
-    names = sorted(path.name for path in (one / "checkpoints").glob("*.pt"))
-    assert names == sorted(path.name for path in (other / "checkpoints").glob("*.pt"))
+    names = sorted(path.name for path in (one / "checkpoints").glob("step-*"))
+    assert names == sorted(path.name for path in (other / "checkpoints").glob("step-*"))
     states = ([load_checkpoint(run / "checkpoints" / name) for run in (one, other)] for name in names)
     return all(equal(first, second) for first, second in states)
 
@@ -79,7 +80,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(whole: Path, tmp_path: P
     def before(number: int, rows: list[int]) -> None:
         made.append(number)
         if number == 5:
-            assert not list((tmp_path / "checkpoints").glob("*.pt"))
+            assert not list((tmp_path / "checkpoints").glob("step-*"))
             fifth.set()
 
     disk = Disk(monkeypatch, lambda step: step > 3 or fifth.wait(PATIENCE_S))
@@ -118,12 +119,11 @@ def test_checkpoint_holds_the_state_at_its_step_whatever_came_while_it_was_writt
 
 
 def test_run_killed_while_a_checkpoint_is_written_resumes_bit_for_bit(whole: Path, tmp_path: Path):
-    killed = run_small(tmp_path, signal="SIGKILL", at=7, endless_save_of=6)
+    killed = run_small(tmp_path, signal="SIGKILL", at=7, slow_save_of=6)
     assert killed.returncode == -signal.SIGKILL
-    assert (tmp_path / "checkpoints" / ".step-0000000006.pt.part").read_bytes() == b"half"
+    assert (tmp_path / "checkpoints" / ".step-0000000006.part").is_dir()
     assert last_state(tmp_path)["step"] == 4, "from the end of the epoch"
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, 8)), "training went on"
-    assert read_sessions(tmp_path / SESSIONS)[0]["step"] == 4
     resumed = run_small(tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "step 4 of 12" in resumed.stdout
@@ -144,14 +144,14 @@ def test_evaluation_is_not_recorded_before_its_checkpoint_is_there(tmp_path: Pat
     trainer = make_trainer(tmp_path, evaluate=evaluate, checkpoint_every_steps=100, epochs=2)
     record = trainer.log.record
 
-    def watch(kind: str, values: Any) -> None:
+    def watch(kind: str, values: Any, **options: Any) -> None:
         if kind == "evaluation":
             recorded.append((values["step"], list(disk.written), latest_checkpoint(tmp_path / "checkpoints").name))  # type: ignore[union-attr]
-        record(kind, values)
+        record(kind, values, **options)
 
     monkeypatch.setattr(trainer.log, "record", watch)
     assert trainer.run() == 0
-    assert recorded == [(4, [4], "step-0000000004.pt"), (8, [4, 8], "step-0000000008.pt")]
+    assert recorded == [(4, [4], "step-0000000004"), (8, [4, 8], "step-0000000008")]
 
 
 def test_error_of_the_writing_ends_the_run_at_the_next_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -160,7 +160,7 @@ def test_error_of_the_writing_ends_the_run_at_the_next_checkpoint(tmp_path: Path
 
     Disk(monkeypatch, full)
     trainer = make_trainer(tmp_path)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/checkpoints/step-0000000003.pt'"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/checkpoints/step-0000000003'"):
         trainer.run()
     assert trainer.step == 6
     assert latest_checkpoint(tmp_path / "checkpoints") is None
@@ -197,7 +197,6 @@ def test_error_of_the_run_comes_after_the_checkpoint_is_written(tmp_path: Path, 
     with pytest.raises(TrainingError, match="the loader is broken"):
         make_trainer(tmp_path, SmallBatches(before)).run()
     assert last_state(tmp_path)["step"] == 3
-    assert read_sessions(tmp_path / SESSIONS)[0]["step"] == 3
 
 
 def test_error_of_the_run_is_raised_and_that_of_the_writing_said(
@@ -213,61 +212,27 @@ def test_error_of_the_run_is_raised_and_that_of_the_writing_said(
     Disk(monkeypatch, full)
     with pytest.raises(TrainingError, match="the loader is broken"):
         make_trainer(tmp_path, SmallBatches(before)).run()
-    said = "step-0000000003.pt': no space left on device; free some space or choose another disk, then run this again"
+    said = "step-0000000003': no space left on device; free some space or choose another disk, then run this again"
     assert f"the last checkpoint could not be written: '{tmp_path}/checkpoints/{said}" in capsys.readouterr().out
 
 
-def huge(state: dict[str, Any]) -> None:
-    torch.empty(2**50, dtype=torch.uint8)
-
-
-def none_left(state: dict[str, Any]) -> None:
-    raise MemoryError
-
-
-@pytest.mark.parametrize("copy", [huge, none_left])
-def test_state_that_memory_does_not_hold_twice_is_written_before_the_run_goes_on(
-    copy: Callable[[dict[str, Any]], None],
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.setattr(checkpoint_writer, "snapshot", copy)
-    threads: list[str] = []
-    Disk(monkeypatch, lambda step: threads.append(threading.current_thread().name))
-    assert make_trainer(tmp_path, keep_checkpoints=9).run() == 0
-    assert threads == [threading.main_thread().name] * 4
-    assert "memory does not hold the state of the run twice: training waits until" in capsys.readouterr().out
-    assert same_checkpoints(tmp_path, whole)
-
-
-def test_other_errors_of_the_copy_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(state: dict[str, Any]) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(checkpoint_writer, "snapshot", fail)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        make_trainer(tmp_path).run()
-
-
-def test_snapshot_shares_nothing_with_the_state():
-    weight, places = torch.ones(2), [1, {"a": torch.zeros(1)}]
-    state: dict[str, Any] = {"model": {"w": weight}, "batches": {"places": places}, "step": 3}
-    snapshot(state)
-    weight.add_(1)
-    places[1]["a"].add_(1)  # type: ignore[index]
-    places.append(2)
-    assert state["model"]["w"].tolist() == [1, 1]
-    assert equal(state["batches"], {"places": [1, {"a": torch.zeros(1)}]})
-
-
-def test_snapshot_copies_tied_weights_once():
+@pytest.mark.parametrize("tied", [False, True])
+def test_copy_of_a_state_shares_nothing_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool):
     model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.Linear(8, 100, bias=False))
-    model[1].weight = model[0].weight
-    state: dict[str, Any] = {"model": model.state_dict(), "empty": {"a": torch.ones(0), "b": torch.zeros(0, 3)}}
-    snapshot(state)
-    copies = state["model"]
-    assert copies["0.weight"].data_ptr() == copies["1.weight"].data_ptr() != model[0].weight.data_ptr()
-    assert torch.equal(copies["0.weight"], model[0].weight)
-    assert [tuple(value.shape) for value in state["empty"].values()] == [(0,), (0, 3)]
+    if tied:
+        model[1].weight = model[0].weight
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    places = [1]
+    moved = threading.Event()
+    Disk(monkeypatch, lambda step: moved.wait(PATIENCE_S))
+    with CheckpointWriter(tmp_path, keep=1, written=lambda step: None, say=print) as writer:
+        writer.save({"step": 1, "model": model.state_dict(), "batches": {"places": places}}, background=True)
+        with torch.no_grad():
+            model[0].weight.zero_()
+            model[1].weight.zero_()
+        places.append(2)
+        moved.set()
+        writer.wait()
+    found = load_checkpoint(tmp_path / "step-0000000001")
+    assert equal(found["model"], expected)
+    assert found["batches"] == {"places": [1]}

@@ -20,11 +20,11 @@ from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, compiler, train_step
+from mmdata.train.batches import split
 from mmdata.train.evaluation.embedding import embed
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.ranks import parallel
+from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
-from mmdata.train.step import split
 from tests.programs import PATIENCE_S, run_program
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_loop import last_state, read_metrics, small
@@ -253,9 +253,7 @@ def test_compiling_a_compiler_that_a_signal_ended_is_a_stopped_run(
     before = signal.getsignal(signal.SIGINT)
     assert trainer.run() == 128 + signal.SIGINT
     assert signal.getsignal(signal.SIGINT) == before
-    where = "in the rehearsal, before an update; "
-    if not rehearse:
-        where = "while code was compiled, after step 0 of 12; the last checkpoint counts; "
+    where = "while code was compiled, after step 0 of 12; the last checkpoint counts; "
     assert capsys.readouterr().out.splitlines()[-1] == f"stopped by SIGINT {where}the same command resumes"
 
 

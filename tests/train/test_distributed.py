@@ -7,7 +7,6 @@ rank without any (whose scale and bias still need a gradient, or DDP waits for e
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -174,11 +173,11 @@ def test_rank_that_fails_cuts_its_connections_and_keeps_its_exit_code(end: str, 
         "from mmdata.train.ranks import collectives\n"
         "collectives.init('cpu')\n"
         "dist.get_backend = lambda: 'nccl'\n"
-        "hang, abort = False, dist.distributed_c10d._abort_process_group\n"
-        "def note():\n"
+        "hang, abort = False, dist.ProcessGroup.abort\n"
+        "def note(group):\n"
         "    print('aborts', flush=True)\n"
-        "    time.sleep(3600) if hang else abort()\n"
-        "dist.distributed_c10d._abort_process_group = note\n"
+        "    time.sleep(3600) if hang else abort(group)\n"
+        "dist.ProcessGroup.abort = note\n"
         "collectives.ABORT_S = 1.0\n"
         f"{end}\n"
     )
@@ -195,11 +194,6 @@ def test_rank_that_fails_cuts_its_connections_and_keeps_its_exit_code(end: str, 
     assert ("error: " in done.stderr or "OSError: disk full" in done.stderr) == (said == "aborts")
 
 
-def test_torch_of_this_version_can_abort_and_takes_a_device():
-    assert callable(getattr(dist.distributed_c10d, "_abort_process_group", None))
-    assert "device_id" in inspect.signature(dist.init_process_group).parameters
-
-
 def test_ranks_on_gpus_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch):
     given: list[object] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -207,11 +201,16 @@ def test_ranks_on_gpus_are_bound_to_their_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: given.extend([backend, settings]))
     monkeypatch.setattr(collectives.atexit, "register", lambda function: None)
-    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "RANK": "1"}.items():
+    world = {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "RANK": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "")
+    monkeypatch.delenv("TORCH_NCCL_TRACE_BUFFER_SIZE")  # undone at the end
+    for name, value in world.items():
         monkeypatch.setenv(name, value)
     place = torch.device("cuda", 1)
     assert collectives.init() == place
     assert given == ["nccl", {"timeout": collectives.TIMEOUT, "device_id": place}]
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0", "what the environment says counts"
+    assert os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
     given.clear()
     assert collectives.init("cpu") == torch.device("cpu")
     assert given == ["gloo", {"timeout": collectives.TIMEOUT, "device_id": None}]
@@ -228,3 +227,10 @@ def test_devices_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(ConfigError, match=r"local rank 2: this host has 2 GPU\(s\); give torchrun --nproc-per-node"):
         collectives.init("auto")
+
+
+def test_torch_of_this_version_shows_the_model_inside_a_compiled_one():
+    model = torch.nn.Linear(2, 1)
+    compiled = torch.compile(model)
+    assert hasattr(compiled, "_orig_mod"), "torch.compile keeps the model elsewhere now: mend collectives.unwrap"
+    assert collectives.unwrap(compiled) is model  # type: ignore[arg-type]

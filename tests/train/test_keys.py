@@ -17,7 +17,7 @@ from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.run.objective import ContrastiveLoss
 from tests.train.compare import LOSSES, assert_equal, features, scalar, value_and_gradients
 
 HASHES = torch.arange(6) + 2**40  # all the same number in float32

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +14,7 @@ from mmdata.batch import Batch
 from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import lockstep
 from mmdata.train.ranks.lockstep import SIGNAL, Lockstep
-from tests.programs import PATIENCE_S, run_ranks
+from tests.programs import run_ranks
 
 
 class Others:
@@ -96,15 +94,9 @@ def test_one_rank_asks_nobody(others: Others):
     assert others.events == []
 
 
-@pytest.mark.parametrize(("outcome", "said"), [("works", "fine"), ("fails", "no groups")])
 @pytest.mark.sweep
-def test_ranks_wait_for_long_work_of_the_first_without_standing_still(tmp_path: Path, outcome: str, said: str):
-    script = Path(__file__).with_name("long_work_ranks.py")
-    commands = [[sys.executable, str(script), str(rank), str(tmp_path / "meet"), outcome] for rank in range(2)]
-    ranks = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in commands]
-    told = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    assert [out.strip().splitlines()[-1] for out, _ in told] == [f"rank 0: {said}", f"rank 1: {said}"]
+def test_ranks_wait_for_long_work_of_the_first_and_name_a_rank_that_does_not_come(tmp_path: Path):
+    run_ranks(Path(__file__).with_name("waiting_ranks.py"), tmp_path)
 
 
 def test_batches_of_different_numbers_of_rows_end_all_ranks_with_the_numbers(tmp_path: Path):
@@ -117,4 +109,6 @@ def test_batches_of_different_numbers_of_rows_end_all_ranks_with_the_numbers(tmp
             "loader the same batch size, and leave out a smaller last batch (drop_last=True), or fill it up with rows "
             "whose `valid` is False"
         }
-    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) >= 2, "of the two steps before"
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) >= 3, (
+        "the start, and the two steps before"
+    )

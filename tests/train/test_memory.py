@@ -12,7 +12,7 @@ import torch
 
 from mmdata.errors import DataError
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from tests.train.test_checkpoint import mapped_files
+from tests.train.small_run import go_back
 from tests.train.test_loop import last_state, make_trainer, read_metrics, run_small
 
 TRAIN: dict[str, Any] = {
@@ -66,8 +66,6 @@ def test_run_with_memory_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(w
     assert np.load(tmp_path / "features.steps.npy").max() == 6, "the cache ran ahead of the checkpoint"
     resumed = run_small(tmp_path, train=TRAIN)
     assert resumed.returncode == 0, resumed.stderr
-    said = "step 6 of 12; feature cache: 8 rows are of steps from 6 on, later than the checkpoint; they are compared"
-    assert said in resumed.stdout
     for kind in ("train", "queue"):
         assert len(read_metrics(tmp_path, kind)) == 12
         assert read_metrics(tmp_path, kind) == read_metrics(whole, kind)
@@ -80,15 +78,6 @@ def test_run_with_memory_killed_and_resumed_is_the_undisturbed_one_bit_for_bit(w
         assert equal(before[part], after[part]), part
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what a process has mapped")
-@pytest.mark.parametrize("settings", [TRAIN, {"teacher": {"decay": 0.9}}])
-def test_run_that_goes_on_keeps_no_page_of_its_checkpoint(settings: dict[str, Any], tmp_path: Path):
-    assert make_trainer(tmp_path, **settings).run() == 0
-    resumed = make_trainer(tmp_path, **settings)
-    assert resumed.step == 12
-    assert not [name for name in mapped_files() if name.endswith(".pt")]
 
 
 def test_run_with_memory_says_how_much_and_how_old(whole: Path):
@@ -121,7 +110,7 @@ def test_queue_resumes_on_two_ranks_with_the_rows_of_one(tmp_path: Path):
     path = latest_checkpoint(tmp_path / "checkpoints")
     assert path is not None
     expected = load_checkpoint(path)["memory"]["queue"]
-    (tmp_path / "checkpoints" / "latest").write_text("step-0000000002.pt\n")
+    go_back(tmp_path, 2)
     resumed = run_small(tmp_path, torchrun=2, train=train)
     assert resumed.returncode == 0, resumed.stderr
     found = last_state(tmp_path)["memory"]["queue"]

@@ -15,7 +15,7 @@ from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train import losses, miners
-from mmdata.train.objective import make_loss
+from mmdata.train.run.objective import make_loss
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
 from mmdata.train.losses import clip_loss
 from mmdata.train.models.towers import PatchConv, patch_product
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.run.objective import ContrastiveLoss
 
 
 def make_model(**settings: object) -> DualEncoder:

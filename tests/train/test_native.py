@@ -21,7 +21,7 @@ from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
 from mmdata.train import DualEncoder, train_step
 from mmdata.train.evaluation.evaluate import evaluate_retrieval
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
 from tests.rounding import rounding
 from tests.shard_writer import ShardWriter

@@ -8,7 +8,7 @@ import torch
 from mmdata.config import TrainConfig
 from mmdata.train import losses, miners
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, make_loss
+from mmdata.train.run.objective import ContrastiveLoss, make_loss
 from tests.train.compare import features, scalar
 
 

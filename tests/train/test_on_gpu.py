@@ -18,17 +18,17 @@ from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
 from mmdata.train import DualEncoder, DualEncoderOutput, compiler, losses, miners, train_step
+from mmdata.train.batches import split
 from mmdata.train.losses import tiles
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.towers import PatchConv
-from mmdata.train.objective import ContrastiveLoss
 from mmdata.train.precision import AUTOCAST, Precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import parallel, sharding
+from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.optimizer import make_optimizer
 from mmdata.train.run.trainer import Trainer
-from mmdata.train.step import split
 from tests.rounding import rounding
 from tests.train import small_run as small
 from tests.train.compare import features, scalar, value_and_gradients
@@ -229,7 +229,7 @@ def test_queue_and_teacher_do_not_wait():
     teacher, batch = EMA(model, TeacherConfig()), to_device(make_batch(), GPU)
 
     def update(number: int) -> None:
-        mask = teacher.teacher_mask(batch, number)
+        mask = teacher.teacher_mask(teacher.embed(batch))
         output = train_step(model, batch, ContrastiveLoss(miner=mask, queue=queue))
         queue.keep(output.output, batch, number)
         teacher.update(model)

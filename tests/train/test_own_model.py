@@ -22,9 +22,9 @@ import small_run as small
 from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, DualEncoderOutput, gradient_cache, losses, train_step
+from mmdata.train.batches import split
 from mmdata.train.memory import ema
 from mmdata.train.run.trainer import Trainer
-from mmdata.train.step import split
 
 ROWS = 7
 

@@ -19,7 +19,7 @@ from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, train_step
 from mmdata.train.models import transformers_towers
 from mmdata.train.models.expected_inputs import with_inputs_of_model
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.run.objective import ContrastiveLoss
 
 LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT = {**LAYERS, "vocab_size": 60, "max_position_embeddings": 12, "bos_token_id": 57, "eos_token_id": 58}

@@ -9,7 +9,7 @@ from mmdata.config import TrainConfig
 from mmdata.train import miners
 from mmdata.train.memory.queue import FeatureQueue
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, make_loss
+from mmdata.train.run.objective import ContrastiveLoss, make_loss
 from tests.train.compare import assert_equal, features, scalar, value_and_gradients
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mmdata.config import TrainConfig
+from mmdata.train.log.advice import advise
 from mmdata.train.memory.drift import QueueDrift
 from mmdata.train.memory.ema import embed
 from mmdata.train.run.trainer import Trainer
@@ -65,9 +66,9 @@ def test_a_teacher_for_nothing_is_refused():
 def test_teacher_embeds_nothing_before_the_queue_begins(tmp_path: Path):
     settings = {"queue": QUEUE, "mining_after_steps": 5, "teacher": teacher(0.9)}
     trainer = make_trainer(tmp_path, **TRAIN, **settings)
-    assert trainer.teacher is not None
+    assert trainer.memory.teacher is not None
     calls: list[int] = []
-    trainer.teacher.model.register_forward_hook(lambda *_: calls.append(trainer.step))
+    trainer.memory.teacher.model.register_forward_hook(lambda *_: calls.append(trainer.step))
     assert trainer.run() == 0
     assert calls == [5, 6, 7]
 
@@ -112,12 +113,15 @@ def test_a_batch_is_measured_when_it_leaves_the_queue_however_rare_the_lines_are
     assert [line["oldest_age_steps"] for line in lines] == [2, 2]
 
 
-def test_drift_is_said_once():
-    drift = QueueDrift(rows=20)
-    assert drift.explain({}) == drift.explain({"oldest_age_steps": 3, "oldest_similarity": 0.95}) == ""
-    said = drift.explain({"oldest_age_steps": 3, "oldest_similarity": 0.754})
-    assert said.startswith("queue: features 3 steps old have a cosine of 0.75 with those that the model")
-    assert drift.explain({"oldest_age_steps": 3, "oldest_similarity": 0.5}) == ""
+@pytest.mark.parametrize(("similarity", "is_said"), [(0.95, False), (0.754, True)])
+def test_advice_names_features_that_have_drifted(similarity: float, is_said: bool):
+    lines = [
+        {"kind": "queue", "step": 4, "oldest_age_steps": 3, "oldest_similarity": similarity},
+        {"kind": "queue", "step": 5},
+    ]
+    said = advise(lines, {})
+    assert said.startswith("the queue's oldest features had a cosine of 0.75 with those that the model made") == is_said
+    assert bool(said) == is_said
 
 
 def test_run_measures_and_says_the_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -126,4 +130,4 @@ def test_run_measures_and_says_the_drift(tmp_path: Path, capsys: pytest.CaptureF
     # A batch is kept every second step, when the one before has been measured.
     assert [(line["step"], line["oldest_age_steps"]) for line in lines] == [(2, 2), (4, 2), (6, 2), (8, 2)]
     assert all(line["oldest_similarity"] < 0.9 for line in lines[:1])
-    assert capsys.readouterr().out.count("queue: features 2 steps old have a cosine of") == 1
+    assert "; the queue's oldest features had a cosine of 0." in capsys.readouterr().out

@@ -11,21 +11,41 @@ from pydantic import ValidationError
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.run.optimizer import learning_rate
+from mmdata.train.run.optimizer import averages, learning_rate, load_averages, make_optimizer
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
 
 
 @pytest.mark.parametrize(
-    ("schedule", "rates"),
-    [  # open_clip_train.scheduler's const_lr and const_lr_cooldown with 2 of 8 steps, a cooldown of 4 steps to 0
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("cooldown", [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]),
+    ("settings", "rates"),
+    [  # open_clip_train.scheduler's cosine_lr, const_lr and const_lr_cooldown with 2 steps for the warm-up
+        ({}, [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
+        ({"schedule": "constant"}, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ({"schedule": "cooldown", "cooldown_steps": 4}, [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]),
     ],
 )
-def test_schedule_is_that_of_open_clip(schedule: Any, rates: list[float]):
-    settings = {"peak": 1.0, "warmup_steps": 2, "total_steps": 8, "schedule": schedule, "cooldown_steps": 4}
-    assert [learning_rate(i, **settings) for i in range(8)] == rates
+def test_schedule_is_that_of_open_clip(settings: dict[str, Any], rates: list[float]):
+    config = small.train_config(lr=1.0, warmup_steps=2, **settings)
+    assert [learning_rate(i, config, len(rates)) for i in range(len(rates))] == pytest.approx(rates, abs=1e-6)
+
+
+def test_optimizer_goes_on_with_its_averages_and_keeps_its_own_groups():
+    model, config = small.small_model(), small.train_config(weight_decay=0.3)
+    one, other = make_optimizer(model, config), make_optimizer(model, small.train_config(weight_decay=0.7))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.logit_scale.grad = None
+    one.step()
+    for parameter in model.parameters():
+        parameter.grad = None
+    saved = averages(model, one)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    load_averages(model, other, saved)
+    assert [group["weight_decay"] for group in other.param_groups] == [0.7, 0.0]
+    assert averages(model, other).keys() == saved.keys() == dict(model.named_parameters()).keys() - {"logit_scale"}
+    for name, values in averages(model, other).items():
+        assert all(torch.equal(value, saved[name][kind]) for kind, value in values.items())
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 def train(output: Path, **changes: Any) -> dict[str, Any]:
@@ -58,7 +78,7 @@ def test_finished_run_of_constant_rate_ends_in_a_cooldown(tmp_path: Path, capsys
     train(tmp_path / "a", epochs=1, schedule="constant")
     capsys.readouterr()
     assert_equal_runs(tmp_path / "a", tmp_path / "b", epochs=2, schedule="cooldown", cooldown_steps=3)
-    assert "step-0000000004.pt: step 4 of 8" in capsys.readouterr().out
+    assert "step-0000000004: step 4 of 8" in capsys.readouterr().out
 
 
 def test_run_goes_on_in_steps_where_it_ended_within_an_epoch(tmp_path: Path):
@@ -69,7 +89,7 @@ def test_run_goes_on_in_steps_where_it_ended_within_an_epoch(tmp_path: Path):
 def test_run_whose_rate_has_fallen_says_how_to_go_on(tmp_path: Path):
     train(tmp_path / "run", epochs=1)
     said = (
-        rf"cannot resume from {tmp_path}/run/checkpoints/step-0000000004.pt: train.epochs was 1, is 2. With that "
+        rf"cannot resume from {tmp_path}/run/checkpoints/step-0000000004: train.epochs was 1, is 2. With that "
         r"the 4 updates that were made would have had other learning rates: cosine to step 4. To train on from the "
         rf"weights, begin a run: model.init_from={tmp_path}/run "
         r"train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be extended at any time$"
@@ -81,7 +101,7 @@ def test_run_whose_rate_has_fallen_says_how_to_go_on(tmp_path: Path):
     train(tmp_path / "cool", epochs=1, schedule="cooldown", cooldown_steps=2, checkpoint_every_steps=2)
     with pytest.raises(ConfigError, match=r"train.epochs was 1, is 2. With that the 4 updates"):
         train(tmp_path / "cool", epochs=2, schedule="cooldown", cooldown_steps=2)
-    (tmp_path / "cool" / "checkpoints" / "latest").write_text("step-0000000002.pt\n")  # before the cooldown
+    small.go_back(tmp_path / "cool", 2)  # before the cooldown
     longer = {"epochs": 2, "schedule": "cooldown", "cooldown_steps": 2}
     assert_equal_runs(tmp_path / "cool", tmp_path / "whole", **longer)
 
@@ -92,16 +112,6 @@ def test_run_cannot_end_before_where_it_is(tmp_path: Path):
         ConfigError, match=r"train.epochs was 2, is 1. That makes 4 steps, and the run has made 8: give"
     ):
         train(tmp_path, epochs=1, schedule="constant")
-
-
-def test_run_of_an_earlier_version_has_a_cosine(tmp_path: Path):
-    train(tmp_path, epochs=1)
-    path = latest_checkpoint(tmp_path / "checkpoints")
-    assert path is not None
-    state = load_checkpoint(path)
-    del state["settings"]["train"]["schedule"], state["settings"]["train"]["cooldown_steps"]
-    torch.save(state, path)
-    assert train(tmp_path, epochs=1)["step"] == 4
 
 
 def test_cooldown_that_does_not_fit_is_an_error(tmp_path: Path):

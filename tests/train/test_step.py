@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, miners, train_step
-from mmdata.train.objective import ContrastiveLoss
+from mmdata.train.run.objective import ContrastiveLoss
 from tests.rounding import rounding
 
 ROWS = 7

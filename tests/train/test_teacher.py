@@ -12,11 +12,11 @@ from mmdata.config import TrainConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
+from mmdata.train.log.when import is_measured
 from mmdata.train.memory.ema import EMA
-from mmdata.train.objective import make_loss
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
+from mmdata.train.run.objective import make_loss
 from mmdata.train.run.trainer import Trainer
-from mmdata.train.run.when import is_measured
 from tests.train import small_run as small
 from tests.train.test_loop import run_two_ranks
 
@@ -53,19 +53,18 @@ def test_teacher_follows_the_model():
     assert not teacher.model.weight.requires_grad
 
 
-def test_teacher_has_no_mask_before_its_time_and_draws_no_number():
-    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05), after_steps=2)
+def test_teacher_draws_no_number_and_is_the_same_in_parts():
+    teacher = EMA(small.small_model(dropout=0.5), TeacherConfig(margin=0.05))
     batch = next(iter(small.SmallBatches()))
-    assert teacher.teacher_mask(batch, 1) is None
     state = torch.get_rng_state()
-    mask = teacher.teacher_mask(batch, 2)
+    mask = teacher.teacher_mask(teacher.embed(batch))
     assert torch.equal(torch.get_rng_state(), state)
     assert mask is not None
     images, texts, *_ = small.small_model(dropout=0.5).eval()(batch)
     torch.testing.assert_close((mask.images, mask.texts), (images, texts))
-    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).teacher_mask(batch, 0)
-    assert in_parts is not None
-    torch.testing.assert_close((in_parts.images, in_parts.texts), (images, texts))
+    in_parts = EMA(small.small_model(), TeacherConfig(), micro_batch_size=3).embed(batch)
+    torch.testing.assert_close(in_parts[:2], (images, texts))
+    assert EMA(small.small_model(), TeacherConfig(margin=None)).teacher_mask(in_parts) is None
 
 
 def test_teacher_does_not_embed_extra_captions():
@@ -74,7 +73,7 @@ def test_teacher_does_not_embed_extra_captions():
     extra = {"negative_input_ids": batch["input_ids"], "negative_attention_mask": batch["attention_mask"]}
     calls: list[int] = []
     teacher.model.text_tower.register_forward_hook(lambda *_: calls.append(1))
-    teacher.teacher_mask({**batch, **extra}, 0)  # type: ignore[typeddict-item]
+    teacher.embed({**batch, **extra})  # type: ignore[typeddict-item]
     assert calls == [1]
 
 
@@ -103,8 +102,10 @@ def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
     assert resumed.run() == 0
     assert read_losses(tmp_path / "stopped") == read_losses(tmp_path / "whole")
     saved = [load_checkpoint(latest_checkpoint(tmp_path / run / "checkpoints")) for run in ("whole", "stopped")]  # type: ignore[arg-type]
-    assert all(torch.equal(saved[0]["teacher"][name], value) for name, value in saved[1]["teacher"].items())
-    assert not all(torch.equal(saved[0]["model"][name], value) for name, value in saved[1]["teacher"].items())
+    assert all(
+        torch.equal(saved[0]["memory"]["teacher"][name], value) for name, value in saved[1]["memory"]["teacher"].items()
+    )
+    assert not all(torch.equal(saved[0]["model"][name], value) for name, value in saved[1]["memory"]["teacher"].items())
     assert make_trainer(tmp_path / "without", steps=8, teacher=None).run() == 0
     assert read_losses(tmp_path / "without")[:2] == read_losses(tmp_path / "whole")[:2]
     assert read_losses(tmp_path / "without")[2:] != read_losses(tmp_path / "whole")[2:]
@@ -112,7 +113,7 @@ def test_teacher_and_draws_resume_bit_for_bit(tmp_path: Path):
 
 def test_telemetry_is_written_once_in_n_steps_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_trainer(tmp_path / "silent", steps=6, mining_after_steps=0).run()
-    monkeypatch.setattr("mmdata.train.run.trainer.is_measured", partial(is_measured, every_steps=3))
+    monkeypatch.setattr("mmdata.train.run.report.is_measured", partial(is_measured, every_steps=3))
     make_trainer(tmp_path / "told", steps=6, mining_after_steps=0).run()
     assert read_losses(tmp_path / "told") == read_losses(tmp_path / "silent")
     lines = [json.loads(line) for line in (tmp_path / "told" / "metrics.jsonl").read_text().splitlines()]

@@ -29,8 +29,9 @@ from mmdata.text.tokenizer import CLIP, Tokenizer, train_tokenizer
 from mmdata.trained.carried import keep_tokenizer
 from mmdata.trained.evaluation import evaluate_shards, with_settings
 from tests.programs import Program
+from tests.train.small_run import go_back
 
-CLOCKS = ("samples_per_s", "step_ms", "data_wait_share")
+CLOCKS = ("time", "samples_per_s", "step_ms", "data_wait_share")
 
 
 def run_tool(name: str, *words: object, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -93,7 +94,7 @@ def config(corpus: Path, tmp_path: Path) -> Path:
 
 def read_metrics(output: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines if line["kind"] != "start"]
 
 
 def kind_of(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -260,12 +261,11 @@ def test_train_resumed_from_further_back_lists_each_masked_row_once(
     assert [(entry["epoch"], entry["row"], entry["reason"]) for entry in entries] == [
         (epoch, 5, "file_changed") for epoch in range(3)
     ]
-    latest = tmp_path / "run" / "checkpoints" / "latest"
-    latest.write_text("step-0000000002.pt\n")
+    go_back(tmp_path / "run", 2)
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert ledger.read_text() == written
     # A line of another program's.
-    latest.write_text("step-0000000002.pt\n")
+    go_back(tmp_path / "run", 2)
     ledger.write_text(f"[3]\n{written}")
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 2
     message = f"error: '{ledger}', line 1: expected a JSON object, got a list; delete the line to go on\n"
@@ -314,7 +314,7 @@ def test_train_goes_on_with_a_run_whose_own_config_is_given(
     monkeypatch.chdir(tmp_path)
     assert run_tool("train", config, monkeypatch=monkeypatch) == 0
     assert run_tool("train", "runs/small/config.yaml", monkeypatch=monkeypatch) == 0
-    assert "resuming from runs/small/checkpoints/step-0000000004.pt: step 4 of 4" in capsys.readouterr().out
+    assert "resuming from runs/small/checkpoints/step-0000000004: step 4 of 4" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small"]
 
 
@@ -366,7 +366,7 @@ def test_train_on_other_shards_than_the_run_names_them_before_the_settings_that_
     run = tmp_path / "run"
     error = capsys.readouterr().err
     assert re.fullmatch(
-        rf"error: cannot resume from {run}/checkpoints/step-0000000001.pt: data.shards '{tmp_path}/shards': other "
+        rf"error: cannot resume from {run}/checkpoints/step-0000000001: data.shards '{tmp_path}/shards': other "
         r"shards than before: their index was \w{16} \(24 rows\), and is \w{16} \(20 rows\). The settings differ too: "
         r"train.warmup_steps was 2, is 1. To train on these shards, give another train.output, or delete "
         rf"'{run}'; to go on with the run, put back the shards that it was trained on\n",

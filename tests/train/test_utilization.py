@@ -12,10 +12,10 @@ from torch import nn
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder
+from mmdata.train.log import utilization
+from mmdata.train.log.meter import Meter
+from mmdata.train.log.utilization import FlopCounter, count_flops, without_numbers
 from mmdata.train.peaks import peak_flops
-from mmdata.train.run import utilization
-from mmdata.train.run.meter import Meter
-from mmdata.train.run.utilization import Utilization, count_flops, without_numbers
 
 CPU = torch.device("cpu")
 
@@ -67,17 +67,31 @@ def test_activations_that_are_computed_again_are_no_progress(checkpointing: bool
     assert all(weight.device == CPU and weight.grad is None for weight in model.parameters())
 
 
+def read_after(meter: Meter, *rows: int) -> dict[str, float | None]:
+    for _ in meter.waited_for(iter(map(batch_of, rows))):
+        pass
+    return meter.read()
+
+
 def test_rates_are_those_since_the_last_line():
-    used = Utilization(Linear(), CPU)
-    for rows in (4, 4, 2):
-        used.add(batch_of(rows))
-    flops = 2 * 2 * 10 * 3 * (5 + 7)
-    assert used.read(2.0) == {"tflops": flops / 2e12, "mfu_share": None, "memory_gib": None}
-    assert used.read(2.0)["tflops"] == 0.0
-    used._peak = flops / 0.4
-    for rows in (4, 4, 2):
-        used.add(batch_of(rows))
-    assert used.read(1.0)["mfu_share"] == pytest.approx(0.4, rel=1e-12)
+    meter = Meter(flops=FlopCounter(Linear()))
+    values = read_after(meter, 4, 4, 2)
+    a_row = values["tflops"] / values["samples_per_s"]  # type: ignore[operator]
+    assert a_row == pytest.approx(2 * 2 * 3 * (5 + 7) / 1e12)
+    assert meter.read()["tflops"] == 0.0
+
+
+def test_share_of_the_peak_and_memory_are_those_of_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 PCIe")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 29)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    meter = Meter(flops=FlopCounter(Linear()))
+    for _ in meter.waited_for(iter([batch_of(4)])):
+        pass
+    meter._device = torch.device("cuda", 0)
+    values = meter.read()
+    assert values["mfu_share"] == pytest.approx(values["tflops"] / 756)  # type: ignore[operator]
+    assert values["memory_gib"] == 1.5
 
 
 def test_a_shape_is_counted_once_whatever_its_rows(monkeypatch: pytest.MonkeyPatch):
@@ -88,49 +102,31 @@ def test_a_shape_is_counted_once_whatever_its_rows(monkeypatch: pytest.MonkeyPat
         return count_flops(model, batch)
 
     monkeypatch.setattr(utilization, "count_flops", counting)
-    used = Utilization(Linear(), CPU)
-    meter = Meter(utilization=used)
-    meter.expect(batch_of(8))
-    assert used.read(1.0)["tflops"] == 0.0  # expected, and not come
-    used.add(batch_of(4))
-    used.add(batch_of(1))
+    flops = FlopCounter(Linear())
+    assert flops.count(batch_of(4)) + flops.count(batch_of(1)) == 2 * 2 * 5 * 3 * (5 + 7)
     assert counted == [2]
-    assert used.read(1.0)["tflops"] == 2 * 2 * 5 * 3 * (5 + 7) / 1e12
 
 
-def test_a_model_that_needs_numbers_has_no_rate(caplog: pytest.LogCaptureFixture):
-    class NeedsNumbers(Linear):
-        def forward(self, batch: Any) -> Any:
-            return super().forward(batch) if batch["pixel_values"].sum() >= 0 else None
-
-    used = Utilization(NeedsNumbers(), CPU)
-    with caplog.at_level("INFO", "mmdata"):
-        used.add(batch_of(4))
-        used.add(batch_of(2))
-    assert used.read(1.0) == {"tflops": None, "mfu_share": None, "memory_gib": None}
-    (said,) = caplog.messages
-    assert said.startswith("the log shows no operations a second: the model does not run without numbers (")
+class NeedsNumbers(Linear):
+    def forward(self, batch: Any) -> Any:
+        return super().forward(batch) if batch["pixel_values"].sum() >= 0 else None
 
 
-def test_a_model_that_cannot_be_copied_has_no_rate(caplog: pytest.LogCaptureFixture):
+def with_a_lock() -> nn.Module:
     model = Linear()
     model.lock = threading.Lock()  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize(("make", "why"), [(NeedsNumbers, ""), (with_a_lock, "cannot pickle")])
+def test_a_model_that_cannot_be_counted_has_no_rate(make: Any, why: str, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", "mmdata"):
-        used = Utilization(model, CPU)
-    used.add(batch_of(4))
-    assert used.read(1.0) == {"tflops": None, "mfu_share": None, "memory_gib": None}
+        meter = Meter(flops=FlopCounter(make()))
+        assert read_after(meter, 4, 2)["tflops"] is None
     (said,) = caplog.messages
-    assert said.startswith("the log shows no operations a second: the model cannot be copied (cannot pickle")
-
-
-def test_the_meter_reads_it():
-    meter = Meter(utilization=Utilization(Linear(), CPU))
-    for _ in meter.waited_for(iter([batch_of(4)])):
-        pass
-    values = meter.read()
-    assert values["tflops"] is not None
-    assert values["tflops"] > 0
-    assert values["step_ms"] == meter.step_ms > 0
+    assert said.startswith(
+        f"the log shows no operations a second: the model cannot be copied and run without numbers ({why}"
+    )
 
 
 @pytest.mark.parametrize(

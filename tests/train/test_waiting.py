@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdata.loader import Stats
-from mmdata.train.run.meter import DataWait
+from mmdata.train.log.meter import DataWait
 from mmdata.train.run.trainer import Trainer
 
 from .small_run import SmallBatches, small_model, train_config

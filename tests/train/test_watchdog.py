@@ -1,15 +1,9 @@
-"""Runs that get no further: real processes, stopped, asleep or killed, end with an error that names rank and step."""
+"""Runs that get no further or lose a rank end, and say at which step: processes under torchrun, asleep or killed."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,143 +12,49 @@ import torch
 from torch import Tensor
 
 from mmdata.errors import TrainingError
-from mmdata.train.run.heartbeat import RankPosition
-from mmdata.train.run.watchdog import STALLED, Watchdog
-from tests.programs import PATIENCE_S, Program, free_port, run_ranks
-from tests.train.test_loop import last_state, make_trainer
-from tests.waiting import wait_until
-
-PROGRAM = Path(__file__).with_name("small_run.py")
+from mmdata.train.log import meter
+from mmdata.train.run.watchdog import Watchdog
+from tests.train.test_loop import make_trainer, run_small
 
 
-def start(output: Path, *, ranks: int = 2, **spec: Any) -> list[subprocess.Popen[str]]:
-    spec = {"output": str(output), "train": {}, "stall_timeout_s": 30, **spec}
-    command = [sys.executable, str(PROGRAM), json.dumps(spec)]
-    world = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
-    environments = [os.environ | {"OMP_NUM_THREADS": "1"} | world | {"RANK": str(rank)} for rank in range(ranks)]
-    return [Program(command, env=each, stderr=subprocess.PIPE, text=True) for each in environments]
-
-
-@pytest.fixture
-def launched() -> Iterator[list[subprocess.Popen[str]]]:
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    error = process.communicate(timeout=PATIENCE_S)[1]
-    return process.returncode, error
-
-
-@pytest.mark.sweep
-def test_rank_that_sleeps_in_its_batches_ends_all_ranks(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, at=5, sleep_s=600)  # batch 5 is taken before update 4 is made of batch 4
-    said = r"error: rank 1 has got no further for \d+ s \(the limit is 30 s\): step 4, waiting for data; "
-    for process in launched:
-        code, error = end_of(process)
-        assert code == STALLED, error
-        assert re.search(said + "rank 0: step 4, computing. All ranks end", error), error
-    assert "time.sleep" in error or "before" in error, "each process says where its threads are"
-
-
-@pytest.mark.sweep
-def test_rank_that_is_stopped_ends_the_others(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, at=5, heard=True, signal="SIGSTOP")
-    code, error = end_of(launched[0])
-    assert code == STALLED, error
-    said = r"error: rank 1 has not been heard of for \d+ s \(the limit is 30 s\): it is stopped, dead or "
-    said += "cut off; last heard of at step 4, waiting for data; rank 0: step 4, computing. All ranks end"
-    assert re.search(said, error), error
-
-
-def test_rank_that_is_killed_ends_the_others(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, at=5, heard=True, signal="SIGKILL")
-    code, error = end_of(launched[0])
-    assert code == 1, error
-    said = "TrainingError: rank 1 is gone (killed?), last heard of at step 4, waiting for data; all ranks stop, "
-    assert said + "this one at step 4, computing; the same command resumes" in error
-    assert end_of(launched[1])[0] == -signal.SIGKILL
-
-
-FOR_EVER = {"others_sleep_s": 3600, "grace_s": 1, "stall_timeout_s": 1e9}
-"""Ranks that wait in something that notices no other rank's end, as a collective of nccl, without a limit."""
-
-
-def test_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, ranks=3, at=5, heard=True, signal="SIGKILL", **FOR_EVER)
+def test_rank_that_is_killed_ends_the_others_which_say_where_they_were(tmp_path: Path):
+    done = run_small(
+        tmp_path, torchrun=3, signal="SIGKILL", at=5
+    )  # batch 5 is taken before update 4 is made of batch 3
+    assert done.returncode == 1
     for rank in (0, 1):
-        code, error = end_of(launched[rank])
-        assert code == STALLED, error
-        said = "error: rank 2 is gone (killed?), last heard of at step 4, waiting for data; rank "
-        assert said in error
-        assert "step 4, waiting for data. All ranks end; the same command resumes" in error
-    assert end_of(launched[2])[0] == -signal.SIGKILL
+        assert re.search(rf"rank {rank}: (SIGTERM|a collective failed) at step [45], ", done.stderr), done.stderr
+    assert re.search(r"rank +: 2 \(local_rank: 2\)\n +exitcode +: -9 ", done.stderr), "torchrun names the rank"
 
 
 @pytest.mark.sweep
-def test_first_rank_that_is_killed_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
-    """The store lives in its process, and ends with it."""
-    spec = FOR_EVER | {"others_sleep_s": 0, "signal_of_others": "SIGKILL"}
-    launched += start(tmp_path, at=5, sleep_s=3600, heard=True, **spec)
-    assert end_of(launched[0])[0] == -signal.SIGKILL
-    code, error = end_of(launched[1])
-    assert code == STALLED, error
-    said = (
-        "error: rank 0 is gone (killed?), last heard of at step 4, waiting for data; rank 1: step 4, waiting for data. "
-    )
-    assert said + "All ranks end; the same command resumes" in error
+def test_rank_that_waits_for_ever_for_one_that_is_killed_says_where_it_was(tmp_path: Path):
+    """As in a collective of nccl, which notices no other rank's end: torchrun kills it after 30 seconds."""
+    done = run_small(tmp_path, torchrun=2, signal="SIGKILL", at=5, sleep_s=1, others_sleep_s=3600)
+    assert done.returncode == 1
+    assert "rank 0: SIGTERM at step 4, waiting for data\n" in done.stderr
 
 
-@pytest.mark.sweep
-def test_rank_that_ends_with_an_error_is_named_by_ranks_that_wait_for_ever(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, ranks=3, at=2, error="out of memory", in_forward=True, **FOR_EVER)
-    assert "RuntimeError: out of memory" in end_of(launched[2])[1]
-    for rank in (0, 1):
-        code, error = end_of(launched[rank])
-        assert code == STALLED, error
-        assert "error: rank 2 ended at step 2, computing: RuntimeError: out of memory; rank " in error
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.sweep(keep=1)
+def test_rank_that_gets_no_further_ends_with_the_stacks_of_its_threads(tmp_path: Path, ranks: int):
+    done = run_small(tmp_path, torchrun=ranks, at=5, sleep_s=3600, stall_timeout_s=20)
+    assert done.returncode == 1
+    place = f"rank {max(0, ranks - 1)} has got no further for 20 s: step {4 if ranks else 5}, waiting for data"
+    said = f"error: {place}. It ends; the stacks of its threads follow; the same command resumes\n"
+    assert said in done.stderr
+    assert re.search(r"Timeout \(0:00:22\)!\n(.*\n)+.* in happen\n", done.stderr), done.stderr
 
 
-def test_rank_0_knows_which_ranks_have_read_the_verdict(tmp_path: Path):
-    run_ranks(PROGRAM.with_name("told_ranks.py"), tmp_path)
+def test_the_watch_ends_with_the_run():
+    with Watchdog(600, lambda: 7, None) as watchdog:
+        watchdog.at("computing")
+    assert "mmdata-watchdog" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize(("takes_s", "write_s", "last"), [(20, 120, 6), (3600, 3, 4)])
-@pytest.mark.sweep
-def test_a_checkpoint_in_progress_is_written_before_the_end_if_that_does_not_last(
-    tmp_path: Path, launched: list[Any], takes_s: int, write_s: int, last: int
-):
-    late = {"endless_save_of": 6, "save_takes_s": takes_s, "write_s": write_s}
-    launched += start(tmp_path, at=7, sleep_s=1, signal="SIGKILL", **FOR_EVER, **late)
-    code, error = end_of(launched[0])
-    assert code == STALLED, error
-    assert f"; the checkpoint that is being written is waited for, for {write_s} s at most\n" in error
-    assert "error: rank 1 is gone (killed?), last heard of at " in error
-    assert last_state(tmp_path)["step"] == last
-
-
-@pytest.mark.sweep
-def test_rank_that_is_stopped_for_a_while_is_not_gone(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, at=5, sleep_s=0, signal="SIGSTOP", grace_s=1, stall_timeout_s=1e9)
-    stat = Path(f"/proc/{launched[1].pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", program=launched[1])  # it is stopped
-    time.sleep(5)  # longer than the grace, and than a heartbeat takes
-    assert [process.poll() for process in launched] == [None, None]
-    launched[1].send_signal(signal.SIGCONT)
-    assert [end_of(process)[0] for process in launched] == [0, 0]
-
-
-@pytest.mark.sweep
-def test_loader_that_gives_nothing_ends_a_single_process(tmp_path: Path, launched: list[Any]):
-    launched += start(tmp_path, ranks=1, at=5, sleep_s=600, stall_timeout_s=20)
-    code, error = end_of(launched[0])
-    assert code == STALLED, error
-    assert re.search(
-        r"error: rank 0 has got no further for \d+ s \(.*\): step 5, waiting for data. All ranks end", error
-    )
+def test_an_error_that_is_of_no_collective_stays_as_it_is():
+    with pytest.raises(RuntimeError, match=r"^out of memory$"), Watchdog(600, lambda: 7, None):
+        raise RuntimeError("out of memory")
 
 
 def keep_none(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -162,28 +62,25 @@ def keep_none(scores: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     return torch.zeros_like(negatives)
 
 
-@pytest.fixture
-def no_end_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short limits of what is learned: the same limit of a position would end pytest where a step takes longer."""
-    monkeypatch.setattr(Watchdog, "_judge", lambda self, timeout_s: "")
-    monkeypatch.setattr("mmdata.train.run.trainer.STALL_TIMEOUT_S", 0.5)
+def spoil_rows(number: int, batch: Any) -> None:
+    batch["valid"].zero_()
 
 
-@pytest.mark.usefixtures("no_end_of_this_process")
-def test_miner_that_passes_nothing_ends_the_run(tmp_path: Path):
-    miner = {"name": "user", "target": f"{__name__}:keep_none"}
-    trainer = make_trainer(tmp_path, miner=miner, steps=10**6, log_every_steps=10**6)
-    said = r"step \d+: loss and gradient have been exactly 0 for .*\(on rank 0 8 of 8 are\), or no negative passes"
-    with pytest.raises(TrainingError, match=said):
+@pytest.mark.parametrize(
+    ("settings", "spoil"),
+    [({"miner": {"name": "user", "target": f"{__name__}:keep_none"}}, None), ({}, spoil_rows)],
+    ids=["miner", "rows"],
+)
+def test_run_that_learns_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any, spoil: Any):
+    monkeypatch.setattr(meter, "STILL_MOST", 6)
+    assert make_trainer(tmp_path / "short", steps=3, **settings).run() == 0
+    trainer = make_trainer(tmp_path / "long", steps=10**6, log_every_steps=10**6, **settings)
+    if spoil:
+        trainer.source.spoil = spoil
+    said = "loss and gradient have been exactly 0 for 6 updates: no row is valid, or no negative passes train.miner, "
+    with pytest.raises(TrainingError, match=f"^{said}train.teacher and the masks; loosen them$"):
         trainer.run()
-
-
-@pytest.mark.usefixtures("no_end_of_this_process")
-def test_batches_without_a_valid_row_end_the_run(tmp_path: Path):
-    trainer = make_trainer(tmp_path, steps=10**6, log_every_steps=10**6)
-    trainer.source.spoil = lambda number, batch: batch["valid"].zero_()
-    with pytest.raises(TrainingError, match=r"no row is valid \(on rank 0 0 of 8 are\), or no negative passes"):
-        trainer.run()
+    assert trainer.step == 6
 
 
 def test_run_that_learns_nothing_says_so_once_at_a_log_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -193,23 +90,6 @@ def test_run_that_learns_nothing_says_so_once_at_a_log_line(tmp_path: Path, caps
     assert trainer.run() == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "exactly 0" in line]
     assert said == [
-        "loss and gradient are exactly 0 since step 4: no row is valid, or no negative passes train.miner, "
-        "train.teacher and the masks; the run ends after 600 s of it"
+        "loss and gradient of the last 4 updates are exactly 0: no row is valid, or no negative passes train.miner, "
+        "train.teacher and the masks; the run ends after 1,000 of them"
     ]
-
-
-def test_a_few_updates_without_negatives_are_no_error(tmp_path: Path):
-    miner = {"name": "user", "target": f"{__name__}:keep_none"}
-    assert make_trainer(tmp_path, miner=miner, steps=3).run() == 0
-
-
-def test_positions_order_by_step_then_by_what_comes_first():
-    positions = [
-        RankPosition(2, "computing"),
-        RankPosition(3, "waiting for data"),
-        RankPosition(3, "waiting for the other ranks"),
-        RankPosition(3, "computing"),
-    ]
-    shuffled = [positions[i] for i in (2, 0, 3, 1)]
-    assert sorted(shuffled, key=RankPosition.order) == positions
-    assert RankPosition(3, "evaluating").order() == RankPosition(3, "computing").order()

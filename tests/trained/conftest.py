@@ -17,7 +17,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.recognize import CHECKPOINTS
 from mmdata.text.tokenizer import Tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.run.checkpoint import save_checkpoint
+from mmdata.train.run.checkpoint import Share, save_checkpoint
 from mmdata.trained.carried import keep_classes
 from tests.conftest import make_photo
 
@@ -68,7 +68,7 @@ def write_run(folder: Path, photos: Path, model: dict[str, Any], **data: Any) ->
         for parameter in encoder.parameters():
             parameter += 0.02 * torch.randn_like(parameter) * (parameter.ndim > 0)
     state = {"step": 3, "epoch": 1, "settings": config.model_dump(mode="json"), "model": encoder.state_dict()}
-    save_checkpoint(folder / CHECKPOINTS, {**state, "total_steps": 3}, keep=2)
+    save_checkpoint(folder / CHECKPOINTS, Share.of({**state, "total_steps": 3}), keep=2)
     keep_classes(folder, ["dog", "cat"])
     return folder
 

@@ -223,7 +223,7 @@ def test_export_program_says_how_to_load_the_folder(
     words = ["export", str(make_run(pretrained(clip=CLIP))), "exports/photos", "--to", "transformers"]
     assert cli.main(words) == 0
     said, _, code = capsys.readouterr().out.partition("\n\n")
-    assert re.search(r"step-0000000003.pt → exports/photos \(CLIPModel, 0.1 MB\); to load it:$", said)
+    assert re.search(r"step-0000000003 → exports/photos \(CLIPModel, 0.1 MB\); to load it:$", said)
     Image.open(photos / "raw" / "00.jpg").save("photo.jpg")
     exec(code, {})
     assert re.fullmatch(r"tensor\(\[\[.*, .*\]\], grad_fn=<.*>\)\n", capsys.readouterr().out)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 
@@ -259,15 +258,6 @@ def test_load_run_names_what_is_no_run(make_run: MakeRun, photos: Path, tmp_path
     ):
         with pytest.raises(DataError, match=f"^'{given}': {said}"):
             mmdata.load_run(given)
-
-
-def test_load_run_never_repeats_torchs_advice(tmp_path: Path):
-    torch.save({"format": 1, "model": Path("x")}, tmp_path / "a.pt")
-    (tmp_path / "b.pkl").write_bytes(pickle.dumps({"a": Path("x")}))
-    for name, said in (("a.pt", "it holds Python objects, which could run code"), ("b.pkl", "not a zip file")):
-        with pytest.raises(DataError, match=said) as caught:
-            mmdata.load_run(tmp_path / name)
-        assert "weights_only" not in str(caught.value)
 
 
 def test_evaluate_takes_a_set_with_one_image_a_pair(

@@ -3,7 +3,7 @@
     mmdata evaluate runs/scenes
     mmdata evaluate runs/scenes data.decode=exact data.loading.num_workers=2
     mmdata evaluate runs/scenes --pairs data/scenes/raw/test/pairs.jsonl
-    mmdata evaluate runs/scenes/checkpoints/step-0000001000.pt --shards shards/other --classes classes.json
+    mmdata evaluate runs/scenes/checkpoints/step-0000001000 --shards shards/other --classes classes.json
     torchrun --nproc-per-node 8 -m mmdata evaluate runs/scenes
 
 classes.json: {"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}; label 0 is the first class.
@@ -29,7 +29,7 @@ COMPOSITIONAL = {"accuracy": 0.5, "text": 0.25, "image": 0.25, "group": 1 / 6}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
+    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="data.decode or a setting of data.loading"
     )
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.config.corpus import ValConfig, val_in_words
     from mmdata.train.evaluation.prompts import read_classes
     from mmdata.train.ranks import collectives
-    from mmdata.train.run.trainer import EVALUATION
+    from mmdata.train.run.report import EVALUATION
     from mmdata.trained import TrainedRun
     from mmdata.trained.evaluation import evaluate_shards, named_classes, with_settings
     from mmdata.trained.pairs import read_pairs, score_pairs

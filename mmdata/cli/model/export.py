@@ -17,7 +17,7 @@ from mmdata.errors import printable
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint file")
+    parser.add_argument("run", type=Path, metavar="RUN_OR_CHECKPOINT", help="folder of a run, or one checkpoint")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
     parser.add_argument("--to", choices=("transformers",), default="transformers", help="default: transformers")
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mmdata.batch import Batch, CaptionBatch
 from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.keys import check_keys
-from mmdata.train.prefetch import copied_ahead
+from mmdata.train.prefetch import copied
 from mmdata.train.ranks import collectives
-from mmdata.train.ranks.lockstep import gather, in_lockstep
+from mmdata.train.ranks.lockstep import Lockstep, gather
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def embed(
         return batch
 
     # By map, as the variable of a generator would keep a batch's memory in use.
-    for on_cpu, batch in copied_ahead(in_lockstep(map(noted, batches), group), device):
+    for on_cpu, batch in copied(Lockstep(group, ahead=False).batches(map(noted, batches)), device):
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
             features = _features_of(model, batch)
         # Rows that are not valid stay in until the end: to index with a mask, the host waits for the device.

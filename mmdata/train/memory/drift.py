@@ -5,8 +5,6 @@ They are sound negatives only as long as both lie in one space.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,17 +13,6 @@ from mmdata.batch import Batch
 from mmdata.train.memory.ema import embed
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import collectives
-
-DRIFTED = 0.9
-"""Cosine below which the log says so."""
-
-
-class _Probe(NamedTuple):
-    """A batch of the queue: the rows themselves, the features that the queue took, and the updates before them."""
-
-    batch: Batch
-    features: DualEncoderOutput
-    step: int
 
 
 class QueueDrift:
@@ -51,14 +38,13 @@ class QueueDrift:
     ) -> None:
         self.rows, self.after_steps = rows, after_steps
         self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
-        self._probe: _Probe | None = None
+        self._kept: tuple[Batch, DualEncoderOutput, int] | None = None
         self._measured: dict[str, float] = {}
-        self._is_said = False
 
     def keep(self, features: DualEncoderOutput, batch: Batch, step: int) -> None:
         """Take a batch that goes into the queue, `step` updates having been made before its own."""
-        if self._probe is None and step >= self.after_steps and step % self._depth(batch) == 0:
-            self._probe = _Probe(batch, features, step)
+        if self._kept is None and step >= self.after_steps and step % self._depth(batch) == 0:
+            self._kept = batch, features, step
 
     def telemetry(self) -> dict[str, float]:
         """What was measured last, and not told yet; empty if nothing was.
@@ -76,37 +62,23 @@ class QueueDrift:
             model: not wrapped in DDP; put into eval mode and back.
             step: the same on all ranks.
         """
-        probe = self._probe
-        if probe is None or step - probe.step < self._depth(probe.batch):
+        if self._kept is None or step - self._kept[2] < self._depth(self._kept[0]):
             return
-        self._probe, was_training = None, model.training
+        (batch, before, age), self._kept = self._kept, None
+        was_training = model.training
         model.eval()
         # Else compiled blocks would be compiled once more, for a forward without a graph.
         with torch.compiler.set_stance("force_eager"):
-            now = embed(model, probe.batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
+            now = embed(model, batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
         model.train(was_training)
-        cosines = [
-            F.cosine_similarity(before.float(), after.float())
-            for before, after in zip(probe.features[:2], now[:2], strict=True)
-        ]
-        cosine = torch.stack(cosines).mean(0)
-        counted = probe.batch["valid"] & cosine.isfinite()  # the queue masks what is not finite, too
+        cosine = torch.stack(
+            [F.cosine_similarity(old.float(), new.float()) for old, new in zip(before[:2], now[:2], strict=True)]
+        ).mean(0)
+        counted = batch["valid"] & cosine.isfinite()  # the queue masks what is not finite, too
         sums = torch.stack([cosine.where(counted, 0.0).sum(), counted.sum()])
         total, count = collectives.all_reduce_sum(sums).tolist()
         if count:
-            self._measured = {"oldest_age_steps": step - probe.step, "oldest_similarity": total / count}
-
-    def explain(self, measured: dict[str, float]) -> str:
-        """A line for the log where the features have drifted; "" where they have not, and after the first time."""
-        similarity = measured.get("oldest_similarity", 1.0)
-        if similarity >= DRIFTED or self._is_said:
-            return ""
-        self._is_said = True
-        return (
-            f"queue: features {measured['oldest_age_steps']:.0f} steps old have a cosine of {similarity:.2f} with "
-            "those that the model makes of the same rows now: such negatives pull it away; a lower train.lr, fewer "
-            "train.queue, or train.teacher keep them together (docs/mine.md)"
-        )
+            self._measured = {"oldest_age_steps": step - age, "oldest_similarity": total / count}
 
     def _depth(self, batch: Batch) -> int:
         """Steps after which a batch has left the queue."""

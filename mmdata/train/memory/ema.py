@@ -6,27 +6,26 @@ import copy
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mmdata.batch import Batch
-from mmdata.config import TrainConfig
 from mmdata.config.train import TeacherConfig
 from mmdata.train import miners
+from mmdata.train.batches import split
 from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.precision import AUTOCAST, choose_precision
 from mmdata.train.ranks import sharding
-from mmdata.train.step import split
 
 
 class EMA:
     """A copy of a model whose weights are a moving average of the model's; the same on all ranks.
 
+    Where the model is sharded (FSDP2), so is the copy, and each rank averages its shares.
+
     Args:
         model: not wrapped in DDP; the copy starts with its weights, in eval mode.
         config: how fast it follows, and its margin.
-        after_steps: updates before it leaves out negatives.
         micro_batch_size: rows per forward; None: all at once.
         autocast_dtype: of the forward; None: that of the weights.
 
@@ -38,63 +37,38 @@ class EMA:
         model: nn.Module,
         config: TeacherConfig,
         *,
-        after_steps: int = 0,
         micro_batch_size: int | None = None,
         autocast_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.config = config
-        self.after_steps = after_steps
         self.micro_batch_size, self.autocast_dtype = micro_batch_size, autocast_dtype
 
-    @classmethod
-    def from_config(cls, model: nn.Module, config: TrainConfig) -> EMA | None:
-        """The teacher of a configuration, or None."""
-        if config.teacher is None:
-            return None
-        device = next(model.parameters()).device
-        autocast_dtype = AUTOCAST[choose_precision(config.precision, device)]
-        return cls(
-            model,
-            config.teacher,
-            after_steps=config.mining_after_steps,
-            micro_batch_size=config.micro_batch_size,
-            autocast_dtype=autocast_dtype,
-        )
+    def shard(self, device: torch.device) -> None:
+        """Share the weights out over the ranks (FSDP2), as `sharding.shard` does with the model's. A collective."""
+        sharding.shard(self.model, device, autocast_dtype=self.autocast_dtype)
+        cast(Any, self.model).set_reshard_after_forward(True)  # also the root's: `update` takes the shares
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """After an update of the model: average = decay · average + (1 - decay) · weights; buffers are copied."""
-        average = get_ema_multi_avg_fn(self.config.decay)
-        own, new = list(self.model.parameters()), list(model.parameters())
-        if any(isinstance(parameter, DTensor) for parameter in new):  # one whole tensor in memory at a time
-            for ours, share in zip(own, new, strict=True):
-                average([ours], [sharding.whole(share)], 0)
-        else:
-            average(cast(Any, own), cast(Any, new), 0)
-        for own, new in zip(self.model.buffers(), model.buffers(), strict=True):
-            own.copy_(new)
+        own, new = ([_local(parameter) for parameter in each.parameters()] for each in (self.model, model))
+        get_ema_multi_avg_fn(self.config.decay)(own, new, 0)
+        for ours, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
+            ours.copy_(theirs)
 
     def embed(self, batch: Batch) -> DualEncoderOutput:
         """The average's features of this rank's rows, see `embed`."""
         return embed(self.model, batch, micro_batch_size=self.micro_batch_size, autocast_dtype=self.autocast_dtype)
 
-    def masks_at(self, step: int) -> bool:
-        """Whether the teacher leaves out negatives in the update after `step` updates."""
-        return self.config.margin is not None and step >= self.after_steps
+    def teacher_mask(self, features: DualEncoderOutput) -> miners.TeacherMask | None:
+        """The false negatives in the global batch, from what `embed` made of this rank's rows; None without a margin.
 
-    @torch.no_grad()
-    def teacher_mask(
-        self, batch: Batch, step: int, features: DualEncoderOutput | None = None
-    ) -> miners.TeacherMask | None:
-        """The teacher's false negatives in the global batch, from this rank's rows; None where it leaves out none.
-
-        A collective; costs a forward pass, unless `features` are what `embed` gave.
+        A collective.
         """
-        if self.config.margin is None or not self.masks_at(step):
+        if self.config.margin is None:
             return None
-        images, texts = (features or self.embed(batch))[:2]
-        return miners.TeacherMask.gather(images, texts, self.config.margin)
+        return miners.TeacherMask.gather(features.image_features, features.text_features, self.config.margin)
 
     def state_dict(self) -> dict[str, Any]:
         """The average's weights."""
@@ -103,6 +77,11 @@ class EMA:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.model.load_state_dict(state)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 @torch.no_grad()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from mmdata.batch import Batch
@@ -24,11 +25,10 @@ from mmdata.train.memory.neighbours import FeatureSide, side_features
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.prefetch import HostCopy
 from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import on_first
 
 FEATURES = "features.npy"
 STEPS = "features.steps.npy"
-AGES = 20
-"""Similarities are summed separately for ages of 1, 2 and 3, 4 to 7, … steps; this is the number of such sums."""
 NEVER_WRITTEN = -1
 BEING_WRITTEN = -2
 """Stands in `features.steps.npy` while a row's features are copied; only a kill leaves it there."""
@@ -40,8 +40,7 @@ class FeatureCache:
     A row that was never written is zeros, and its step is -1. `mmdata neighbours --features` gives such rows no group.
 
     After a kill the files may be ahead of the checkpoint. The resumed run makes the same steps and writes the same rows
-    again. Until then those rows are not compared with their new features, so `telemetry` counts fewer rewritten rows
-    than an undisturbed run; the files end with the same bytes.
+    again; until then `telemetry` does not compare those rows with their new features.
 
     Args:
         folder: of the files.
@@ -50,40 +49,28 @@ class FeatureCache:
         trained: how many of the rows are trained on; None: all.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rows: int,
-        *,
-        side: FeatureSide = "pair",
-        trained: int | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, rows: int, *, side: FeatureSide = "pair", trained: int | None = None) -> None:
         self.folder, self.rows = folder, rows
         self.side: FeatureSide = side
         self.trained = rows if trained is None else trained
-        self.note = ""
-        """What resuming found in the files, for the log."""
-        self._files: _Files | None = None
-        self._pending: _PendingBatch | None = None
-        self._counts, self._sums = np.zeros(AGES, dtype=np.int64), np.zeros(AGES)
+        self._files: tuple[np.memmap[Any, Any], np.memmap[Any, Any]] | None = None  # features and steps
+        self._pending: tuple[HostCopy, int] | None = None  # rows and features of a batch, and its step
+        self._rewritten, self._similarity = 0, 0.0
 
     @classmethod
-    def from_config(cls, side: FeatureSide | None, batches: Batches, folder: Path) -> FeatureCache | None:
-        """The cache of a configuration, or None.
+    def of_loader(cls, side: FeatureSide, batches: Batches, folder: Path) -> FeatureCache:
+        """The cache of a loader's rows.
 
         Raises:
             ConfigError: the batches are of no index.
         """
-        if side is None:
-            return None
         extras = LoaderExtras.of(batches)
-        index = extras.index
-        if index is None:
+        if extras.index is None:
             raise ConfigError(
                 f"train.feature_cache: {type(batches).__name__} has no index, whose rows the cache has one row for "
                 "each: leave it out, or train from indexed shards"
             )
-        return cls(folder, len(index), side=side, trained=extras.num_rows)
+        return cls(folder, len(extras.index), side=side, trained=extras.num_rows)
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
@@ -99,7 +86,7 @@ class FeatureCache:
         rows, features = collectives.gather(rows), collectives.gather(features.half())
         if collectives.rank() == 0:
             self._write()
-            self._pending = _PendingBatch(HostCopy(rows, features), step)
+            self._pending = HostCopy(rows, features), step
 
     def telemetry(self, step: int) -> dict[str, float | list[float]]:
         """Describe the cache after `step` updates, and the rows rewritten since the last call; empty except on rank 0.
@@ -109,25 +96,20 @@ class FeatureCache:
             age_steps_mean, age_steps_max: updates since a row was written, over the written rows.
             rewritten: number of rows written again.
             similarity: mean cosine of their old and new features; the drift is 1 minus it.
-            similarity_by_age: the same for old features of age 1, 2 and 3, 4 to 7, … steps.
         """
         self._write()
         if self._files is None:
             return {}
-        steps = self._files.steps
+        steps = self._files[1]
         ages = np.maximum(step - steps[steps >= 0].astype(np.int64), 0)  # below 0: a killed run wrote the row later
-        with np.errstate(invalid="ignore"):
-            by_age: list[float] = (self._sums / self._counts).tolist()
-        rewritten = int(self._counts.sum())
-        similarity = float(self._sums.sum()) / rewritten if rewritten else math.nan
-        self._counts[:], self._sums[:] = 0, 0.0
+        rewritten, similarity = self._rewritten, self._similarity
+        self._rewritten, self._similarity = 0, 0.0
         return {
             "never_written_share": 1 - len(ages) / max(1, self.trained),
             "age_steps_mean": float(ages.mean()) if len(ages) else math.nan,
-            "age_steps_max": int(ages.max()) if len(ages) else math.nan,
+            "age_steps_max": int(ages.max(initial=0)),
             "rewritten": rewritten,
-            "similarity": similarity,
-            "similarity_by_age": by_age,
+            "similarity": similarity / rewritten if rewritten else math.nan,
         }
 
     def features(self) -> NDArray[np.float16]:
@@ -139,126 +121,81 @@ class FeatureCache:
         self._write()
         if self._files is None:
             raise TrainingError("feature cache: no batch of it has been written")
-        return self._files.features
+        return self._files[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums that `telemetry` has not reported yet; the files are synced and stay where they are."""
+        """The number of columns, None before the first batch. The files are synced and stay where they are."""
         self._write()
-        if self._files is None:
-            return {"width": None}
-        self._files.sync()
-        return {
-            "width": self._files.features.shape[1],
-            "counts": self._counts.tolist(),
-            "sums": self._sums.tolist(),
-        }
+        for file in self._files or ():
+            file.flush()
+        return {"width": self._files and self._files[0].shape[1]}
 
-    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Go on with the files as they are; `state` was taken after `step` updates.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the files as they are. A collective.
 
         Raises:
-            DataError: they are missing, or of another shape.
+            DataError: they are missing, or of another shape; on all ranks.
         """
-        if collectives.rank() != 0 or state["width"] is None:
-            return
-        self._files = _Files.open(self.folder, self.rows, state["width"])
-        self._counts, self._sums = np.array(state["counts"], dtype=np.int64), np.array(state["sums"])
-        if ahead := int((self._files.steps >= step).sum()):
-            self.note = (
-                f"feature cache: {ahead} rows are of steps from {step} on, later than the checkpoint; they are "
-                "compared with new features once this run has written them again"
-            )
+        on_first(lambda: state["width"] is None or self.open(state["width"]), collectives.cpu_group())
 
-    def _write(self) -> None:
-        """Write the pending batch, whose copy from the device is done by now."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        rows, features = pending.read()
-        if self._files is None:
-            self._files = _Files.create(self.folder, self.rows, features.shape[1])
-        self._compare(rows, features, pending.step)
-        self._files.write(rows, features, pending.step)
-
-    def _compare(self, rows: NDArray[np.int64], features: NDArray[np.float16], step: int) -> None:
-        """Add the similarity of old and new features to the sums, except for rows that a killed run wrote later."""
-        assert self._files is not None
-        written = self._files.steps[rows]
-        known = (written >= 0) & (written < step)
-        old = self._files.features[rows[known]].astype(np.float32)
-        ages = np.log2(step - written[known]).astype(np.int64).clip(max=AGES - 1)
-        np.add.at(self._counts, ages, 1)
-        np.add.at(self._sums, ages, _cosines(old, features[known].astype(np.float32)))
-
-
-class _PendingBatch(NamedTuple):
-    """A batch on its way from the device: rows int64 (N,), -1 where there is none, and features float16 (N, D)."""
-
-    rows_and_features: HostCopy
-    step: int
-
-    def read(self) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """Each row once, in rising order; of a row that came twice, the last features."""
-        rows, features = (copied.numpy()[::-1] for copied in self.rows_and_features.read())
-        unique, first = np.unique(rows, return_index=True)
-        exists = unique >= 0
-        return unique[exists], features[first[exists]]
-
-
-class _Files:
-    """The two files, mapped into memory."""
-
-    def __init__(self, features: np.memmap[Any, Any], steps: np.memmap[Any, Any]) -> None:
-        self.features, self.steps = features, steps
-
-    @classmethod
-    def create(cls, folder: Path, rows: int, width: int) -> _Files:
-        """Files without a written row. They replace those of a run that ended before its first checkpoint."""
-        folder.mkdir(parents=True, exist_ok=True)
-        features = np.lib.format.open_memmap(folder / FEATURES, mode="w+", dtype="<f2", shape=(rows, width))
-        steps = np.lib.format.open_memmap(folder / STEPS, mode="w+", dtype="<i4", shape=(rows,))
+    def create(self, width: int) -> None:
+        """Make files without a written row. They replace those of a run that ended before its first checkpoint."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        features = np.lib.format.open_memmap(self.folder / FEATURES, mode="w+", dtype="<f2", shape=(self.rows, width))
+        steps = np.lib.format.open_memmap(self.folder / STEPS, mode="w+", dtype="<i4", shape=(self.rows,))
         for name in (FEATURES, STEPS):
-            _allocate(folder / name)
+            _allocate(self.folder / name)
         steps[:] = NEVER_WRITTEN
-        return cls(features, steps)
+        self._files = features, steps
 
-    @classmethod
-    def open(cls, folder: Path, rows: int, width: int) -> _Files:
+    def open(self, width: int) -> None:
+        """Map the files that an earlier process has written."""
         try:
-            features = np.lib.format.open_memmap(folder / FEATURES, mode="r+")
-            steps = np.lib.format.open_memmap(folder / STEPS, mode="r+")
+            features = np.lib.format.open_memmap(self.folder / FEATURES, mode="r+")
+            steps = np.lib.format.open_memmap(self.folder / STEPS, mode="r+")
         except (OSError, ValueError) as error:
             raise DataError(
-                f"feature cache '{folder}': the checkpoint has one, and it cannot be read ({error}); put {FEATURES} "
-                f"and {STEPS} back, or give another train.output to start anew"
+                f"feature cache '{self.folder}': the checkpoint has one, and it cannot be read ({error}); put "
+                f"{FEATURES} and {STEPS} back, or give another train.output to start anew"
             ) from error
-        if (features.shape, features.dtype, steps.shape) != ((rows, width), np.float16, (rows,)):
+        if (features.shape, features.dtype, steps.shape) != ((self.rows, width), np.float16, (self.rows,)):
             raise DataError(
-                f"feature cache '{folder / FEATURES}': {features.dtype} {features.shape} with steps {steps.shape}, "
-                f"expected float16 ({rows}, {width}): it is of another run; give another train.output to start anew"
+                f"feature cache '{self.folder / FEATURES}': {features.dtype} {features.shape} with steps "
+                f"{steps.shape}, expected float16 ({self.rows}, {width}): it is of another run; give another "
+                "train.output to start anew"
             )
         # A kill in the middle of a copy leaves rows that are half old and half new.
         torn = steps == BEING_WRITTEN
         features[torn], steps[torn] = 0.0, NEVER_WRITTEN
-        return cls(features, steps)
+        self._files = features, steps
 
-    def write(self, rows: NDArray[np.int64], features: NDArray[np.float16], step: int) -> None:
+    def write(self, rows: NDArray[np.int64], new: NDArray[np.float16], step: int) -> None:
+        """Write features (n, D) of different rows (n,), and compare them with those that they replace."""
+        if self._files is None:
+            self.create(new.shape[1])
+        assert self._files is not None
+        features, steps = self._files
+        known = (steps[rows] >= 0) & (steps[rows] < step)  # later steps: written before a kill
+        old, again = torch.from_numpy(features[rows[known]]), torch.from_numpy(new[known])
+        self._rewritten += len(old)
+        self._similarity += float(F.cosine_similarity(old.float(), again.float()).sum())
         # A killed process leaves its stores in the order in which it made them: a row with a step is whole.
-        self.steps[rows] = BEING_WRITTEN
-        self.features[rows] = features
-        self.steps[rows] = step
+        steps[rows] = BEING_WRITTEN
+        features[rows] = new
+        steps[rows] = step
 
-    def sync(self) -> None:
-        self.features.flush()
-        self.steps.flush()
+    def _write(self) -> None:
+        """Write the pending batch, whose copy from the device is done by now."""
+        if self._pending is None:
+            return
+        (copy, step), self._pending = self._pending, None
+        rows, features = (copied.numpy()[::-1] for copied in copy.read())
+        unique, last = np.unique(rows, return_index=True)  # of a row that came twice, the last features
+        exists = unique >= 0
+        self.write(unique[exists], features[last[exists]], step)
 
 
 def _allocate(path: Path) -> None:
     """Take the disk space of a mapped file now: a later store to a page that finds none kills the process (SIGBUS)."""
     with naming(path), path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
-def _cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    return np.einsum("nd,nd->n", one, other) / np.maximum(lengths, np.float32(1e-12))

@@ -7,7 +7,6 @@ similarities and one block of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +27,11 @@ SAMPLE_ROWS = 4096
 """Rows that decide where a cell is cut."""
 LLOYD_STEPS = 10
 """Steps of k-means on that sample, after which the two means hardly move."""
+_APART = -4.0
+"""Added to the cosine of two rows that may not stand together: it is then below that of any two that may."""
+
+_Unit = Callable[[Tensor], Tensor]
+"""The features of rows int64 (n,), float32 (n, D) and L2-normalised, on the device."""
 
 
 def group_neighbours(
@@ -73,23 +77,25 @@ def group_neighbours(
     features = torch.as_tensor(features)
     if features.ndim != 2 or not features.is_floating_point():
         raise ValueError(f"features must be float (rows, dimensions): got {features.dtype} {tuple(features.shape)}")
-    space = _Space(features, torch.device(device or features.device))
-    generator = torch.Generator().manual_seed(seed)
-    left = space.usable()
+    keys = torch.empty(len(features), 0, dtype=torch.int64) if same is None else torch.as_tensor(same)
+    if keys.ndim != 2 or len(keys) != len(features) or keys.dtype != torch.int64:
+        raise ValueError(f"same must be int64 ({len(features):,}, K): got {keys.dtype} {tuple(keys.shape)}")
+    lengths = torch.cat([block.float().norm(dim=1) for block in features.split(BLOCK_ROWS)]).cpu()
+    left = (lengths.isfinite() & (lengths > 0)).nonzero().squeeze(1)  # (n,), rising
     if not 2 <= size <= len(left):
         raise ValueError(
             f"groups of {size} rows: the size must be 2 to {len(left)}, "
             "the rows with features (finite, and not all zero)"
         )
-    apart = _Apart(_checked_same(same, len(features)), max_similarity)
+    unit, generator = _unit(features, device), torch.Generator().manual_seed(seed)
     cell_rows = max(cell_rows, 4 * size)
     groups = torch.full((len(features),), -1)
     made = 0
     while len(left) >= size:
         last = len(left) <= cell_rows
         found: list[tuple[Tensor, Tensor]] = []
-        for rows in _cells(space, left, size, cell_rows, generator):
-            found.append(_group_cell(space, rows, size, apart))
+        for rows in _cells(unit, left, size, cell_rows, generator):
+            found.append(_group_cell(unit(rows), rows, size, keys[rows], max_similarity))
             if on_cell:
                 on_cell(len(rows))
         members = torch.cat([rows for rows, _ in found])  # (groups, size)
@@ -128,21 +134,18 @@ def mean_similarity(
     check_keys("groups", groups)
     if not bool((groups >= 0).any()):
         raise ValueError("mean similarity of 0 groups: no row is in a group")
-    features = torch.as_tensor(features)
-    space = _Space(features, torch.device(device or features.device))
+    unit = _unit(torch.as_tensor(features), device)
     rows = groups.argsort(stable=True)[int((groups < 0).sum()) :]
     members = rows.reshape(int(groups.max()) + 1, -1)  # (groups, size)
     generator = torch.Generator().manual_seed(seed)
     members = members[torch.randperm(len(members), generator=generator)[:sample_groups]]
     shuffled = members.flatten()[torch.randperm(members.numel(), generator=generator)].reshape(members.shape)
-    block = max(1, BLOCK_ROWS // members.shape[1])
-    near, random = (
-        torch.cat(
-            [_closeness(space.unit(part.flatten()).reshape(*part.shape, -1)) for part in groups_of_rows.split(block)]
-        )
-        for groups_of_rows in (members, shuffled)
-    )
-    return float(near.mean()), float(random.mean())
+
+    def mean(groups_of_rows: Tensor) -> float:
+        blocks = groups_of_rows.split(max(1, BLOCK_ROWS // members.shape[1]))
+        return float(torch.cat([_closeness(unit(rows)) for rows in blocks]).mean())
+
+    return mean(members), mean(shuffled)
 
 
 @torch.no_grad()
@@ -173,38 +176,25 @@ def side_features(image: Tensor, text: Tensor, side: FeatureSide) -> Tensor:
     return F.normalize({"pair": image + text, "image": image, "text": text}[side], dim=1)
 
 
-@dataclass(frozen=True)
-class _Space:
-    """Features (N, D), and the device on which their rows are used."""
-
-    features: Tensor
-    device: torch.device
-
-    def unit(self, rows: Tensor) -> Tensor:
-        """float32 (n, D), L2-normalised."""
-        return F.normalize(self.features[rows.to(self.features.device)].to(self.device).float(), dim=1)
-
-    def usable(self) -> Tensor:
-        """int64 (n,), rising: the rows that have a direction."""
-        norms = torch.cat(
-            [block.to(self.device).float().norm(dim=1).cpu() for block in self.features.split(BLOCK_ROWS)]
-        )
-        return (norms.isfinite() & (norms > 0)).nonzero().squeeze(1)
+def _unit(features: Tensor, device: torch.device | str | None) -> _Unit:
+    """Gives features of rows (…), as (…, D)."""
+    there = torch.device(device or features.device)
+    return lambda rows: F.normalize(features[rows.to(features.device)].to(there).float(), dim=-1)
 
 
-def _cells(space: _Space, rows: Tensor, size: int, cell_rows: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _cells(unit: _Unit, rows: Tensor, size: int, cell_rows: int, generator: torch.Generator) -> Iterator[Tensor]:
     """The leaves of a tree over `rows`; all but one have a multiple of `size` rows."""
     if len(rows) <= cell_rows:
         yield rows
         return
     sample = rows[torch.randint(len(rows), (SAMPLE_ROWS,), generator=generator)]
-    across = _two_means(space.unit(sample))  # (D,)
-    score = torch.cat([(space.unit(block) @ across).cpu() for block in rows.split(BLOCK_ROWS)])
+    across = _two_means(unit(sample))  # (D,)
+    score = torch.cat([(unit(block) @ across).cpu() for block in rows.split(BLOCK_ROWS)])
     order = score.argsort(stable=True)
     half = len(rows) // 2 // size * size
     for side in (order[:half], order[half:]):
         # rising row numbers: a mapped file is read from front to back
-        yield from _cells(space, rows[side.sort().values], size, cell_rows, generator)
+        yield from _cells(unit, rows[side.sort().values], size, cell_rows, generator)
 
 
 def _two_means(sample: Tensor) -> Tensor:
@@ -217,77 +207,46 @@ def _two_means(sample: Tensor) -> Tensor:
     return means[1] - means[0]
 
 
-@dataclass(frozen=True)
-class _Apart:
-    """Which rows may not stand in one group.
+def _group_cell(
+    features: Tensor, rows: Tensor, size: int, keys: Tensor, max_similarity: float | None
+) -> tuple[Tensor, Tensor]:
+    """Groups of a cell, int64 (at most n // size, size), and how close the rows of each are, float (groups,).
 
-    Attributes:
-        same: int64 (N, K); rows that are equal in one of the K.
-        max_similarity: rows above this cosine; None: none.
+    Args:
+        features: (n, D), L2-normalised.
+        rows: int64 (n,), their numbers.
+        size: of a group.
+        keys: int64 (n, K); rows that are equal in one of the K may not stand together.
+        max_similarity: nor may rows above this cosine; None: they may.
     """
-
-    same: Tensor | None
-    max_similarity: float | None
-
-    def pairs(self, rows: Tensor, similarity: Tensor) -> Tensor | None:
-        """bool (n, n) for n rows of a cosine (n, n); None if all may stand together."""
-        found = torch.zeros_like(similarity, dtype=torch.bool)
-        for keys in () if self.same is None else self.same[rows].T:
-            found |= keys.unsqueeze(0) == keys.unsqueeze(1)
-        if self.max_similarity is not None:
-            found |= similarity > self.max_similarity
-        found.fill_diagonal_(False)
-        return found if bool(found.any()) else None
-
-
-def _checked_same(same: Tensor | NDArray[np.int64] | None, rows: int) -> Tensor | None:
-    if same is None:
-        return None
-    same = torch.as_tensor(same)
-    if same.ndim != 2 or len(same) != rows or same.dtype != torch.int64:
-        raise ValueError(f"same must be int64 ({rows:,}, K): got {same.dtype} {tuple(same.shape)}")
-    return same
-
-
-_TAKEN = -4.0  # added to similarities: puts a row in a group, or one that may not join it, below every free row
-
-
-def _group_cell(space: _Space, rows: Tensor, size: int, apart: _Apart) -> tuple[Tensor, Tensor]:
-    """Groups of a cell, int64 (at most n // size, size), and how close the rows of each are, float (groups,)."""
-    features = space.unit(rows)
     similarity = (features @ features.T).cpu()
-    not_together = apart.pairs(rows, similarity)
-    if not_together is not None:
-        similarity += _TAKEN * not_together
-    similarity.fill_diagonal_(-2)  # a cosine is -1 or more
+    apart = (keys.unsqueeze(0) == keys.unsqueeze(1)).any(2)  # (n, n)
+    if max_similarity is not None:
+        apart |= similarity > max_similarity
+    apart.fill_diagonal_(True)
+    similarity += _APART * apart
     closest = similarity.topk(size - 1, dim=1).values.mean(1).argsort(descending=True, stable=True)
     taken = torch.zeros(len(rows))
     members: list[list[int]] = []
     for row in closest.tolist():
         if len(members) == len(rows) // size:
             break
-        if taken[row] == 0:
-            nearest = similarity[row] + taken
-            if not_together is None:
-                group = [row, *nearest.topk(size - 1).indices.tolist()]
-            elif not (group := _one_by_one(row, nearest, not_together, size)):
-                continue
-            taken[group] = _TAKEN
+        if taken[row] == 0 and (group := _nearest_free(row, similarity[row] + taken, apart, size)):
+            taken[group] = _APART
             members.append(group)
     places = torch.tensor(members, dtype=torch.int64).reshape(-1, size)
     return rows[places], _closeness(features[places.to(features.device)])
 
 
-def _one_by_one(row: int, nearest: Tensor, not_together: Tensor, size: int) -> list[int]:
+def _nearest_free(row: int, nearest: Tensor, apart: Tensor, size: int) -> list[int]:
     """A row and its nearest free rows of which any two may stand together; empty if there are not enough."""
     group = [row]
     while len(group) < size:
         best = int(nearest.argmax())
-        if nearest[best] < -1.5:  # itself, or a row that is taken or may not join
+        if nearest[best] < -1.5:  # a cosine is -1 or more: this row is taken, or may not join
             return []
         group.append(best)
-        nearest = nearest + _TAKEN * not_together[best]
-        nearest[best] = _TAKEN
+        nearest = nearest + _APART * apart[best]
     return group
 
 

@@ -5,7 +5,6 @@ Every rank holds all rows of the global batches, so a run resumes on any number 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import collectives
 
-_COLUMNS = ("images", "texts", "keys", "valid", "written")
-
 
 class FeatureQueue:
     """The last rows of global batches: features without gradient, keys, and the step that made each.
@@ -26,6 +23,7 @@ class FeatureQueue:
     Args:
         rows: kept of images and of texts; 2 · `rows` · D · 4 bytes on each device.
         after_steps: updates before the first batch is kept: the features of a young model are soon out of date.
+        device: where `load_state_dict` puts them.
 
     Example:
         With rows=8 and batches of 6 the third batch is contrasted with rows 4 and 5 of the first and all 6 of the
@@ -34,8 +32,8 @@ class FeatureQueue:
     Source: Wang et al. 2020, cross-batch memory (arXiv:1912.06798).
     """
 
-    def __init__(self, rows: int, after_steps: int = 0) -> None:
-        self.rows, self.after_steps = rows, after_steps
+    def __init__(self, rows: int, after_steps: int = 0, *, device: torch.device | str = "cpu") -> None:
+        self.rows, self.after_steps, self.device = rows, after_steps, device
         self._next = 0  # slot of the next row
         self._kept: dict[str, Tensor] = {}
 
@@ -43,8 +41,8 @@ class FeatureQueue:
         """Images and texts, each with `image_hash` and `caption_hash` as `same`; None before there are any."""
         if not self._kept:
             return None
-        images, texts, keys, valid, _ = (self._kept[name] for name in _COLUMNS)
-        return ExtraNegatives(images, keys.unbind(1), valid), ExtraNegatives(texts, keys.unbind(1), valid)
+        same, valid = self._kept["keys"].unbind(1), self._kept["valid"]
+        return ExtraNegatives(self._kept["images"], same, valid), ExtraNegatives(self._kept["texts"], same, valid)
 
     @torch.no_grad()
     def keep(self, output: DualEncoderOutput, batch: Batch, step: int) -> None:
@@ -62,18 +60,18 @@ class FeatureQueue:
         """
         if step < self.after_steps:
             return
-        keys = torch.stack(list(keys_of(batch)), dim=1)  # (B, 2)
-        precise = torch.promote_types(output.image_features.dtype, torch.float32)
-        images, texts = output.image_features.to(precise), output.text_features.to(precise)
-        valid = batch["valid"] & images.isfinite().all(1) & texts.isfinite().all(1)
-        gathered = collectives.gather(torch.cat([keys, valid.long()[:, None]], dim=1))  # (N, 3)
-        new = {"images": collectives.gather(images), "texts": collectives.gather(texts)}
-        new |= {"keys": gathered[:, :2], "valid": gathered[:, 2].bool()}
-        new["written"] = torch.full_like(gathered[:, 0], step)
+        keys = torch.stack(keys_of(batch), dim=1)  # (B, 2)
+        features = torch.cat(output[:2], dim=1)  # (B, 2 D)
+        valid = batch["valid"] & features.isfinite().all(1)
+        keys = collectives.gather(torch.cat([keys, valid.long()[:, None]], dim=1))  # (N, 3)
+        precise = torch.promote_types(features.dtype, torch.float32)
+        images, texts = collectives.gather(features.to(precise)).chunk(2, dim=1)  # (N, D) each
+        new = {"images": images, "texts": texts, "keys": keys[:, :2], "valid": keys[:, 2].bool()}
+        new["written"] = torch.full_like(keys[:, 0], step)
         if not self._kept:
             self._kept = {name: value.new_zeros(self.rows, *value.shape[1:]) for name, value in new.items()}
-        count = min(len(gathered), self.rows)
-        slots = (self._next + torch.arange(count, device=gathered.device)) % self.rows
+        count = min(len(keys), self.rows)
+        slots = (self._next + torch.arange(count, device=keys.device)) % self.rows
         for name, value in new.items():
             self._kept[name][slots] = value[-count:]
         self._next = (self._next + count) % self.rows
@@ -89,13 +87,13 @@ class FeatureQueue:
         """The whole queue; the same on every rank."""
         return {"next": self._next, "kept": dict(self._kept)}
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device | str = "cpu") -> None:
-        """Restore what `state_dict` gave, as copies on a device."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, as copies."""
         self._next = int(state["next"])
-        self._kept = {name: value.to(device, copy=True) for name, value in state["kept"].items()}
+        self._kept = {name: value.to(self.device, copy=True) for name, value in state["kept"].items()}
 
 
-def keys_of(batch: Batch) -> Sequence[Tensor]:
+def keys_of(batch: Batch) -> tuple[Tensor, Tensor]:
     """image_hash and caption_hash, (B,) each: rows of two batches that are equal in one are not negatives."""
     if "image_hash" not in batch or "caption_hash" not in batch:
         raise ValueError(

@@ -76,7 +76,7 @@ def _of_run(path: Path) -> tuple[dict[str, Tensor], str, str]:
     from mmdata.train.run.checkpoint import load_checkpoint
     from mmdata.train.run.find import find_checkpoint
 
-    state = load_checkpoint(find_checkpoint(path), mapped=True, parts=("model",))
+    state = load_checkpoint(find_checkpoint(path), parts=("model",))
     settings: dict[str, Any] = state.get("settings", {})
     defaults = ModelConfig().model_dump()
     model = {name: value for name, value in settings.get("model", {}).items() if value != defaults.get(name)}

@@ -20,9 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
 from mmdata.train.ranks.first_order import first_order_only
+from mmdata.train.ranks.reduction_order import fix_reduction_order
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
+LONG = timedelta(days=1)
+"""The same where one rank works and the others wait for it."""
+FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""After a timeout nccl writes into files which collectives each rank was in; what the environment says counts."""
 ABORT_S = 10.0
 """Time for cutting the connections after an error."""
 SETTLE_S = 0.2
@@ -120,6 +125,8 @@ def init(device: str = "auto") -> torch.device:
             os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         torch.cuda.set_device(place)
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ and not is_initialized():
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
         # With its device nccl connects the ranks now, and no collective has to guess it. gloo takes none.
         backend, device_id = ("nccl", place) if use_cuda else ("gloo", None)
         dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
@@ -138,21 +145,15 @@ def finish(*, failed: bool = False) -> None:
             so its connections are cut instead. gloo does not wait.
     """
     _cpu_group.clear()
-    if is_initialized() and not (failed and dist.get_backend() == "nccl" and _abort()):
+    everyone = dist.group.WORLD if is_initialized() else None
+    if everyone is not None and failed and dist.get_backend() == "nccl":
+        # Within nccl an abort may wait, too; what then remains ends with the process.
+        aborting = threading.Thread(target=everyone.abort, daemon=True, name="mmdata-abort")
+        aborting.start()
+        aborting.join(ABORT_S)
+    elif everyone is not None:
         dist.destroy_process_group()
     gc.collect()
-
-
-def _abort() -> bool:
-    """Cut all connections, in `ABORT_S` at most; False if this version of torch cannot (2.14 has it)."""
-    abort: Callable[[], None] | None = getattr(dist.distributed_c10d, "_abort_process_group", None)
-    if abort is None:
-        return False
-    # Within nccl an abort may wait, too; what then remains ends with the process.
-    aborting = threading.Thread(target=abort, daemon=True, name="mmdata-abort")
-    aborting.start()
-    aborting.join(ABORT_S)
-    return True
 
 
 def _finish_at_exit() -> None:
@@ -182,7 +183,9 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     # torch 2.15 renamed the argument and warns of the old name.
     renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     constant: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
+    ddp = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
+    fix_reduction_order(ddp)
+    return ddp
 
 
 @torch.no_grad()
@@ -202,7 +205,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(inner, DistributedDataParallel):
             inner = inner.module
-        elif hasattr(inner, "_orig_mod"):
+        elif hasattr(inner, "_orig_mod"):  # torch.compile has no public way back; tests/train/test_distributed.py
             inner = inner._orig_mod
         else:
             return inner

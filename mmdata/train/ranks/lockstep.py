@@ -5,10 +5,10 @@ A rank that raised alone would leave the others waiting for it in the model's co
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from mmdata.train.batches import Batches, LoaderExtras
 from mmdata.train.ranks import collectives
 
 T = TypeVar("T")
-
-SIGN_EVERY_S = 5.0
-"""Seconds between two signs that rank 0 goes on with what the others wait for."""
 
 
 def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
@@ -51,68 +48,44 @@ def check_same_batches(identity: dict[str, Any] | None, group: dist.ProcessGroup
             )
 
 
-def on_first(do: Callable[[], object], group: dist.ProcessGroup | None) -> None:
-    """Rank 0 calls `do`, the others wait for it; all ranks raise what it raises. A collective."""
-    failed: list[Exception | None] = [None]
-    if collectives.rank() == 0:
-        try:
-            do()
-        except Exception as error:
-            failed = [error]
-    if group is not None:
-        dist.broadcast_object_list(failed, src=0, group=group)
-    if failed[0] is not None:
-        raise failed[0]
-
-
-def on_first_for_long(
-    do: Callable[[Callable[[], None]], object], group: dist.ProcessGroup | None, *, moved: Callable[[], object]
-) -> None:
-    """As `on_first`, for work that takes longer than a rank may stand still.
+def on_first(do: Callable[[], object], group: dist.ProcessGroup | None, *, takes: timedelta | None = None) -> None:
+    """Rank 0 calls `do`, the others wait for it; all ranks raise what it raises. A collective.
 
     Args:
-        do: called with a function that it calls on its way.
+        do: what to do.
         group: the ranks, gloo; None: this process alone.
-        moved: called on every rank as the work goes on, about every `SIGN_EVERY_S` seconds.
+        takes: longest time to wait, if that is longer than the ranks wait in a collective.
     """
-    told = time.monotonic()
 
-    def go_on() -> None:
-        nonlocal told
-        if time.monotonic() - told >= SIGN_EVERY_S:
-            told = time.monotonic()
-            moved()
-            if group is not None:
-                dist.broadcast(torch.ones(1), src=0, group=group)
+    def first() -> None:
+        if collectives.rank() == 0:
+            do()
 
-    def do_and_end() -> None:
-        try:
-            do(go_on)
-        finally:
-            if group is not None:
-                dist.broadcast(torch.zeros(1), src=0, group=group)
-
-    if collectives.rank() != 0 and group is not None:
-        sign = torch.ones(1)
-        while sign.item():
-            moved()
-            dist.broadcast(sign, src=0, group=group)
-    on_first(do_and_end, group)
+    on_all(first, group, takes=takes)
 
 
-def on_all(do: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
+def on_all(do: Callable[[], T], group: dist.ProcessGroup | None, *, takes: timedelta | None = None) -> list[T]:
     """What `do` returns on each rank, in rank order; all ranks raise what it raises on the first. A collective."""
     result: T | None = None
     failed: Exception | None = None
+    if group is not None and takes is not None:
+        group = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=takes))
     try:
         result = do()
     except Exception as error:
         failed = error
     everything = gather((failed, result), group)
+    if group is not None and takes is not None:
+        dist.destroy_process_group(group)
     for error, _ in everything:
         if error is not None:
             raise error
     return [value for _, value in everything]
+
+
+HAS_BATCH, HAS_ENDED, HAS_FAILED, SIGNAL, MOST_ROWS, FEWEST_ROWS = range(6)
+"""What the ranks tell each other before a step: places in a vector of six. Each rank sets one of the first three to 1,
+the next to the number of a signal, and the last two to the rows of its batch and to their negative."""
 
 
 class Lockstep:
@@ -124,6 +97,8 @@ class Lockstep:
     Args:
         group: the ranks, gloo; None: this process alone.
         received: gives the number of the signal that this process has got, or 0.
+        ahead: the caller calls `took` as soon as it takes a batch, one ahead. False: each batch is told when it is due,
+            and all ranks wait for the slowest.
 
     Example:
         lockstep = Lockstep(group, lambda: stop.received)
@@ -133,20 +108,36 @@ class Lockstep:
                 break
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, received: Callable[[], int]) -> None:
-        self._group, self._received = group, received
+    def __init__(
+        self, group: dist.ProcessGroup | None, received: Callable[[], int] = lambda: 0, *, ahead: bool = True
+    ) -> None:
+        self._group, self._received, self._ahead = group, received, ahead
         self._asked: deque[_Asked] = deque()  # the batch that is due, and the one after it
 
     def took(self, came: Batch | Exception | None) -> None:
-        """Begin to tell the other ranks of the next batch, or of what came in its place; see `_Asked.ask`."""
-        if self._group is not None:
-            self._asked.append(_Asked.ask(came, self._received(), self._group))
+        """Begin to tell the other ranks of a batch, or of what came in its place. A collective.
+
+        Args:
+            came: a batch; StopIteration or None at the end of the epoch; or another exception.
+        """
+        if self._group is None:
+            return
+        if came is None or isinstance(came, StopIteration):
+            kind, rows = HAS_ENDED, 0
+        elif isinstance(came, Exception):
+            kind, rows = HAS_FAILED, 0
+        else:
+            kind, rows = HAS_BATCH, len(came["rows"])
+        values = torch.zeros(6, dtype=torch.int64)
+        values[kind], values[SIGNAL], values[MOST_ROWS], values[FEWEST_ROWS] = 1, self._received(), rows, -rows
+        work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._asked.append(_Asked(kind, rows, values, work))
 
     def batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, each of which has been announced with `took`; all ranks iterate in step.
+        """The same batches; all ranks iterate in step.
 
-        What goes wrong on the device after that, in the copy of a batch, is not announced: as for an error in a step,
-        the watchdog ends the other ranks.
+        What goes wrong on the device after `took`, in the copy of a batch, is not announced: as for an error in a step,
+        torchrun ends the other ranks.
 
         Raises:
             TrainingError: another rank got an error, no more batches, or a batch of another number of rows; the message
@@ -154,9 +145,15 @@ class Lockstep:
         """
         self._asked.clear()
         while True:
-            batch, error = _next(batches)
+            batch, error = None, None
+            try:
+                batch = next(batches, None)
+            except Exception as failed:
+                error = failed
+            if not self._ahead:
+                self.took(error or batch)
             if self._group is not None and self._asked:  # empty if asking itself has failed, with `error`
-                self._stop_if_they_differ(self._asked.popleft(), error, self._group)
+                self._stop_if_they_differ(self._asked.popleft(), error)
             if error is not None:
                 raise error
             if batch is None:
@@ -168,115 +165,43 @@ class Lockstep:
         """The signal that any rank had got when it took the batch after the current one, or 0; equal on all ranks."""
         return self._received() if self._group is None else self._asked[0].answer()[SIGNAL]
 
-    def _stop_if_they_differ(self, asked: _Asked, error: Exception | None, group: dist.ProcessGroup) -> None:
+    def _stop_if_they_differ(self, asked: _Asked, error: Exception | None) -> None:
         """Raise a TrainingError where another rank has an error, no batch, or one of another number of rows."""
-        if asked.all_agree():
+        answer = asked.answer()
+        if sum(answer[:SIGNAL]) == 1 and answer[MOST_ROWS] == -answer[FEWEST_ROWS]:
             return
-        if asked.kind != HAS_BATCH:
+        if self._ahead and asked.kind != HAS_BATCH:
             self.took(error)  # ranks with a batch have taken the next one: all call the same collectives
-        everything = _ask_all(asked, error, group)
+        words = ["", "its epoch has ended", f"{type(error).__name__}: {error}"][asked.kind]
+        everything = gather((asked.kind, words, asked.rows), self._group)
         if error is None:
             raise _difference(everything)
 
 
-def in_lockstep(batches: Iterator[Batch], group: dist.ProcessGroup | None) -> Iterator[Batch]:
-    """The same batches; all ranks take each of them together, and wait for the slowest.
+class _Asked(NamedTuple):
+    """A question under way to all ranks: what this rank has, in how many rows, and what becomes the answer."""
 
-    Raises:
-        TrainingError: as `Lockstep.batches`.
-    """
-    while True:
-        batch, error = _next(batches)
-        if group is not None:
-            asked = _Asked.ask(batch if error is None else error, 0, group)
-            if not asked.all_agree():
-                everything = _ask_all(asked, error, group)
-                if error is None:
-                    raise _difference(everything)
-        if error is not None:
-            raise error
-        if batch is None:
-            return
-        yield batch
-        del batch  # likewise
+    kind: int
+    rows: int
+    values: Tensor
+    work: dist.Work
 
-
-def _next(batches: Iterator[Batch]) -> tuple[Batch | None, Exception | None]:
-    """The next batch, or the error that came instead; neither at the end."""
-    try:
-        return next(batches, None), None
-    except Exception as error:
-        return None, error
-
-
-def _ask_all(asked: _Asked, error: Exception | None, group: dist.ProcessGroup) -> list[tuple[int, str, int]]:
-    """What each rank has in place of a batch, also in words, and the rows of its batch. A collective."""
-    words = ["", "its epoch has ended", f"{type(error).__name__}: {error}"][asked.kind]
-    return gather((asked.kind, words, asked.rows), group)
+    def answer(self) -> list[int]:
+        """Of each place the largest number of any rank; waits for the slowest rank's question."""
+        self.work.wait()
+        return self.values.tolist()
 
 
 def _difference(everything: list[tuple[int, str, int]]) -> TrainingError:
     """The error that names the rank without a batch, or two ranks with different numbers of rows."""
-    worst = max(everything)  # an error before an early end
+    worst, least = max(everything), min(everything)  # an error before an early end
     if worst[0] != HAS_BATCH:
         return TrainingError(f"rank {everything.index(worst)} got no batch, and all ranks stop: {worst[1]}")
-    least = min(everything)
     return TrainingError(
         f"rank {everything.index(worst)} has a batch of {counted(worst[2], 'row')}, and rank {everything.index(least)} "
         f"one of {counted(least[2], 'row')}: all ranks need equally many. Give each rank's loader the same batch size, "
         "and leave out a smaller last batch (drop_last=True), or fill it up with rows whose `valid` is False"
     )
-
-
-HAS_BATCH, HAS_ENDED, HAS_FAILED, SIGNAL, MOST_ROWS, FEWEST_ROWS = range(6)
-"""What the ranks tell each other before a step: places in a vector of six. Each rank sets one of the first three to 1,
-the next to the number of a signal, and the last two to the rows of its batch and to their negative."""
-
-
-class _Asked:
-    """A question under way to all ranks.
-
-    Attributes:
-        kind: what this rank has: `HAS_BATCH`, `HAS_ENDED` or `HAS_FAILED`.
-        rows: of its batch.
-    """
-
-    def __init__(self, kind: int, rows: int, values: Tensor, work: dist.Work) -> None:
-        self.kind, self.rows = kind, rows
-        self._values, self._work = values, work
-        self._answer: list[int] | None = None
-
-    @classmethod
-    def ask(cls, came: Batch | Exception | None, signal: int, group: dist.ProcessGroup) -> _Asked:
-        """Begin to tell the other ranks of a batch, or of what came in its place. A collective.
-
-        Args:
-            came: a batch; StopIteration or None at the end of the epoch; or another exception.
-            signal: number of the signal that this process has got, or 0.
-            group: the ranks.
-        """
-        if came is None or isinstance(came, StopIteration):
-            kind, rows = HAS_ENDED, 0
-        elif isinstance(came, Exception):
-            kind, rows = HAS_FAILED, 0
-        else:
-            kind, rows = HAS_BATCH, len(came["rows"])
-        values = torch.zeros(6, dtype=torch.int64)
-        values[kind], values[SIGNAL], values[MOST_ROWS], values[FEWEST_ROWS] = 1, signal, rows, -rows
-        work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
-        return cls(kind, rows, values, work)
-
-    def answer(self) -> list[int]:
-        """Of each place the largest number of any rank; waits for the slowest rank's question."""
-        if self._answer is None:
-            self._work.wait()
-            self._answer = self._values.tolist()
-        return self._answer
-
-    def all_agree(self) -> bool:
-        """Whether all ranks have a batch of equally many rows, or all have none left, or all failed."""
-        answer = self.answer()
-        return sum(answer[:SIGNAL]) == 1 and answer[MOST_ROWS] == -answer[FEWEST_ROWS]
 
 
 def checked_state(batches: Batches, source: Batches, group: dist.ProcessGroup | None) -> dict[str, Any]:

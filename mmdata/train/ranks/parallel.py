@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, cast
 
@@ -39,16 +40,18 @@ def prepare(
     return collectives.wrap(model, device)
 
 
-def adds_up(model: nn.Module | None, *, last: bool) -> AbstractContextManager[Any]:
+@contextmanager
+def adds_up(model: nn.Module | None, *, last: bool) -> Generator[None]:
     """Around one of several passes: the ranks average the sum of all gradients once, in the last pass."""
-    if isinstance(model, DistributedDataParallel):
-        return nullcontext() if last else cast("AbstractContextManager[Any]", model.no_sync())
     if model is not None and sharding.is_sharded(model):
         sharding.set_last_pass(model, last=last)
-    return nullcontext()
+    with nullcontext() if last else apart(model):
+        yield
+    if last and model is not None:
+        sharding.average_whole(model)
 
 
-def apart(model: nn.Module) -> AbstractContextManager[Any]:
+def apart(model: nn.Module | None) -> AbstractContextManager[Any]:
     """Around steps whose gradients are dropped: DDP must not prepare for reductions that belong to no update."""
     return (
         cast("AbstractContextManager[Any]", model.no_sync())

@@ -6,15 +6,15 @@ Results are those of DDP: a gradient is the mean over ranks, and checkpoints hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from mmdata.train.ranks import collectives
 
@@ -23,8 +23,8 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
     """Shard a model in place over all ranks: each block, then each tower, then the rest. A collective.
 
     A block's weights are gathered for its forward and for its backward, or once for all micro-batches (`gathered`), and
-    its gradients scattered after that. Scales, biases and norms stay whole on each rank: they are few, their gradients
-    are averaged together at the end of a backward pass, and a norm computes in float32 also under autocast.
+    its gradients scattered after that. Scales, biases and norms stay whole on each rank: they are few, `train_step`
+    averages their gradients together (`average_whole`), and a norm computes in float32 also under autocast.
 
     Args:
         model: on `device`; all ranks get rank 0's weights.
@@ -50,7 +50,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         fully_shard(block, mesh=mesh, mp_policy=in_blocks, ignored_params=small)
     for part in (*towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=small)
-    _OWN[model] = _WholeGradients(p for p in model.parameters() if p in small and p.requires_grad)
+    _OWN.add(model)
 
 
 def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
@@ -66,53 +66,13 @@ def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype
     return under_autocast
 
 
-class _WholeGradients:
-    """Averages over ranks the gradients of parameters that each rank has whole, at the end of a backward pass.
-
-    Args:
-        parameters: in the same order on all ranks.
-
-    Attributes:
-        average: False: leave them as they are; the next pass in which it is True averages their sum.
-    """
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.average = True
-        self._order = {parameter: number for number, parameter in enumerate(parameters)}
-        self._came: set[Tensor] = set()  # with a gradient that has not been averaged
-        self._waits = False  # for the end of a pass
-        for parameter in self._order:
-            parameter.register_post_accumulate_grad_hook(self._take)
-
-    def _take(self, parameter: Tensor) -> None:
-        self._came.add(parameter)
-        if self.average and not self._waits:
-            self._waits = True
-            cast(Any, torch.autograd.Variable)._execution_engine.queue_callback(self._average_all)
-
-    def _average_all(self) -> None:
-        came = sorted(self._came, key=self._order.__getitem__)
-        self._came, self._waits = set(), False
-        gradients = [parameter.grad for parameter in came if parameter.grad is not None]
-        for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
-            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            mean = collectives.all_reduce_sum(torch.cat([g.flatten() for g in alike])) / collectives.world_size()
-            parts = zip(alike, mean.split([g.numel() for g in alike]), strict=True)
-            cast(Any, torch)._foreach_copy_(alike, [part.view_as(gradient) for gradient, part in parts])
-
-
-_OWN: WeakKeyDictionary[nn.Module, _WholeGradients] = WeakKeyDictionary()
+_OWN: WeakSet[nn.Module] = WeakSet()
 """The models that `shard` has sharded."""
 
 
 def is_shard(value: Tensor) -> bool:
     """Whether a tensor is this rank's share of a larger one."""
     return isinstance(value, DTensor)
-
-
-def local_part(value: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -156,7 +116,22 @@ def set_last_pass(model: nn.Module, *, last: bool) -> None:
     cast(Any, model).set_requires_gradient_sync(last)
     if model in _OWN:
         cast(Any, model).set_reshard_after_backward(last)
-        _OWN[model].average = last
+
+
+def average_whole(model: nn.Module) -> None:
+    """Average over ranks the gradients of parameters that each rank has whole. A collective; after a step's last pass.
+
+    Args:
+        model: one that `shard` has not sharded is left as it is.
+    """
+    if model not in _OWN:
+        return
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and not is_shard(p)]
+    for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+        mean = collectives.all_reduce_sum(torch.cat([g.flatten() for g in alike])) / collectives.world_size()
+        for gradient, part in zip(alike, mean.split([g.numel() for g in alike]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
@@ -180,88 +155,9 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     return norm
 
 
-def whole_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A state dict with whole tensors in place of shares. A collective: all ranks must call.
-
-    Returns:
-        On rank 0 whole tensors, those that were shares on the CPU; on other ranks None in their place: rank 0 writes.
-    """
-    return {key: _whole_value(value) for key, value in state.items()}
-
-
-def shares_of(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A state dict of whole tensors with this rank's shares in place of those that `model` has sharded."""
-    own = model.state_dict()
-    return {name: _share(value, own[name]) if name in own else value for name, value in state.items()}
-
-
-def own_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[tuple[Any, ...]], Tensor | None]:
-    """Gives the tensor as which one of a checkpoint is shared out, by the keys that lead to it; else None.
-
-    Args:
-        model: its parameters, for its weights.
-        optimizer: the same parameters, for their averages.
-    """
-    weights: dict[str, Tensor] = model.state_dict()
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def like(path: tuple[Any, ...]) -> Tensor | None:
-        if path[0] == "model":
-            return weights.get(path[1])
-        is_average = path[:2] == ("optimizer", "state") and path[2] < len(parameters)
-        return parameters[path[2]] if is_average else None
-
-    return like
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Copy a checkpoint's averages into an optimizer; its rates and groups stay those of the configuration."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    averages = {
-        number: {name: _own_copy(value, parameters[number]) for name, value in values.items()}
-        for number, values in saved["state"].items()
-    }
-    optimizer.load_state_dict({"state": averages, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def whole(value: Tensor) -> Tensor:
     """The whole tensor of a share, on its device (a collective); any other tensor as it is."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _whole_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return whole_state(cast("Mapping[Any, Any]", value))
-    if not isinstance(value, DTensor):
-        return value
-    full = whole(value)
-    return full.cpu() if collectives.rank() == 0 else None
-
-
-def _own_copy(value: Any, parameter: Tensor) -> Any:
-    """This rank's share of an average, or the whole, where `parameter` is; scalars, such as counters, on the CPU."""
-    if not isinstance(value, Tensor):
-        return value
-    if is_shard(parameter) and value.shape == parameter.shape:
-        return _share(value, parameter)
-    # A copy: an optimizer keeps a tensor that is on the right device as it is, and with it the file that is mapped
-    # there. In the weight's order in memory: torch's fused AdamW on a CPU takes both for equal (torch 2.14).
-    if value.shape == parameter.shape and value.ndim:
-        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-    return value.to(parameter.device if value.ndim else "cpu", copy=True)
-
-
-def _share(value: Any, parameter: Tensor) -> Any:
-    """This rank's share of a whole tensor, split as `parameter` is; every rank has the whole, so none is sent.
-
-    A share stays as it is.
-    """
-    is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-    if not isinstance(parameter, DTensor) or not is_whole or value.shape != parameter.shape:
-        return value
-    return distribute_tensor(
-        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
 
 
 def towers_of(model: nn.Module) -> list[nn.Module]:

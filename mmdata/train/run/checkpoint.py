@@ -1,100 +1,152 @@
 """Checkpoints: all that a run needs to go on as if nothing had happened.
 
-A checkpoint is one file, or under FSDP2 one folder (`sharded_checkpoint`), whole or absent, whatever the moment of a
-kill; loading one runs no code from it, and one that changed after it was written is refused.
+    step-0000001000/
+        __0_0.distcp, __1_0.distcp, …   tensors, a file a rank (torch.distributed.checkpoint, "DCP")
+        .metadata                       which part of which tensor lies where, as DCP writes it
+        run.pt                          all else, such as counters and random states
+        files.json                      size and CRC-32 of each file; written last
+
+One process, DDP and FSDP2 write the same folder, and each reads those of the others. A folder with this name is whole,
+whatever the moment of a kill. One that has changed since is refused, and reading one runs no code from it.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import pickle
 import random
-import shutil
-import struct
-import zipfile
+import warnings
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from typing_extensions import Self
 
 from mmdata.errors import ConfigError, DataError
-from mmdata.files import sync_folder, write_whole
+from mmdata.files import naming, remove, sync_folder, write_whole
 from mmdata.recognize import CHECKPOINT_NAME as NAME
-from mmdata.recognize import LATEST
-from mmdata.train.ranks.lockstep import gather
-from mmdata.train.ranks.sharding import shares_of
-from mmdata.train.run import sharded_checkpoint
-from mmdata.train.run.sharded_checkpoint import PATHS, REST, Like, read_shards
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather, on_all, on_first
 
 FORMAT = 1
-NONE_YET = "none yet"
-"""Content of `latest` while the first checkpoint is written; so a missing `latest` beside checkpoints was lost."""
+RUN, FILES, METADATA = "run.pt", "files.json", ".metadata"
+CHUNK_BYTES = 1 << 22
+
+KeyPath = tuple[str, ...]
+
+# A process that writes or reads without others is what is meant.
+warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
-def save_checkpoint(folder: Path, state: dict[str, Any], *, keep: int, sound_step: int | None = None) -> Path:
-    """Write `step-XXXXXXXX.pt`, point `latest` at it, and delete all but the newest `keep`.
+@dataclass(frozen=True)
+class Share:
+    """What this rank writes of a checkpoint.
+
+    Attributes:
+        step: updates made.
+        tensors: nested dicts as in the state: its shards, and of what all ranks have about one in `world_size` bytes.
+        run: the content of run.pt.
+    """
+
+    step: int
+    tensors: dict[str, Any]
+    run: bytes
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """The share of a state of nested dicts, plain values and tensors; its "step" names the checkpoint."""
+        tensors: dict[str, Any] = {}
+        dealt = [0] * collectives.world_size()
+        for path, tensor in _tensors(state):
+            writer = dealt.index(min(dealt))
+            if not isinstance(tensor, DTensor):
+                dealt[writer] += tensor.nbytes
+            if isinstance(tensor, DTensor) or writer == collectives.rank():
+                _put(tensors, path, tensor)
+        run = io.BytesIO()
+        torch.save({"format": FORMAT, **_without_tensors(state)}, run)
+        return cls(int(state["step"]), tensors, run.getvalue())
+
+
+def save_checkpoint(
+    folder: Path,
+    share: Share,
+    *,
+    keep: int,
+    sound_step: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Path:
+    """Write `step-XXXXXXXXXX`, and delete all but the newest `keep`. A collective.
 
     Args:
-        folder: made if missing.
-        state: plain containers, numbers, strings and tensors; "step" names the file.
+        folder: seen by all ranks; made if missing.
+        share: this rank's.
         keep: checkpoints to keep, this one included.
         sound_step: the newest checkpoint of this step or an earlier one is also kept; None: `keep` alone decides.
+        group: the ranks (gloo), which nothing else uses meanwhile; None: this process alone.
 
     Raises:
-        OSError: the disk is full or read-only; the checkpoint before it is untouched.
+        OSError: the disk is full or read-only; on all ranks. The checkpoint before it is untouched.
     """
-    begin_checkpoint(folder)
-    path = folder / checkpoint_name(int(state["step"]))
-    write_whole(path, lambda file: write_state(state, file))
-    point_at(path, keep=keep, sound_step=sound_step)
+    path = folder / checkpoint_name(share.step)
+    aside = folder / f".{path.name}.part"
+
+    def begin() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob(".step-*.part"):  # of a run that was killed; as large as a checkpoint
+            remove(part)
+
+    on_first(begin, group)
+    with naming(path):
+        try:
+            save(share.tensors, storage_writer=_Writer(aside), process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            raise _first_failure(error) from None
+        own = f"__{collectives.rank()}_*.distcp"
+        sums = on_all(lambda: {file.name: _sum_of(file) for file in aside.glob(own)}, group)
+
+    def publish() -> None:
+        write_whole(aside / RUN, share.run)
+        files = {name: one for part in sums for name, one in part.items()}
+        files |= {name: _sum_of(aside / name) for name in (METADATA, RUN)}
+        write_whole(aside / FILES, (json.dumps({"files": files}, indent=1) + "\n").encode())
+        if path.exists():  # the run was stopped before an update of its own, and has the state that it resumed from
+            remove(aside)
+        else:
+            os.replace(aside, path)
+        sync_folder(folder)
+        known = known_checkpoints(folder)
+        sound = [other for other in known if sound_step is not None and step_of(other) <= sound_step]
+        for old in set(known) - {*known[-keep:], *sound[-1:]}:
+            remove(old)
+
+    on_first(publish, group)
     return path
-
-
-def begin_checkpoint(folder: Path) -> None:
-    """Make the folder of checkpoints if it is missing, and remove what a run that was killed left half written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in folder.glob(".step-*.part"):  # as large as a checkpoint
-        _remove(part)
-    if not (folder / LATEST).exists():
-        write_whole(folder / LATEST, f"{NONE_YET}\n".encode())
-
-
-def publish_folder(aside: Path, path: Path) -> None:
-    """Give a checkpoint that is whole its name.
-
-    A folder cannot be replaced in one move. Where one of this step is there and is the newest, it stays: a run that
-    was stopped before an update of its own has the state that it resumed from.
-    """
-    pointer = path.parent / LATEST
-    if path.is_dir() and pointer.is_file() and pointer.read_text().strip() == path.name:
-        _remove(aside)
-        return
-    if path.is_dir():  # by a run that has since been resumed from an earlier step
-        _remove(path)
-    os.replace(aside, path)
-    sync_folder(path.parent)
-
-
-def point_at(path: Path, *, keep: int, sound_step: int | None = None) -> None:
-    """Point `latest` at a checkpoint that is whole, and delete others; see `save_checkpoint`."""
-    folder, step = path.parent, step_of(path)
-    write_whole(folder / LATEST, f"{path.name}\n".encode())
-    others = [other for other in known_checkpoints(folder) if other != path]
-    # Those of later steps, or of this one in another form, were written before the run was resumed from an earlier one.
-    behind = [*(other for other in others if step_of(other) < step), path]
-    sound = [] if sound_step is None else [other for other in behind if step_of(other) <= sound_step]
-    for old in set(others) - {*behind[-keep:], *sound[-1:]}:
-        _remove(old)
 
 
 def known_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, by step."""
     return sorted((path for path in folder.glob("step-*") if NAME.fullmatch(path.name)), key=step_of)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the highest step, or None. To go back in a run, delete those after the one wanted."""
+    return max(known_checkpoints(folder), key=step_of, default=None)
 
 
 def step_of(path: Path) -> int:
@@ -103,124 +155,70 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def checkpoint_name(step: int, *, sharded: bool = False) -> str:
+def checkpoint_name(step: int) -> str:
     """The name of a checkpoint after `step` updates."""
-    return f"step-{step:010d}{'' if sharded else '.pt'}"
-
-
-def _remove(path: Path) -> None:
-    """Delete a checkpoint; a kill leaves no folder with its name and only some of its files."""
-    if not path.is_dir():
-        path.unlink()
-        return
-    part = path if path.name.endswith(".part") else path.with_name(f".{path.name}.old.part")
-    if part != path:
-        os.replace(path, part)
-    shutil.rmtree(part)
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that `latest` points at, or None where no checkpoint has been written.
-
-    Raises:
-        DataError: `latest` is missing beside checkpoints, or does not name one, or the file it names is missing.
-    """
-    pointer = folder / LATEST
-    others = ", ".join(path.name for path in known_checkpoints(folder))
-    remedy = f"write one of these into it to go on from there: {others or 'none is left'}"
-    if not pointer.is_file():
-        if not others:
-            return None
-        # A run that began at step 0 would delete them as later checkpoints.
-        raise DataError(f"{pointer}: no such file; {remedy}; or give another train.output to start anew")
-    name = pointer.read_bytes().decode(errors="replace").strip()
-    if name == NONE_YET:
-        return None
-    if not NAME.fullmatch(name):
-        raise DataError(f"{pointer}: holds {name[:40]!r}, not the name of a checkpoint; {remedy}")
-    path = folder / name
-    if not path.exists():
-        raise DataError(f"{pointer}: points at '{path.name}', which is missing; {remedy}")
-    return path
+    return f"step-{step:010d}"
 
 
 def load_checkpoint(
-    path: Path,
-    *,
-    mapped: bool = False,
-    parts: Collection[str] | None = None,
-    like: Like | None = None,
-    group: dist.ProcessGroup | None = None,
+    path: Path, *, parts: Collection[str] | None = None, group: dist.ProcessGroup | None = None
 ) -> dict[str, Any]:
-    """Read a checkpoint's tensors onto the CPU; nothing but tensors and plain containers is accepted.
+    """Read a checkpoint onto the CPU; nothing but tensors and plain containers is accepted.
 
     Args:
-        path: the file, or the folder of a sharded one.
-        mapped: the tensors are the pages of the file, once its checksums have been compared: they take no memory of
-            their own, the processes of a machine share them, and what is not looked at is not read again. For those
-            who copy what is to stay, and drop the rest at once: to look at a page after the file was cut or overwritten
-            ends the process (SIGBUS). A folder is always copied.
-        parts: of a folder, read the tensors of these entries only; None: all.
-        like: of a folder, read some tensors as shares, see `read_shards`.
-        group: ranks that share out the reading of a folder's checksums, each a part. Then this is a collective.
+        path: its folder.
+        parts: entries whose tensors are read; None: all. In the others there are none yet, see `read_tensors`.
+        group: ranks that share out the reading of checksums. Then this is a collective.
 
     Raises:
-        DataError: no such file, cut, changed since it was written, of a newer format, or not a checkpoint of ours.
+        DataError: no such folder, changed since it was written, of a newer format, or not a checkpoint of mmdata.
     """
-    if not path.exists():
-        raise DataError(f"checkpoint '{path}': no such file")
+    if not path.is_dir():
+        raise DataError(f"checkpoint '{path}': no such folder")
     if damage := find_damage(path, group):
-        foreign = "" if NAME.fullmatch(path.name) else "if mmdata train wrote it, "
-        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {foreign}{_way_back(path)}")
-    try:
-        state = _load(path / REST if path.is_dir() else path, mapped=mapped and not path.is_dir())
-        if path.is_dir():
-            read_shards(path, state, parts=parts, like=like)
-    except UnpicklingError as error:
-        # torch's own message advises to load such a file unsafely.
-        raise DataError(
-            f"checkpoint '{path}': cannot be read (it holds Python objects, which could run code; mmdata reads tensors "
-            "and plain values only); it was not written by mmdata train"
-        ) from error
-    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"checkpoint '{path}': cannot be read ({reason}); {_way_back(path)}") from error
-    content = cast("dict[str, Any]", state)
-    if not isinstance(state, dict) or not isinstance(content.get("format"), int) or "model" not in content:
-        raise DataError(f"checkpoint '{path}': not written by mmdata train")
-    if path.is_file() and PATHS in content:
-        raise DataError(f"checkpoint '{path}': a part of a sharded checkpoint; give its folder, '{path.parent}'")
-    if content["format"] > FORMAT:
-        raise DataError(f"checkpoint '{path}': format {content['format']} is newer than {FORMAT}; update mmdata")
-    return content
+        raise DataError(f"checkpoint '{path}': cannot be read ({damage}); {_way_back(path)}")
+    with _readable(path):
+        state: dict[str, Any] = torch.load(path / RUN, map_location="cpu", weights_only=True)
+        is_newer = state["format"] > FORMAT
+    if is_newer:
+        raise DataError(f"checkpoint '{path}': format {state['format']} is newer than {FORMAT}; update mmdata")
+    read_tensors(path, state, parts=parts)
+    return state
 
 
-def _load(path: Path, *, mapped: bool) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except RuntimeError as error:
-        if not mapped or "unable to mmap" not in str(error):
-            raise
-        return _load(path, mapped=False)  # there are file systems that map no file
+def read_tensors(
+    path: Path, state: dict[str, Any], *, parts: Collection[str] | None = None, like: Mapping[str, Any] | None = None
+) -> None:
+    """Put the tensors of a checkpoint into its state.
 
+    Args:
+        path: without damage, see `load_checkpoint`.
+        state: from `load_checkpoint`; changed in place.
+        parts: entries whose tensors are read; None: all.
+        like: nested dicts as in the state. A tensor that is there with the same shape is written to, and becomes that
+            of the state; of a DTensor this rank reads its share alone. Others are read whole, onto the CPU.
 
-def find_damage(path: Path, group: dist.ProcessGroup | None = None) -> str:
-    """A description of a checkpoint's damage, or "".
-
-    torch.save stores a CRC-32 of each record, and torch.load does not check it. This reads the file once more, at the
-    speed of the disk or of zlib. The files of a folder are shared out over `group`; then this is a collective.
+    Raises:
+        DataError: the tensors are not those of this state.
     """
-    if path.is_dir():
-        ranks = 1 if group is None else dist.get_world_size(group)
-        rank = 0 if group is None else dist.get_rank(group)
-        damages = gather(sharded_checkpoint.find_damage(path, rank=rank, world_size=ranks), group)
-        return next(filter(None, damages), "")
-    try:
-        with zipfile.ZipFile(path) as records:
-            name = records.testzip()
-    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
-        return str(error).strip() or type(error).__name__
-    return f"the content of {name!r} does not have its checksum" if name else ""
+    into = {".".join(keys): tensor for keys, tensor in _tensors(like or {})}
+    with _readable(path):
+        reader = _Reader(path)
+        metadata = reader.read_metadata()
+        if strangers := {info.relative_path for info in metadata.storage_data.values()} - set(_listed(path)):
+            raise ValueError(f"{METADATA} names a file that {FILES} does not list: {sorted(strangers)[0]!r}")
+        paths: dict[str, KeyPath] = metadata.planner_data
+        wanted: dict[str, Any] = {
+            name: _target(metadata.state_dict_metadata[name], into.get(name))
+            for name, keys in paths.items()
+            if parts is None or keys[0] in parts
+        }
+        try:
+            load(wanted, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise _first_failure(error) from None
+        for name, tensor in wanted.items():
+            _put(state, paths[name], tensor)
 
 
 def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> None:
@@ -230,7 +228,7 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         ConfigError: they do not fit, as when the tokenizer has another number of entries than it had.
     """
     try:
-        model.load_state_dict(shares_of(state["model"], model))
+        model.load_state_dict(state["model"])
     except RuntimeError as error:
         difference = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise ConfigError(
@@ -239,28 +237,154 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
         ) from error
 
 
-def write_state(state: dict[str, Any], file: BinaryIO) -> None:
-    """Write a state as torch.save does, with checksums."""
-    with_checksums = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)  # a program may have switched them off
+def find_damage(path: Path, group: dist.ProcessGroup | None = None) -> str:
+    """A description of the damage of a checkpoint's files, or "". With `group` a collective: the ranks share them."""
+    first, step = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+
+    def own() -> str:
+        listed = _listed(path)
+        for name in sorted(listed)[first::step]:
+            file = path / name
+            if not file.is_file():
+                return f"its file {name!r} is missing"
+            if (found := file.stat().st_size) != listed[name][0]:
+                return f"its file {name!r} has {found} bytes in place of {listed[name][0]}"
+            if _sum_of(file) != listed[name]:
+                return f"the content of {name!r} does not have its checksum"
+        return ""
+
     try:
-        torch.save({"format": FORMAT, **state}, file)
-    except RuntimeError as error:
-        # On a full disk torch's writer says "unexpected pos 64 vs 0" in place of the system's error.
-        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
-    finally:
-        torch.serialization.set_crc32_options(with_checksums)
+        damage = own()
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        damage = str(error).strip() or type(error).__name__
+    return next(filter(None, gather(damage, group)), "")
 
 
 def _way_back(path: Path) -> str:
     """A clause for messages: how to go on from the newest whole checkpoint before `path`."""
-    older = [other for other in known_checkpoints(path.parent) if step_of(other) < step_of(path)]
-    for other in reversed(older):
-        if not find_damage(other):
-            return f"to go on from the one before it, write '{other.name}' into '{path.parent / LATEST}'"
+    for other in reversed(known_checkpoints(path.parent)):
+        if step_of(other) < step_of(path) and not find_damage(other):
+            return f"to go on from '{other.name}', delete the checkpoints after it"
     return (
         f"no whole one before it lies in '{path.parent}': put back a copy, or give another train.output to start anew"
     )
+
+
+@contextmanager
+def _readable(path: Path) -> Generator[None]:
+    """Turn what torch raises for a strange file into a DataError."""
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        # torch's own message advises to load such a file unsafely.
+        raise DataError(
+            f"checkpoint '{path}': cannot be read (it holds Python objects, which could run code; mmdata reads tensors "
+            "and plain values only); it was not written by mmdata train"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"checkpoint '{path}': cannot be read ({reason}); {_way_back(path)}") from error
+
+
+def _listed(path: Path) -> dict[str, list[int]]:
+    """Size and checksum of each file, as `files.json` has them."""
+    if not (path / FILES).is_file():
+        raise ValueError(f"it has no {FILES}, which is written last: it was never complete, or a copy of it is not")
+    listed = cast("dict[str, list[int]]", json.loads((path / FILES).read_bytes())["files"])
+    if strange := [name for name in listed if name != os.path.basename(name)]:
+        raise ValueError(f"{FILES} lists {strange[0]!r}, which is no file of its folder")
+    return listed
+
+
+def _sum_of(path: Path) -> list[int]:
+    """Bytes and CRC-32 of a file."""
+    size = checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return [size, checksum]
+
+
+def _tensors(state: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Tensor]]:
+    """The tensors in nested dicts, each with the keys that lead to it."""
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            yield (*above, key), value
+        elif isinstance(value, Mapping):
+            yield from _tensors(cast("Mapping[str, Any]", value), (*above, key))
+
+
+def _without_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts without their tensors."""
+    rest = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    return {key: _without_tensors(value) if isinstance(value, Mapping) else value for key, value in rest.items()}
+
+
+def _put(state: dict[str, Any], keys: KeyPath, tensor: Tensor) -> None:
+    for key in keys[:-1]:
+        state = state.setdefault(key, {})
+    state[keys[-1]] = tensor
+
+
+def _target(saved: object, into: Tensor | None) -> Tensor:
+    """The tensor that one of a checkpoint is read into."""
+    if not isinstance(saved, TensorStorageMetadata):
+        raise TypeError(f"{METADATA} has {type(saved).__name__} where a tensor is expected")
+    if into is not None and into.shape == saved.size:
+        return into
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
+
+
+def _first_failure(error: CheckpointException) -> Exception:
+    """The error of the first rank that has one; DCP wraps it into one that `except Exception` does not catch."""
+    causes = [failure for _, (failure, _) in sorted(error.failures.items())]
+    # On a full disk torch's writer says "unexpected pos 64 vs 0" in place of the system's error.
+    causes = [cause.__context__ if isinstance(cause.__context__, OSError) else cause for cause in causes]
+    return next((cause for cause in causes if isinstance(cause, Exception)), RuntimeError(str(error)))
+
+
+class _Writer(FileSystemWriter):
+    """Writes metadata without the path, which is another one when they are read."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(save_id=self.save_id)
+
+
+class _Reader(FileSystemReader):
+    """Reads DCP's metadata without running what a pickle may hold."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with (Path(self.path) / METADATA).open("rb") as file:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"{METADATA} holds {type(metadata).__name__}")
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+_CLASSES = {
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorStorageMetadata",
+        "TensorProperties",
+        "ChunkStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+}
+"""What the metadata of tensors consist of, besides types of numbers."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        is_dtype = module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)
+        if is_dtype or global_name in _CLASSES.get(module_name, ()):
+            return super().find_class(module_name, global_name)
+        raise pickle.UnpicklingError(f"{METADATA} names {module_name}.{global_name}, which DCP does not write")
 
 
 def seed_rank(seed: int, rank: int) -> None:

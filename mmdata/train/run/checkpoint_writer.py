@@ -1,4 +1,4 @@
-"""Checkpoints written while the run goes on: rank 0 copies the state, and a thread writes the copy.
+"""Checkpoints written while the run goes on: each rank copies its share of the state, and a thread writes the copy.
 
 One is written at a time, and a run does not end before it is written. An error of the writing is raised on all ranks,
 at the next checkpoint, at an evaluation, or at the end.
@@ -8,25 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import TracebackType
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from typing_extensions import Self
 
 from mmdata.errors import explain
 from mmdata.train.device_thread import device_thread
-from mmdata.train.ranks.lockstep import on_first
-from mmdata.train.ranks.sharding import local_part
-from mmdata.train.run.checkpoint import save_checkpoint
+from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import on_all
+from mmdata.train.run.checkpoint import Share, save_checkpoint
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run, while entered.
+    """Writes the checkpoints of a run, while entered. All ranks make one together.
+
+    A rank that hangs or has an error of its own still writes its share, and its watchdog waits for that. Where a rank
+    is gone, the checkpoint in progress cannot become whole: the one before it counts.
 
     Args:
         folder: of the checkpoints.
@@ -46,16 +50,21 @@ class CheckpointWriter:
         folder: Path,
         *,
         keep: int,
-        written: Callable[[int], object],
+        written: Callable[[int], object] = lambda step: None,
         say: Callable[[str], object],
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._folder, self._keep = folder, keep
         self._written, self._say = written, say
         self._group = group
+        # The threads agree through a group of their own, beside the run's collectives.
+        own = None if group is None else dist.new_group(backend="gloo", timeout=collectives.TIMEOUT)
+        self._own_group = cast("dist.ProcessGroup | None", own)
         self._threads: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
         self._busy = Event()
+        pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written at this moment, by this process."""
@@ -65,25 +74,20 @@ class CheckpointWriter:
         """Write a checkpoint, after a call of `wait`. A collective.
 
         Args:
-            state: see `save_checkpoint`; its dicts become the writer's. Only rank 0's is written.
+            state: see `Share.of`; of each rank, with its shards.
             sound_step: see `save_checkpoint`.
-            background: return as soon as the state is copied; False: when the checkpoint is written. A state that the
-                memory does not hold twice is always written before this returns.
+            background: return as soon as the state is copied; False: when the checkpoint is written.
 
         Raises:
             OSError: the disk is full or read-only; on all ranks. In the background: from the next `wait`.
         """
-
         assert self._writing is None
-
-        def begin() -> None:
-            if background and self._threads is not None and self._copied(state):
-                self._writing = self._threads.submit(self._write, state, sound_step)
-            else:
-                self._write(state, sound_step)
-
-        # All ranks wait for what rank 0 does here: the end of one would stop rank 0 while it writes.
-        on_first(begin, self._group)
+        share = Share.of(state)
+        if not background or self._threads is None:
+            self._write(share, sound_step)
+            return
+        copied = replace(share, tensors=cast("dict[str, Any]", self._stager.stage(share.tensors)))
+        self._writing = self._threads.submit(self._write, copied, sound_step)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written. A collective.
@@ -91,7 +95,7 @@ class CheckpointWriter:
         Raises:
             OSError: the disk is full or read-only; on all ranks. The checkpoint before it is untouched.
         """
-        on_first(self._end, self._group)
+        on_all(self._end, self._group)
 
     def __enter__(self) -> Self:
         self._threads = device_thread("mmdata-checkpoint")
@@ -108,6 +112,7 @@ class CheckpointWriter:
         threads, self._threads = self._threads, None
         assert threads is not None
         threads.shutdown()
+        self._stager.close()
         try:
             self._end()
         except Exception as failed:
@@ -121,59 +126,11 @@ class CheckpointWriter:
         if writing is not None:
             writing.result()
 
-    def _copied(self, state: dict[str, Any]) -> bool:
-        try:
-            snapshot(state)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._say("memory does not hold the state of the run twice: training waits until the checkpoint is written")
-            return False
-        return True
-
-    def _write(self, state: dict[str, Any], sound_step: int | None) -> None:
+    def _write(self, share: Share, sound_step: int | None) -> None:
         self._busy.set()
         try:
-            self._publish(state, sound_step)
+            save_checkpoint(self._folder, share, keep=self._keep, sound_step=sound_step, group=self._own_group)
+            if collectives.rank() == 0:
+                self._written(share.step)
         finally:
             self._busy.clear()
-
-    def _publish(self, state: dict[str, Any], sound_step: int | None) -> None:
-        save_checkpoint(self._folder, state, keep=self._keep, sound_step=sound_step)
-        self._written(int(state["step"]))
-
-
-def snapshot(state: dict[str, Any]) -> None:
-    """Replace all values of a state by copies in the host's memory, also in dicts within it.
-
-    One value after the other, so that tensors which nobody else has are not in memory twice, and an error leaves a
-    state that is whole.
-
-    Tensors that share memory, as tied weights do, share that of one copy, which `torch.save` writes once.
-
-    Raises:
-        MemoryError, RuntimeError: see `is_out_of_memory`.
-    """
-    _replace(state, {})
-
-
-def _replace(state: dict[str, Any], copies: dict[object, Tensor]) -> None:
-    for name, value in state.items():
-        if isinstance(value, dict):
-            _replace(cast("dict[str, Any]", value), copies)
-        elif not isinstance(value, Tensor):
-            state[name] = deepcopy(value)
-        elif not local_part(value).numel():
-            state[name] = value.detach().to("cpu", copy=True)
-        else:
-            part = local_part(value)  # all shares of this process have the address 0
-            where = (part.device, part.data_ptr(), part.dtype, value.shape, part.stride())
-            # All tensors of the state were there before the first copy, so an address names one of them.
-            if where not in copies:
-                copies[where] = value.detach().to("cpu", copy=True)
-            state[name] = copies[where]
-
-
-def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    """Whether the host had no memory; torch says so in a RuntimeError."""
-    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -16,11 +16,8 @@ def find_checkpoint(run: Path) -> Path:
     Raises:
         DataError: `run` is neither; says what it is, and what to give instead.
     """
-    kind = recognize(run)
-    if run.is_file() and (run.suffix.lower() == ".pt" or kind in (Kind.CHECKPOINT, Kind.BINARY)):
+    if recognize(run) is Kind.CHECKPOINT:
         return run
-    if kind is Kind.CHECKPOINT:
-        return run
-    if run.is_dir() and (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
+    if (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
         return path
     raise DataError(f"'{run}': {not_a_run(run)}")

@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from mmdata.config import TrainConfig
-from mmdata.config.train import Schedule
 from mmdata.errors import ConfigError
 
 
-def learning_rate(
-    step: int,
-    *,
-    peak: float,
-    warmup_steps: int,
-    total_steps: int,
-    schedule: Schedule = "cosine",
-    cooldown_steps: int = 0,
-) -> float:
-    """Linear warm-up to `peak`, then the schedule.
+def learning_rate(step: int, config: TrainConfig, total_steps: int) -> float:
+    """Linear warm-up to `config.lr`, then the schedule.
 
     Args:
-        step: the update about to be made, from 0.
-        peak: rate of update `warmup_steps`.
-        warmup_steps: updates on the rise; update 0 already moves.
+        step: the update about to be made, from 0; update 0 already moves.
+        config: lr, the rate of update `warmup_steps`; warmup_steps; and schedule. cosine: half a cosine that reaches 0
+            where the run ends. constant: `lr` to the end. cooldown: `lr`, and over the last `cooldown_steps` updates a
+            line that reaches 0 where the run ends.
         total_steps: updates of the whole run.
-        schedule: cosine: half a cosine that reaches 0 where the run ends. constant: `peak` to the end. cooldown:
-            `peak`, and over the last `cooldown_steps` updates a line that reaches 0 where the run ends.
-        cooldown_steps: for the schedule cooldown.
 
     Example:
-        With peak 1.0, 2 of 6 steps for the warm-up: 0.5, 1.0, 1.0, 0.854, 0.5, 0.146; with a cooldown of 2 steps: 0.5,
+        With lr 1.0, 2 of 6 steps for the warm-up: 0.5, 1.0, 1.0, 0.854, 0.5, 0.146; with a cooldown of 2 steps: 0.5,
         1.0, 1.0, 1.0, 1.0, 0.5.
 
     Source: open_clip's schedulers cosine, const and const-cooldown.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if schedule == "constant":
-        return peak
-    if schedule == "cooldown":
-        return peak * min(1.0, (total_steps - step) / cooldown_steps)
-    share = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return peak * 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))
-
-
-def scheduled_rate(step: int, config: TrainConfig, total_steps: int) -> float:
-    """The learning rate of an update under the settings of a run; see `learning_rate`."""
-    return learning_rate(
-        step,
-        peak=config.lr,
-        warmup_steps=config.warmup_steps,
-        total_steps=total_steps,
-        schedule=config.schedule,
-        cooldown_steps=config.cooldown_steps or 0,
-    )
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "cooldown":
+        return config.lr * min(1.0, (total_steps - step) / (config.cooldown_steps or 1))
+    share = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    return config.lr * 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))
 
 
 def check_schedule(config: TrainConfig, total_steps: int) -> None:
@@ -84,7 +67,23 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """One rate for all parameter groups."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
+    """One rate for all parameter groups; returns it."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+    return rate
+
+
+def averages(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer keeps of each parameter, by the parameter's name; zeros before the first update."""
+    return cast("dict[str, Any]", get_optimizer_state_dict(model, optimizer)["state"])
+
+
+def load_averages(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore what `averages` gave; the optimizer's rates and groups stay those of the configuration.
+
+    A parameter that had no gradient yet has none.
+    """
+    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    state: Any = {"state": {name: values for name, values in saved.items() if values}, "param_groups": groups}
+    set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(strict=False))

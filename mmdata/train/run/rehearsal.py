@@ -19,8 +19,6 @@ from mmdata.errors import ConfigError, counted
 from mmdata.train.run.checkpoint import rng_state, set_rng_state
 
 GIB = 1 << 30
-QUICK_S = 2.0
-"""A shape that takes longer has the next one announced: a compiler may need minutes for all."""
 
 
 def rehearse(
@@ -29,8 +27,7 @@ def rehearse(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    device: torch.device,
-    begin: Callable[[str], bool],
+    begin: Callable[[str], object],
     say: Callable[[str], None],
 ) -> None:
     """Make a step of each shape, and leave model, optimizer and random numbers as they were. A collective.
@@ -40,24 +37,21 @@ def rehearse(
         step: adds the gradients of a batch on the device; its collectives must leave nothing behind.
         model: its gradients are dropped, and its buffers put back.
         optimizer: of the model; the memory of AdamW's two averages is taken meanwhile, if they do not exist yet.
-        device: of the model.
-        begin: called with the words before each step; False ends the rehearsal there, on all ranks.
+        begin: called with the words before each step; may raise, on all ranks.
         say: writes a line into the log.
 
     Raises:
         ConfigError: the device has too little memory for a shape; names the shape.
     """
-    started, most, slow = time.perf_counter(), (0, ""), True
+    device = next(model.parameters()).device
+    started, on_gpu = time.perf_counter(), device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
     with _as_it_was(model, device):
         averages: list[torch.Tensor] = []
         for number, (words, make) in enumerate(blank, start=1):
-            if not begin(words):
-                return
-            if slow:
-                say(f"rehearsing shape {number} of {len(blank)}: {words}")
-            began = time.perf_counter()
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
+            begin(words)
+            say(f"rehearsing shape {number} of {len(blank)}: {words}")
             try:
                 if number == 1 and not optimizer.state:
                     averages = [torch.empty_like(weight) for weight in model.parameters() if weight.requires_grad]
@@ -66,11 +60,8 @@ def rehearse(
             except torch.cuda.OutOfMemoryError as error:
                 raise ConfigError(_too_large(words, error)) from error
             model.zero_grad(set_to_none=True)
-            if device.type == "cuda":
-                most = max(most, (torch.cuda.max_memory_allocated(device), words))
-            slow = time.perf_counter() - began > QUICK_S
         del averages
-    needed = f", most memory {most[0] / GIB:.1f} GiB, at {most[1]}" if most[0] else ""
+    needed = f", most memory {torch.cuda.max_memory_allocated(device) / GIB:.1f} GiB" if on_gpu else ""
     seconds = time.perf_counter() - started
     say(f"rehearsed {counted(len(blank), 'batch shape')} in {seconds:.1f} s{needed}")
 

@@ -10,7 +10,7 @@ from mmdata.config import Config, TrainConfig
 from mmdata.config.corpus import FILES
 from mmdata.config.settings import changeable_settings
 from mmdata.errors import ConfigError
-from mmdata.train.run.optimizer import scheduled_rate
+from mmdata.train.run.optimizer import learning_rate
 
 # micro_batch_size, parallel and compile change results up to rounding; a compiled tower draws other dropout. A moved
 # corpus is still the same corpus: the loader compares its manifest. In a mixture the folder of each dataset may change
@@ -18,9 +18,8 @@ from mmdata.train.run.optimizer import scheduled_rate
 MAY_CHANGE = frozenset(changeable_settings(Config))
 """Settings that may differ between the run that wrote a checkpoint and the run that resumes it."""
 
-LENGTH_NAMES = ("epochs", "steps", "schedule", "cooldown_steps")
-LENGTH = frozenset(f"train.{name}" for name in LENGTH_NAMES)
-"""Settings of a run's length and schedule; `check_same_run` says when they may differ."""
+LENGTH = ("epochs", "steps", "schedule", "cooldown_steps")
+"""Settings of a run's length and schedule in the section train; `check_same_run` says when they may differ."""
 
 _POSITION = re.compile(r"\.\d+(?=\.)")
 """Of a section in a list of them: ".0" in data.shards.0.weight."""
@@ -51,24 +50,23 @@ def check_same_run(
     Raises:
         ConfigError: names what differs, with both values; other shards first.
     """
+    run = Path(origin).parent.parent
+    changed = changed_settings(state["settings"], settings)
     if other_shards:
         # A config that was made for the new shards has other settings too: they follow from the shards.
-        changed = _changed_settings(state["settings"], settings, origin=origin)
         also = f". The settings differ too: {'; '.join(changed)}" if changed else ""
-        folder = Path(origin).parent.parent
         raise ConfigError(
             f"cannot resume from {origin}: {other_shards}{also}. To train on these shards, give another train.output, "
-            f"or delete '{folder}'; to go on with the run, put back the shards that it was trained on"
+            f"or delete '{run}'; to go on with the run, put back the shards that it was trained on"
         )
-    check_same_settings(state["settings"], settings, origin=origin, except_for=LENGTH)
-    before: dict[str, Any] = state["settings"].get("train", {})
-    defaults = {name: TrainConfig.model_fields[name].default for name in LENGTH_NAMES}
-    was = {name: before.get(name, default) for name, default in defaults.items()}
-    changes = [
-        f"train.{name} was {value}, is {getattr(config, name)}"
-        for name, value in was.items()
-        if value != getattr(config, name)
-    ]
+    if changed:
+        raise ConfigError(
+            f"cannot resume from {origin}: {'; '.join(changed)}. Restore the values, or give another train.output to "
+            "start anew"
+        )
+    now = {name: getattr(config, name) for name in LENGTH}
+    was = {name: state["settings"].get("train", {}).get(name, value) for name, value in now.items()}
+    changes = [f"train.{name} was {was[name]}, is {value}" for name, value in now.items() if was[name] != value]
     step, old_steps = int(state["step"]), int(state["total_steps"])
     if not changes and old_steps != total_steps:
         raise ConfigError(
@@ -82,52 +80,32 @@ def check_same_run(
         )
     # All updates are compared, about a microsecond each: the lines of two schedules may cross.
     made = config.model_copy(update={"schedule": was["schedule"], "cooldown_steps": was["cooldown_steps"]})
-    if any(scheduled_rate(i, made, old_steps) != scheduled_rate(i, config, total_steps) for i in range(step)):
-        folder = Path(origin).parent.parent
+    if any(learning_rate(i, made, old_steps) != learning_rate(i, config, total_steps) for i in range(step)):
         raise ConfigError(
             f"cannot resume from {origin}: {'; '.join(changes)}. With that the {step} updates that were made would "
             f"have had other learning rates: {made.schedule} to step {old_steps}. To train on from the weights, begin "
-            f"a run: model.init_from={folder} train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be "
+            f"a run: model.init_from={run} train.output=ANOTHER_FOLDER. A run with train.schedule=constant can be "
             "extended at any time"
         )
 
 
-def check_same_settings(
-    saved: dict[str, Any], current: dict[str, Any], *, origin: str, except_for: frozenset[str] = frozenset()
-) -> None:
-    """Refuse to resume under settings that would change what is computed.
+def changed_settings(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """The settings that differ between a run and a checkpoint of it, and may not, each with both values.
 
     Args:
         saved: settings in the checkpoint, nested by section.
         current: settings of this run.
-        origin: the checkpoint, for the message.
-        except_for: keys that the caller compares itself.
-
-    Raises:
-        ConfigError: names each key that differs, with both values.
     """
-    if changed := _changed_settings(saved, current, origin=origin, except_for=except_for):
-        raise ConfigError(
-            f"cannot resume from {origin}: {'; '.join(changed)}. Restore the values, or give another train.output to "
-            "start anew"
-        )
-
-
-def _changed_settings(
-    saved: dict[str, Any], current: dict[str, Any], *, origin: str, except_for: frozenset[str] = frozenset()
-) -> list[str]:
-    """The settings that differ and may not, each with both values; arguments as for `check_same_settings`."""
     before, now = _flat(saved), _flat(current)
-    differ = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
-
-    def may_differ(key: str) -> bool:
+    may_differ = MAY_CHANGE | {f"train.{name}" for name in LENGTH}
+    changed: list[str] = []
+    for key in sorted(before.keys() | now.keys()):
+        one, other = before.get(key), now.get(key)
         # A file that selects may lie elsewhere. Another condition has other rows, also to evaluate on.
-        if key.endswith(".select"):
-            return all(str(flat.get(key)).lower().endswith(FILES) for flat in (before, now))
-        return _POSITION.sub("", key) in MAY_CHANGE | except_for
-
-    changed = sorted(key for key in differ if not may_differ(key))
-    return [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
+        moved = key.endswith(".select") and str(one).lower().endswith(FILES) and str(other).lower().endswith(FILES)
+        if one != other and not moved and (key.endswith(".select") or _POSITION.sub("", key) not in may_differ):
+            changed.append(f"{key} was {one!r}, is {other!r}")
+    return changed
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,56 +6,59 @@ A run that was killed and resumed makes the same updates as one that was not: bi
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from signal import Signals
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmdata.batch import Batch
 from mmdata.config import TrainConfig
-from mmdata.errors import ConfigError, TrainingError, counted
-from mmdata.files import write_whole
+from mmdata.errors import ConfigError, TrainingError
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
-from mmdata.train.memory.ema import EMA
-from mmdata.train.memory.kept import FeatureMemory
-from mmdata.train.models.dual_encoder import DualEncoderOutput
-from mmdata.train.objective import ContrastiveLoss, check_loss, make_loss
+from mmdata.train.log.meter import DataWait, Meter
+from mmdata.train.log.utilization import FlopCounter
+from mmdata.train.memory.kept import RunMemory
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher, HostCopy
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
-from mmdata.train.ranks.reduction_order import reduction_order, restore_reduction_order
-from mmdata.train.run import checkpoint, sole
-from mmdata.train.run.advice import advise, mines
+from mmdata.train.run import checkpoint
 from mmdata.train.run.checkpoint import rng_state, seed_rank, set_rng_state
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
-from mmdata.train.run.meter import DataWait, Meter
-from mmdata.train.run.optimizer import check_schedule, make_optimizer, scheduled_rate, set_learning_rate
-from mmdata.train.run.regroup import regroup
+from mmdata.train.run.objective import ContrastiveLoss, check_loss, make_loss
+from mmdata.train.run.optimizer import (
+    averages,
+    check_schedule,
+    learning_rate,
+    load_averages,
+    make_optimizer,
+    set_learning_rate,
+)
 from mmdata.train.run.rehearsal import rehearse
+from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
-from mmdata.train.run.sessions import SessionLog
-from mmdata.train.run.sharded_writer import ShardedCheckpointWriter
+from mmdata.train.run.step import StepOutput, train_step
 from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates, Update
-from mmdata.train.run.utilization import Utilization
-from mmdata.train.run.watchdog import STALL_TIMEOUT_S, Watchdog
-from mmdata.train.run.when import is_measured, never_begins
-from mmdata.train.step import StepOutput, train_step
+from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 
-EVALUATION = "evaluation.json"
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+
+
+class _Stopped(Exception):
+    """A signal ends the run; `where`, in words."""
+
+    def __init__(self, signal: int, where: str) -> None:
+        super().__init__(signal, where)
+        self.signal, self.where = signal, where
 
 
 class Trainer:
@@ -65,8 +68,8 @@ class Trainer:
         model: a `DualEncoder`, or anything with the same forward, on the device to train on.
         batches: this rank's batches.
         config: how to train.
-        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json, run.json. A run
-            found there is resumed.
+        output: the run's folder, shared by all ranks: checkpoints/, metrics.jsonl, evaluation.json. A run found there
+            is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
             the end; returns named numbers.
@@ -90,76 +93,54 @@ class Trainer:
         evaluate: Evaluate | None = None,
         command: str | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.output, self.evaluate = model, output, evaluate
         self.device = next(model.parameters()).device
         self.precision: Precision = choose_precision(config.precision, self.device)
+        self.autocast_dtype = AUTOCAST[self.precision]
         self.config = config = config.model_copy(update={"precision": self.precision})
-        self.output = output
         self.settings = settings or {"train": config.model_dump(mode="json")}
-        self.evaluate = evaluate
-        self.command = command
+        self.source, self.extras = batches, LoaderExtras.of(batches)
         collectives.check_ranks(batches)
         # A model of your own may have a bias that shows in its output only.
         check_loss(config, has_bias=getattr(model, "logit_bias", model) is not None)
+
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
-        several = collectives.world_size() > 1
-        group = dist.new_group(backend="gloo", timeout=collectives.TIMEOUT) if several else None
-        self.group = cast("dist.ProcessGroup | None", group)
-        on_first(lambda: sole.hold(output), self.group)
-        check_same_batches(LoaderExtras.of(batches).identity, self.group)
+        self.group = collectives.cpu_group()
+        self.report = RunReport(output, config, settings=self.settings, device=self.device, command=command)
+        check_same_batches(self.extras.identity, self.group)
         self.stop = StopSignals(self.group)
         self.lockstep = Lockstep(self.group, lambda: self.stop.received)
-        took = self.lockstep.took if several else None
-        self.source, self.batches = batches, DevicePrefetcher(batches, self.device, took=took)
+        took = None if self.group is None else self.lockstep.took
+        self.batches = DevicePrefetcher(batches, self.device, took=took)
+
         collectives.share_weights(model)
-        self.teacher = EMA.from_config(model, config)
-        utilization = Utilization(model, self.device) if self.device.type == "cuda" else None
-        self.meter = Meter(self.group, utilization)
-        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=AUTOCAST[self.precision])
+        self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
+        flops = FlopCounter(model) if self.device.type == "cuda" else None
+        self.meter = Meter(self.group, flops, DataWait(batches, output / "config.yaml"))
+        self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
+        if sharding.is_sharded(model):
+            self.memory.shard(self.device)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self.memory = FeatureMemory.from_config(config, batches, output, self.device)
-        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
-        self.data_wait = DataWait(batches, output / "config.yaml")
-        self.total_steps = count_steps(batches, config)
-        self.mines = mines(self.settings)
-        check_schedule(config, self.total_steps)
         self.updates = FiniteUpdates(self.scaler, output)
+        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
+
+        self.total_steps = count_steps(batches, config)
+        check_schedule(config, self.total_steps)
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
         self._unchecked: Update | None = None
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         try:
-            where = self._resume()
+            resumed = self._resume()
         except BaseException:
-            sole.release(output)  # a notebook goes on
+            self.report.close()  # a notebook goes on
             raise
-        speaks = collectives.rank() == 0
-        self.log = RunLog(
-            output, step=self.step, total_steps=self.total_steps, tensorboard=config.tensorboard, speaks=speaks
-        )
-        ranks = collectives.world_size()
-        self.sessions = SessionLog(output, step=self.step, ranks=ranks, device=self.device, speaks=speaks)
-        self.sharded = sharding.is_sharded(model)
-        writer = ShardedCheckpointWriter if self.sharded else CheckpointWriter
-        self.writer = writer(
-            output / CHECKPOINTS,
-            keep=config.keep_checkpoints,
-            written=self.sessions.write,
-            say=self.log.say,
-            group=self.group,
-        )
-        self.watchdog.is_writing = self.writer.is_writing
-        self.log.say(f"{where}; on {_in_words(self.device, ranks)}, in {self.precision}")
-        if config.warmup_steps >= self.total_steps:
-            self.log.say(
-                f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(self.total_steps, 'step')}: "
-                "the learning rate will not reach its peak; a tenth of the run is usual, "
-                f"train.warmup_steps={self.total_steps // 10}"
-            )
-        for line in never_begins(config, self.total_steps):
-            self.log.say(line)
+        self.report.begin(resumed, self.step, self.total_steps)
+        self.log = self.report.log
+        keep, say = config.keep_checkpoints, self.log.say
+        self.writer = CheckpointWriter(output / CHECKPOINTS, keep=keep, say=say, group=self.group)
 
     def run(self) -> int:
         """Train to the end, or until a signal.
@@ -172,106 +153,45 @@ class Trainer:
                 that could not be used over all ranks, no batch on another rank, or the end of one; on every rank.
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
-        formats, held = numerics(self.precision, self.device), contextlib.ExitStack()
-        held.callback(sole.release, self.output)
-        with held, formats, self.stop, contextlib.closing(self.log), self.watchdog, self.writer:
-            rehearsed = False
+        formats = numerics(self.precision, self.device)
+        with contextlib.closing(self.report), formats, self.stop, self.watchdog, self.writer:
             try:
-                if stopped := self._rehearse():
-                    return self._stopped_in_rehearsal(stopped)
-                rehearsed = True
-                return self._train()
+                self._rehearse()
+                self._train()
             except Exception as error:
-                if not (said := compiler.failure(error)):
-                    raise
-                # Ctrl-C reaches the compiler's processes too, and their end is the error.
-                if not (stopped := self.stop.received):
-                    raise ConfigError(said) from error
-                if not rehearsed:
-                    return self._stopped_in_rehearsal(stopped)
-                self.log.say(
-                    f"stopped by {Signals(stopped).name} while code was compiled, after step {self.step} of "
-                    f"{self.total_steps}; the last checkpoint counts; {self._how_to_go_on()}"
-                )
-                return 128 + stopped
-
-    def _train(self) -> int:
-        """The updates of `run`, once all shapes are rehearsed."""
-        self.meter.begin()
-        stopped = self._evaluate_if_due()  # the run before this one may have ended just before it
-        while not stopped and self.step < self.total_steps:
-            stopped = self._run_epoch() or self._evaluate_if_due()
-        if stopped:
-            self.log.say(
-                f"stopped by {Signals(stopped).name} after step {self.step} of {self.total_steps}; "
-                f"checkpoint in {self.output / CHECKPOINTS}; {self._how_to_go_on()}"
-            )
-            return 128 + stopped
-        if self.mines:
-            self._advise()
-        self.log.say(
-            f"finished after step {self.step}; checkpoint in {self.output / CHECKPOINTS}; next: {self._next()}"
-        )
+                stopped = error if isinstance(error, _Stopped) else self._stopped_compiler(error)
+                self.report.stopped(Signals(stopped.signal).name, stopped.where)
+                return 128 + stopped.signal
         return 0
 
-    def _advise(self) -> None:
-        """Say whether harder batches can help; of the whole run, whose earlier lines another process may have made."""
-        if collectives.rank() > 0:
-            return
-        mined, evaluated = (read_lines(self.output / METRICS, kind) for kind in ("mining", "evaluation"))
-        if advice := advise(mined, self.settings, evaluated[-1] if evaluated else None):
-            self.log.say(advice)
+    def _stopped_compiler(self, error: Exception) -> _Stopped:
+        """The signal that ended torch.compile's processes too, whose end is the error; raises any other error."""
+        if not (said := compiler.failure(error)):
+            raise error
+        if not self.stop.received:
+            raise ConfigError(said) from error
+        return _Stopped(
+            self.stop.received,
+            f"while code was compiled, after step {self.step} of {self.total_steps}; the last checkpoint counts",
+        )
 
-    def _next(self) -> str:
-        """What to do with a finished run; one without the settings of `mmdata train` has weights only."""
-        if {"data", "model"} <= set(self.settings):
-            return f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
-        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step, sharded=self.sharded)
-        load = "mmdata.train.run.checkpoint.load_checkpoint" if self.sharded else "torch.load"
-        given = f"Path('{newest}')" if self.sharded else f"'{newest}'"
-        return f"model.load_state_dict({load}({given})['model'])"
+    def _train(self) -> None:
+        """The updates of `run`, once all shapes are rehearsed."""
+        self.report.start(self.step)
+        self.meter.begin()
+        self._evaluate_if_due()  # the run before this one may have ended just before it
+        while self.step < self.total_steps:
+            self._run_epoch()
+            self._evaluate_if_due()
+        newest = self.output / CHECKPOINTS / checkpoint.checkpoint_name(self.step)
+        self.report.finished(
+            f"after step {self.step}; checkpoint in {newest.parent}",
+            "from mmdata.train.run.checkpoint import load_checkpoint; "
+            f"model.load_state_dict(load_checkpoint(Path('{newest}'))['model'])",
+        )
 
-    def _stopped_in_rehearsal(self, stopped: int) -> int:
-        self.log.say(f"stopped by {Signals(stopped).name} in the rehearsal, before an update; {self._how_to_go_on()}")
-        return 128 + stopped
-
-    def _how_to_go_on(self) -> str:
-        return f"{f'`{self.command}`' if self.command else 'the same command'} resumes"
-
-    def _rehearse(self) -> int:
-        """A step of each shape of the epoch, without an update; returns the signal that stopped it, or 0."""
-        blank = LoaderExtras.of(self.source).blank_batches
-        slow_at_first = self.device.type == "cuda" or self.config.compile is True
-        wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
-        if not wanted or blank is None or self.step == self.total_steps:
-            return 0
-        stopped = 0
-
-        def begin(words: str) -> bool:
-            nonlocal stopped
-            self.watchdog.at(f"rehearsing {words}")
-            stopped = self.stop.agreed()
-            return not stopped
-
-        with self.meter.paused(), parallel.apart(self.parallel):
-            # At the last step all that begins later is there: teacher and miner.
-            def step(batch: Batch) -> None:
-                self.meter.expect(batch)
-                self._add_gradients(batch, step=self.total_steps - 1)
-
-            rehearse(
-                blank(),
-                step,
-                model=self.model,
-                optimizer=self.optimizer,
-                device=self.device,
-                begin=begin,
-                say=self.log.say,
-            )
-        return stopped
-
-    def _run_epoch(self) -> int:
-        """The rest of this epoch; returns the signal that stopped it, or 0."""
+    def _run_epoch(self) -> None:
+        """The rest of this epoch."""
         length = len(self.batches)
         batches = self.watchdog.waited_for(self.meter.waited_for(iter(self.batches)))
         for batch in self.lockstep.batches(batches):
@@ -280,81 +200,70 @@ class Trainer:
             self._update(batch)
             del batch  # its memory may be needed for the next one
             if self.epoch_step < length:
-                stopped = self._save_if_due(self.lockstep.signal())
-                if stopped or self.step == self.total_steps:
-                    return stopped
+                self._save_if_due(self.lockstep.signal())
+                if self.step == self.total_steps:
+                    return
         if self.epoch_step < length:
             raise TrainingError(f"epoch {self.epoch}: {self.epoch_step} of len(batches) = {length} batches came")
         self.epoch, self.epoch_step = self.epoch + 1, 0
-        self._regroup_if_due()
+        if self.step < self.total_steps:
+            with self.meter.paused():
+                self.watchdog.at("searching neighbours", LONG_S)
+                found = self.memory.regroup(self.epoch)
+            if found:
+                self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
         self.batches.set_epoch(self.epoch)
-        return self._save_if_due(self.stop.agreed())
-
-    def _regroup_if_due(self) -> None:
-        """Give the loader new groups at the start of an epoch, where it takes them."""
-        regroups, cache = LoaderExtras.of(self.source).regroups, self.memory.cache
-        if regroups is None or cache is None or not regroups.is_due(self.epoch) or self.step == self.total_steps:
-            return
-        with self.meter.paused():
-            self.watchdog.at("searching neighbours")
-            found = regroup(
-                regroups,
-                cache,
-                self.epoch,
-                seed=self.config.seed,
-                device=self.device,
-                group=self.group,
-                moved=lambda: self.watchdog.at("searching neighbours"),
-            )
-            check_same_batches(LoaderExtras.of(self.source).identity, self.group)
-        self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
+        self._save_if_due(self.stop.agreed())
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
         self.watchdog.at("computing")
-        rate = scheduled_rate(self.step, self.config, self.total_steps)
-        set_learning_rate(self.optimizer, rate)
+        rate = set_learning_rate(self.optimizer, learning_rate(self.step, self.config, self.total_steps))
         self.optimizer.zero_grad(set_to_none=True)
-        begins = self.mines and self.step == self.config.mining_after_steps
-        if begins and self.step > 0:
-            self.log.say(f"mining begins with step {self.step + 1} (train.mining_after_steps)")
-        loss, output, of_teacher = self._add_gradients(batch, step=self.step)
+        loss, output = self._add_gradients(batch, step=self.step)
         self.scaler.unscale_(self.optimizer)
         norm = sharding.clip_grad_norm(self.model.parameters(), self.config.grad_clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.teacher is not None:
-            self.teacher.update(self.model)
-        self.memory.keep(output.output, batch, self.step, of_teacher)
+        self.memory.keep(self.model, output.output, batch, self.step)
         self._check()
         self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
         self.step += 1
         self.epoch_step += 1
-        if self.memory.drift is not None:
-            self.memory.drift.measure(self.model, self.step)
         self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
-        if begins or is_measured(self.step):
+        if self.report.measures(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
-                self.log.record("mining", values, aloud=self.mines)
+                self.log.record("mining", values, aloud=self.report.mines)
 
-    def _add_gradients(
-        self, batch: Batch, *, step: int
-    ) -> tuple[ContrastiveLoss, StepOutput, DualEncoderOutput | None]:
-        """The gradients of one batch, with the loss of the update after `step` updates.
-
-        Returns:
-            The loss, what the step left, and the teacher's features if the queue is to hold those.
-        """
-        feeds = self.config.queue is not None and step >= self.config.mining_after_steps
-        features = self.teacher.embed(batch) if self.teacher and (feeds or self.teacher.masks_at(step)) else None
-        teacher_mask = self.teacher and self.teacher.teacher_mask(batch, step, features)
+    def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
+        """The gradients of one batch, with the loss of the update after `step` updates."""
+        teacher_mask = self.memory.teacher_mask(batch, step)
         loss = make_loss(step, self.config, teacher_mask, self.memory.queue)
-        size, dtype = self.config.micro_batch_size, AUTOCAST[self.precision]
+        size, dtype = self.config.micro_batch_size, self.autocast_dtype
         output = train_step(self.parallel, batch, loss, micro_batch_size=size, autocast_dtype=dtype, scaler=self.scaler)
-        return loss, output, features if feeds else None
+        return loss, output
+
+    def _rehearse(self) -> None:
+        """A step of each shape of the epoch, without an update."""
+        blank = self.extras.blank_batches
+        slow_at_first = self.device.type == "cuda" or self.config.compile is True
+        wanted = slow_at_first if self.config.rehearse == "auto" else self.config.rehearse
+        if not wanted or blank is None or self.step == self.total_steps:
+            return
+
+        def begin(words: str) -> None:
+            self.watchdog.at(f"rehearsing {words}")
+            if stopped := self.stop.agreed():
+                raise _Stopped(stopped, "in the rehearsal, before an update")
+
+        def step(batch: Batch) -> None:
+            self._add_gradients(batch, step=self.total_steps - 1)  # all that begins later is there: teacher and miner
+
+        with self.meter.paused(), parallel.apart(self.parallel):
+            rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
@@ -365,52 +274,35 @@ class Trainer:
         if update is None:
             return
         loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
-        self.watchdog.learned(update, moves=loss != 0 or self.grad_norm != 0)
-        self.meter.add_loss(loss)
+        self.meter.add_loss(loss, self.grad_norm)
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
         state = checked_state(self.batches, self.source, self.group)
-        if self.step == self.total_steps and (check_rows := LoaderExtras.of(self.source).check_rows) is not None:
-            check_rows(state)
-        measured = self.meter.read()
-        values = {"step": self.step, "epoch": self.epoch, "loss": measured.pop("loss"), "lr": rate}
-        values |= {
-            "grad_norm": self.grad_norm,
-            **measured,
-            "logit_scale": None if logit_scale is None else float(logit_scale),
-        }
+        if self.step == self.total_steps and self.extras.check_rows is not None:
+            self.extras.check_rows(state)
+        at, measured = {"step": self.step, "epoch": self.epoch}, self.meter.read()
+        values = {**at, "loss": measured.pop("loss"), "lr": rate, "grad_norm": self.grad_norm, **measured}
+        values["logit_scale"] = None if logit_scale is None else float(logit_scale)
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
         self.log.record("train", values)
-        drift = self._queue_drift()
-        for kind, numbers in self.memory.telemetry(self.step, drift):
-            self.log.record(kind, {"step": self.step, "epoch": self.epoch, **numbers})
-        step_ms = None if self.device.type == "cpu" else self.meter.step_ms  # on a CPU the workers take its cores
-        if line := self.data_wait.explain(values["data_wait_share"] or 0.0, step_ms):
+        for kind, numbers in self.memory.telemetry(self.step):
+            self.log.record(kind, {**at, **numbers})
+        for line in self.meter.remarks():
             self.log.say(line)
-        if line := self.watchdog.why_still():
-            self.log.say(line)
-
-    def _queue_drift(self) -> dict[str, float]:
-        """How far the queue's oldest features were from the model's, if that was measured; said where it was far."""
-        if self.memory.drift is None:
-            return {}
-        measured = self.memory.drift.telemetry()
-        if line := self.memory.drift.explain(measured):
-            self.log.say(line)
-        return measured
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs
         epoch_done = self.epoch_step == 0 and self.epoch > 0 and every > 0 and self.epoch % every == 0
         return self.evaluate is not None and (epoch_done or self.step == self.total_steps)
 
-    def _evaluate_if_due(self) -> int:
-        """Evaluate between two epochs, while a checkpoint is written; returns the signal that came, or 0."""
-        if self.evaluate is None or not self._evaluation_due() or self._evaluated_step == self.step:
-            return 0
-        with self.meter.paused(), self.watchdog.evaluating(self.model):
+    def _evaluate_if_due(self) -> None:
+        """Evaluate between two epochs, while a checkpoint is written."""
+        if self.evaluate is None or not self._evaluation_due() or self.step in self.report.evaluated_steps:
+            return
+        with self.meter.paused():
+            self.watchdog.at("evaluating", LONG_S)
             random_state = rng_state(self.device)
             self.model.eval()
             values = {"step": self.step, "epochs_done": self.epoch, **self.evaluate(self.model)}
@@ -418,22 +310,24 @@ class Trainer:
             set_rng_state(random_state, self.device)
             self.watchdog.at("writing a checkpoint")
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
-            if collectives.rank() == 0:
-                write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
-            self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
-            self._evaluated_step = self.step
-        self.sessions.write(self.step)
-        return self.stop.agreed()
+            self.report.evaluated(values)
+        self._stop_if(self.stop.agreed())
 
-    def _save_if_due(self, stopped: int) -> int:
-        """Write a checkpoint where one is due, or a signal stops the run; returns that signal, or 0."""
+    def _save_if_due(self, stopped: int) -> None:
+        """Write a checkpoint where one is due, or a signal, `stopped`, ends the run."""
         due = self.step == self.total_steps or self.step % self.config.checkpoint_every_steps == 0
         if stopped or due or self._evaluation_due():
             with self.meter.paused():
                 self._check()
                 self.watchdog.at("writing a checkpoint")
+                self.watchdog.meet()
                 self._save(background=not stopped and self.step < self.total_steps)
-        return stopped
+        self._stop_if(stopped)
+
+    def _stop_if(self, stopped: int) -> None:
+        if stopped:
+            where = f"after step {self.step} of {self.total_steps}; checkpoint in {self.output / CHECKPOINTS}"
+            raise _Stopped(stopped, where)
 
     def _save(self, *, background: bool) -> None:
         self.writer.wait()
@@ -442,62 +336,41 @@ class Trainer:
             "total_steps": self.total_steps,
             "skipped_updates": self.updates.skipped,
             "bad_in_a_row": self.updates.bad_in_a_row,
-            "reduction_order": reduction_order(self.parallel),
             "settings": self.settings,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": averages(self.model, self.optimizer),
             "scaler": self.scaler.state_dict(),
-            "teacher": self.teacher and self.teacher.state_dict(),
             "batches": checked_state(self.batches, self.source, self.group),
             "meter": self.meter.state_dict(),
             "memory": self.memory.state_dict(),
             "rng": gather(rng_state(self.device), self.group),
         }
-        sound = self.updates.sound_step(self.step)
-        form = state if self.sharded else sharding.whole_state(state)
-        self.writer.save(form, sound_step=sound, background=background)
+        self.writer.save(state, sound_step=self.updates.sound_step(self.step), background=background)
 
-    def _resume(self) -> str:
-        """Go on from the newest checkpoint in `output`, where there is one; returns a line that says so."""
+    def _resume(self) -> Path | None:
+        """Go on from the newest checkpoint in `output`, where there is one; returns it."""
         path = checkpoint.latest_checkpoint(self.output / CHECKPOINTS)
-        evaluated = evaluated_steps(self.output / METRICS)
-        if len(set(gather((path and path.name, evaluated), self.group))) > 1:
+        seen = path and path.name, sorted(self.report.evaluated_steps)
+        if any(other != seen for other in gather(seen, self.group)):
             raise ConfigError(f"train.output '{self.output}': the ranks see different files there; share the folder")
         if path is None:
-            self._evaluated_step = None
-            if (regroups := LoaderExtras.of(self.source).regroups) is not None:
-                on_first(regroups.forget_groups, self.group)
-            # A run that was killed before its first checkpoint has lines of steps that this run makes again.
-            if logged := last_logged_step(self.output / METRICS):
-                return (
-                    f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
-                    f"{self.config.checkpoint_every_steps:,}): starting again from step 0 of {self.total_steps}"
-                )
-            return f"starting: {self.total_steps} steps, in {self.output}"
-        like = sharding.own_shares(self.model, self.optimizer)
-        state = checkpoint.load_checkpoint(path, mapped=True, like=like, group=self.group)
-        extras = LoaderExtras.of(self.source)
-        other_shards = extras.other_shards(state["batches"]) if extras.other_shards else ""
+            if self.extras.regroups is not None:
+                on_first(self.extras.regroups.forget_groups, self.group)
+            return None
+        state = checkpoint.load_checkpoint(path, parts=(), group=self.group)
+        other_shards = self.extras.other_shards(state["batches"]) if self.extras.other_shards else ""
         check_same_run(state, self.settings, self.config, self.total_steps, origin=str(path), other_shards=other_shards)
+        like = {"model": self.model.state_dict(), "optimizer": averages(self.model, self.optimizer)}
+        checkpoint.read_tensors(path, state, like=like | {"memory": self.memory.state_dict()})
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state.get("bad_in_a_row", 0)
+        self.updates.skipped, self.updates.bad_in_a_row = state["skipped_updates"], state["bad_in_a_row"]
         checkpoint.load_weights(self.model, state, origin=str(path))
-        restore_reduction_order(self.parallel, state.get("reduction_order"))
-        sharding.load_optimizer(self.optimizer, state["optimizer"])
+        load_averages(self.model, self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        if self.teacher is not None:
-            self.teacher.load_state_dict(state["teacher"])
         self.batches.load_state_dict(state["batches"])
         self.meter.load_state_dict(state["meter"])
-        said = self.memory.load_state_dict(state.get("memory", {}), self.step, self.device, self.group)
-        self._evaluated_step = self.step if self.step in evaluated else None
+        self.memory.load_state_dict(state["memory"])
         if len(state["rng"]) == collectives.world_size():
             set_rng_state(state["rng"][collectives.rank()], self.device)
-        return f"resuming from {path}: step {self.step} of {self.total_steps}{said and '; '}{said}"
-
-
-def _in_words(device: torch.device, ranks: int) -> str:
-    """What a run computes on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return name if ranks == 1 else f"{ranks} ranks of {name}"
+        return path

@@ -1,6 +1,7 @@
-"""Ends a run that makes no progress or has lost a rank, with an error that names the rank, its step and what it did.
+"""A rank that gets no further ends with the stacks of its threads, and one that is told to end says where it was.
 
-A rank that waits in a collective for a stalled rank cannot raise: a thread writes the error and ends the process.
+torchrun ends the other ranks of a rank that has died: with SIGTERM, and 30 seconds later with SIGKILL. A rank that
+waits in a collective of nccl runs no handler of Python meanwhile, so a thread says where it is.
 """
 
 from __future__ import annotations
@@ -8,49 +9,36 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import torch.distributed as dist
-from torch import nn
 from typing_extensions import Self
 
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
-from mmdata.train.run.heartbeat import Heartbeats, OwnPosition, RankPosition
-from mmdata.train.run.update import Update
-
-STALLED = 75
-"""Exit code of a process that the watchdog ended: EX_TEMPFAIL, since starting it again may help."""
 
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
-GRACE_S = 10.0
-"""Time in which a process may end by an error of its own once another rank is gone; then the watchdog ends it."""
-WRITE_S = 300.0
-"""Longest wait for a checkpoint that is being written, before the watchdog ends its process. torchrun ends it earlier:
-30 seconds after the first rank has ended."""
-STILL_UPDATES = 3
-"""Updates in a row without loss and gradient after which the log says so."""
+LONG_S = collectives.LONG.total_seconds()
+"""The same in an evaluation, and in a search for neighbours."""
+REARM_S = 1.0
+"""The timer of the stacks is set again at most this often: that starts a thread, which takes 0.1 ms."""
 
 
 class Watchdog:
-    """Watches a run while entered.
-
-    A rank whose process ends, or that leaves with an error, ends the others within a minute: most by an error in the
-    collective that they wait in, the rest `GRACE_S` after they know.
+    """Watches a process of a run while entered.
 
     Args:
-        timeout_s: longest time at one position of a rank that lives.
-        step: gives the number of updates made; called by each `at`.
+        timeout_s: longest time at one position.
+        step: gives the number of updates made.
         group: the ranks, gloo; None: this process alone.
-
-    Attributes:
-        is_writing: whether this process is writing a checkpoint, which is waited for before the process is ended.
 
     Example:
         with Watchdog(600, lambda: step, group) as watchdog:
@@ -61,20 +49,15 @@ class Watchdog:
 
     def __init__(self, timeout_s: float, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
-        self._interval_s = min(1.0, timeout_s / 10)
-        self._patience_s = 5 * self._interval_s  # without a heartbeat of a rank, after which it counts as silent
-        self._moved = time.monotonic()
-        self._still_since: int | None = None  # first of the latest steps, whose loss and gradient are 0
-        self._still_updates = 0
-        self._said_still = False
-        self.is_writing: Callable[[], bool] = lambda: False
-        self._own = OwnPosition()
-        self._heartbeats: Heartbeats | None = None
-        self._stop = threading.Event()
+        self._doing, self._limit_s, self._since, self._armed = "starting", timeout_s, 0.0, 0.0
 
-    def at(self, doing: str) -> None:
-        """Set what this rank does from now on."""
-        self._own.move(self._step(), doing)
+    def at(self, doing: str, limit_s: float | None = None) -> None:
+        """Set what this rank does from now on, and how long it may take; None: `timeout_s`."""
+        limit_s, now = limit_s or self._timeout_s, time.monotonic()
+        if limit_s != self._limit_s or now - self._armed >= REARM_S:
+            self._armed = now
+            faulthandler.dump_traceback_later(limit_s + 2 * REARM_S, exit=True, file=2)  # after the words of `_tell`
+        self._doing, self._limit_s, self._since = doing, limit_s, now
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches, with the position set around each: waiting for data, then for the other ranks."""
@@ -87,179 +70,58 @@ class Watchdog:
             yield batch
             del batch  # its memory may be needed for the next one
 
-    def learned(self, update: Update, *, moves: bool) -> None:
-        """Take note of an update; `moves` is False where loss and gradient are exactly 0.
-
-        Raises:
-            TrainingError: `moves` has been False for the timeout: no row is valid, or no negative passes.
-        """
-        self._still_updates = 0 if moves else self._still_updates + 1
-        if moves:
-            self._still_since = None
-        elif self._still_since is None:
-            self._still_since = update.step
-        if moves:
-            self._moved = time.monotonic()
-        elif (still_s := time.monotonic() - self._moved) > self._timeout_s:
-            raise TrainingError(
-                f"step {update.step}: loss and gradient have been exactly 0 for {still_s:.0f} s (the limit is "
-                f"{self._timeout_s:g} s): no row is valid (on rank {collectives.rank()} {int(update.valid.sum())} of "
-                f"{len(update.valid)} are), or no negative passes train.miner, train.teacher and the masks; loosen them"
-            )
-
-    def why_still(self) -> str:
-        """A line that says since when the run learns nothing, once in a run; "" if it learns or the line was given.
-
-        The line comes only after `STILL_UPDATES` updates: the last batch of an epoch may have one row, and so no
-        negatives.
-        """
-        if self._still_since is None or self._said_still or self._still_updates < STILL_UPDATES:
-            return ""
-        self._said_still = True
-        return (
-            f"loss and gradient are exactly 0 since step {self._still_since}: no row is valid, or no negative passes "
-            f"train.miner, train.teacher and the masks; the run ends after {self._timeout_s:g} s of it"
-        )
-
-    @contextlib.contextmanager
-    def evaluating(self, model: nn.Module) -> Generator[None, None, None]:
-        """In an evaluation every call of the model counts as progress, so that it may last as long as it needs."""
-        self.at("evaluating")
-
-        def alive(*_: object) -> None:
-            self.at("evaluating")
-
-        hook = model.register_forward_hook(alive)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def meet(self) -> None:
+        """Wait for all ranks; the error of rank 0 names those that do not come. A collective."""
+        if self._group is not None:
+            dist.monitored_barrier(self._group, wait_all_ranks=True)
 
     def __enter__(self) -> Self:
+        self._reads, self._writes = os.pipe()
+        os.set_blocking(self._writes, False)
+        self._takes_signals = threading.current_thread() is threading.main_thread()
+        if self._takes_signals:  # Python writes the number of each signal that has a handler
+            self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+        self._limit_s = 0.0
         self.at("starting")
-        self._moved = time.monotonic()
-        if self._group is not None:
-            self._heartbeats = Heartbeats(self._own, self._group, interval_s=self._interval_s)
-        threading.Thread(target=self._watch, daemon=True, name="mmdata-watchdog").start()
+        self._thread = threading.Thread(target=self._tell, daemon=True, name="mmdata-watchdog")
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._heartbeats is not None and isinstance(error, RuntimeError) and _is_of_a_collective(error):
-                self._blame(self._heartbeats, error)
-        finally:
-            self._stop.set()
-            if self._heartbeats is not None:
-                self._own.ended = f"{kind.__name__}: {error}" if kind else ""
-                self._heartbeats.close()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            message = self._lost() or self._judge(self._timeout_s)
-            if message and not self._stop.is_set():
-                if self._heartbeats is not None:
-                    self._heartbeats.verdict = message
-                    self._heartbeats.exchange_soon()
-                    # Until the others have read it: the store may live in this process.
-                    time.sleep(3 * self._interval_s)
-                    while collectives.rank() == 0 and self._heartbeats.untold(max(self._patience_s, GRACE_S)):
-                        time.sleep(self._interval_s)
-                if self._written(message):
-                    _end(message)
-
-    def _written(self, message: str) -> bool:
-        """Wait for a checkpoint that is being written; False if the run has ended by itself meanwhile."""
-        if not self.is_writing():
-            return True
-        words = f"; the checkpoint that is being written is waited for, for {WRITE_S:g} s at most"
-        _say(f"{message}{words}")
-        deadline = time.monotonic() + WRITE_S
-        while self.is_writing() and time.monotonic() < deadline and not self._stop.wait(self._interval_s / 10):
-            pass
-        # An error that the main thread had all the while has its own words, and its own way out.
-        return not self._stop.wait(min(GRACE_S, max(0.0, deadline - time.monotonic())))
-
-    def _lost(self) -> str:
-        """Why the run ends if ranks have been gone for long enough, or ""."""
-        gone = self._heartbeats.presence.gone() if self._heartbeats is not None else []
-        if not gone or time.monotonic() - gone[0].noticed < GRACE_S:
-            return ""
-        own = f"rank {collectives.rank()}: {self._own.now()}"
-        return f"{gone[0].words}; {own}. All ranks end; the same command resumes"
-
-    def _judge(self, timeout_s: float) -> str:
-        """Why the run ends, or "" where it goes on."""
-        if self._heartbeats is not None and self._heartbeats.verdict:
-            return self._heartbeats.verdict
-        own, rank = self._own.now(), collectives.rank()
-        others = self._heartbeats.known() if self._heartbeats is not None else {}
-        positions = {rank: own} | {other: position for other, (position, _) in others.items()}
-        stuck = [other for other, position in positions.items() if position.for_s > timeout_s]
-        if not stuck and all(ago_s <= timeout_s for _, ago_s in others.values()):
-            return ""
-        limit = f"(the limit is {timeout_s:g} s)"
-        silent = {other: position for other, (position, ago_s) in others.items() if ago_s > self._patience_s}
-        if silent:
-            ago_s = min(others[other][1] for other in silent)
-            what = f"not been heard of for {ago_s:.0f} s {limit}: it is stopped, dead or cut off; last heard of at"
-            return _message(
-                silent, what, {each: position for each, position in positions.items() if each not in silent}
+        faulthandler.cancel_dump_traceback_later()
+        if self._takes_signals:
+            signal.set_wakeup_fd(self._before)
+        os.write(self._writes, b"\0")
+        self._thread.join()
+        os.close(self._reads)
+        os.close(self._writes)
+        if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error).lower()):
+            words = (
+                f"rank {collectives.rank()}: a collective failed at step {self._step()}, {self._doing}: another rank "
+                "has ended or hangs, see its output and torchrun's; the same command resumes"
             )
-        if others and rank != 0:
-            return ""  # only rank 0 reads all positions: its verdict names the rank
-        lowest = min(position.order() for position in positions.values())
-        behind = {each: position for each, position in positions.items() if position.order() == lowest}
-        rest = {each: position for each, position in positions.items() if each not in behind}
-        longest_s = max(position.for_s for position in behind.values())
-        return _message(behind, f"got no further for {longest_s:.0f} s {limit}:", rest)
+            _say(words)  # torchrun may end this process before its error is printed
+            raise TrainingError(words) from error
 
-    def _blame(self, heartbeats: Heartbeats, error: RuntimeError) -> None:
-        """Raise an error that names the ranks whose end made a collective fail, if their heartbeats show it soon."""
-        heartbeats.ask_all = True
-        deadline = time.monotonic() + 2 * self._patience_s
-        while time.monotonic() < deadline:
-            if gone := heartbeats.presence.gone():
-                words = "; ".join(one.words for one in gone if one.ended == gone[0].ended)
-                raise TrainingError(
-                    f"{words}; all ranks stop, this one at {self._own.now()}; the same command resumes"
-                ) from error
-            heartbeats.exchange_soon()
-            time.sleep(self._interval_s / 2)
-            known = heartbeats.known()
-            ended = {rank: position for rank, (position, _) in known.items() if position.ended}
-            if ended:
-                words = "; ".join(
-                    f"rank {rank} ended at {position}: {position.ended}" for rank, position in ended.items()
+    def _tell(self) -> None:
+        """Say where this rank is when a signal comes, and when the limit is over."""
+        while True:
+            left_s = self._since + self._limit_s - time.monotonic()
+            ready, _, _ = select.select([self._reads], [], [], max(0.0, left_s))
+            number = os.read(self._reads, 1)[0] if ready else 0
+            if ready and not number:
+                return
+            place = f"step {self._step()}, {self._doing}"
+            if ready and self._group is not None:
+                _say(f"rank {collectives.rank()}: {signal.Signals(number).name} at {place}")
+            elif not ready and self._since + self._limit_s <= time.monotonic():
+                _say(
+                    f"error: rank {collectives.rank()} has got no further for {self._limit_s:g} s: {place}. It ends; "
+                    "the stacks of its threads follow; the same command resumes"
                 )
-                raise TrainingError(f"{words}; all ranks stop") from error
-            silent = {rank: position for rank, (position, ago_s) in known.items() if ago_s > self._patience_s}
-            if silent:
-                words = "; ".join(
-                    f"rank {rank} is gone (killed?), last heard of at {position}" for rank, position in silent.items()
-                )
-                raise TrainingError(
-                    f"{words}; all ranks stop, this one at {self._own.now()}; the same command resumes"
-                ) from error
-
-
-def _message(at_fault: dict[int, RankPosition], what: str, rest: dict[int, RankPosition]) -> str:
-    words = "; ".join(f"rank {rank} has {what} {position}" for rank, position in sorted(at_fault.items()))
-    others = "".join(f"; rank {rank}: {position}" for rank, position in sorted(rest.items())[:8])
-    return f"{words}{others}{'; …' if len(rest) > 8 else ''}. All ranks end; the same command resumes"
-
-
-def _is_of_a_collective(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def _end(message: str) -> None:
-    """Print the stack of each thread and the message, and end the process without waiting for the main thread."""
-    with contextlib.suppress(OSError, ValueError):
-        faulthandler.dump_traceback(sys.__stderr__ or 2)
-    _say(f"error: {message}")
-    os._exit(STALLED)
+                return
 
 
 def _say(words: str) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ class RunLog:
             with contextlib.suppress(OSError):
                 self._progress.update(self._task, completed=step)
 
-    def record(self, kind: str, values: Mapping[str, float | list[float] | None], *, aloud: bool = True) -> None:
-        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "step": …, "epoch": …, …}.
+    def record(self, kind: str, values: Mapping[str, Any], *, aloud: bool = True) -> None:
+        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "time": …, "step": …, …}.
 
         It is printed too if it is `aloud`, without lists, such as histograms.
         """
@@ -70,13 +71,14 @@ class RunLog:
             return
         # JSON has neither infinity nor NaN; the norm of an update that fp16 skips is one of them.
         finite = {name: _finite(value) for name, value in values.items()}
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         with naming(self._metrics.name):
-            self._metrics.write(json.dumps({"kind": kind, **finite}) + "\n")
+            self._metrics.write(json.dumps({"kind": kind, "time": now, **finite}) + "\n")
             self._metrics.flush()
-        numbers = {name: value for name, value in finite.items() if not isinstance(value, list)}
+        numbers = {name: value for name, value in finite.items() if isinstance(value, (int, float))}
         if self._writer is not None:
             for name, value in numbers.items():
-                if name not in ("step", "epoch", "epochs_done") and value is not None:
+                if kind != "start" and name not in ("step", "epoch", "epochs_done"):
                     self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
         if aloud:
             self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
@@ -100,7 +102,7 @@ class RunLog:
         self._metrics.close()
 
 
-def format_values(values: Mapping[str, float | int | None]) -> str:
+def format_values(values: Mapping[str, float]) -> str:
     """Values for a person: shares as percentages, the rest with four digits, and large numbers whole.
 
     Example:
@@ -110,8 +112,6 @@ def format_values(values: Mapping[str, float | int | None]) -> str:
     parts: list[str] = []
     for name, value in values.items():
         words = name.replace("_per_s", "/s").replace("_", " ")
-        if value is None:
-            continue
         if name.endswith("_share"):
             parts.append(f"{words.removesuffix(' share')} {100 * value:.1f}%")
         else:
@@ -125,15 +125,15 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if 9999.5 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
-def _finite(value: float | list[float] | None) -> float | list[float | None] | None:
+def _finite(value: Any) -> Any:
     if isinstance(value, list):
-        return [each if math.isfinite(each) else None for each in value]
-    return None if value is None or not math.isfinite(value) else value
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_lines(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind in metrics.jsonl, oldest first."""
-    return [line for line in read_json_lines(path, {"kind": str, "step": int}) if line["kind"] == kind]
+def read_lines(path: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, or those of one kind, oldest first."""
+    return [line for line in read_json_lines(path, {"kind": str, "step": int}) if kind in ("", line["kind"])]
 
 
 def evaluated_steps(path: Path) -> tuple[int, ...]:

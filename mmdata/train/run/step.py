@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from mmdata.train.batches import has_rows, split
 from mmdata.train.models.dual_encoder import DualEncoder
-from mmdata.train.ranks import collectives, parallel
+from mmdata.train.ranks import collectives, parallel, sharding
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(output of the model, batch) to a scalar."""
@@ -82,26 +83,8 @@ def train_step(
     output = forward(batch)
     loss = loss_function(output, batch)
     _scaled(loss, scaler).backward()
+    sharding.average_whole(model)
     return StepOutput(loss.detach(), _detached(output))
-
-
-def split(batch: Mapping[str, object], size: int) -> Iterator[dict[str, Any]]:
-    """Parts of `size` rows, the last one with what is left; values that are no tensor or list go into each part.
-
-    Raises:
-        ValueError: entries of the batch with different numbers of rows, or an entry that nests tensors with rows.
-    """
-    cut = {key: value for key, value in batch.items() if isinstance(value, list) or _has_rows(value)}
-    counts = {key: len(cast("list[object]", value)) for key, value in cut.items()}
-    if max(counts.values(), default=0) <= size:
-        yield dict(batch)
-        return
-    if nested := [key for key in batch if key not in cut and any(map(_has_rows, tree_leaves(batch[key])))]:
-        raise ValueError(f"the batch's entries {nested} nest tensors, and cannot be split: make each an entry itself")
-    if len(set(counts.values())) > 1:
-        raise ValueError(f"the batch's entries have different numbers of rows, and cannot be split: {counts}")
-    for start in range(0, max(counts.values(), default=0), size):
-        yield {**batch, **{key: cast(Any, value)[start : start + size] for key, value in cut.items()}}
 
 
 def gradient_cache(
@@ -149,42 +132,28 @@ def gradient_cache(
     if not parts:
         raise ValueError("gradient_cache needs at least one part of a batch: got none")
     with parallel.gathers_once(model):
-        return _in_two_passes(forward, parts, loss, model=model, scaler=scaler)
-
-
-def _in_two_passes(
-    forward: Callable[[Part], Any],
-    parts: Sequence[Part],
-    loss: Callable[[Any], Tensor],
-    *,
-    model: nn.Module | None,
-    scaler: torch.amp.GradScaler | None,
-) -> StepOutput:
-    """`gradient_cache` of one part or more."""
-    outputs, states = _first_pass(forward, parts, model)
-    structure = tree_flatten(outputs[0])[1]
-    if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
-        raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
-    by_part = [tree_leaves(output) for output in outputs]  # leaves of each part's output
-    leaves = [_concatenated(values) for values in zip(*by_part, strict=True)]
-    output = tree_unflatten(leaves, structure)
-    value = loss(output)
-    _scaled(value, scaler).backward()
-    end = _random_state()
-    # For each output its gradient in each part; None where there is none to carry back.
-    grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, zip(*by_part, strict=True), strict=True)]
-    for number, (part, state) in enumerate(zip(parts, states, strict=True)):
-        with parallel.adds_up(model, last=number == len(parts) - 1):
-            _set_random_state(state)
-            again = tree_leaves(forward(part))
-            pairs = [
-                (value, grad[number])
-                for value, grad in zip(again, grads, strict=True)
-                if grad[number] is not None and value.requires_grad
-            ]
-            if pairs:  # none if both towers are frozen and only the scale is trained
-                torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
-    _set_random_state(end)
+        outputs, states = _first_pass(forward, parts, model)
+        structure = tree_flatten(outputs[0])[1]
+        if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
+            raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
+        of_parts = list(zip(*map(tree_leaves, outputs), strict=True))  # each leaf in all parts
+        leaves = [_concatenated(values) for values in of_parts]
+        output = tree_unflatten(leaves, structure)
+        value = loss(output)
+        _scaled(value, scaler).backward()
+        end = _random_state()
+        grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, of_parts, strict=True)]
+        for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+            with parallel.adds_up(model, last=number == len(parts) - 1):
+                _set_random_state(state)
+                again = [
+                    (new, grad[number])
+                    for new, grad in zip(tree_leaves(forward(part)), grads, strict=True)
+                    if grad[number] is not None and new.requires_grad
+                ]
+                if again:  # none if both towers are frozen and only the scale is trained
+                    torch.autograd.backward([new for new, _ in again], [grad for _, grad in again])
+        _set_random_state(end)
     return StepOutput(value.detach(), _detached(output))
 
 
@@ -209,7 +178,7 @@ def _first_pass(
 def _concatenated(values: Sequence[Any]) -> Any:
     """One output of all parts, as a leaf that collects its gradient; what has no rows is that of the first part."""
     joined = values[0]
-    if _has_rows(joined):
+    if has_rows(joined):
         try:
             joined = torch.cat(list(values))
         except (RuntimeError, TypeError) as error:
@@ -229,10 +198,6 @@ def _grads_by_part(leaf: Any, values: Sequence[Any]) -> list[Tensor | None]:
     if not grad.ndim:
         return [*[None] * (len(values) - 1), grad]
     return list(grad.split([len(value) for value in values]))
-
-
-def _has_rows(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _detached(output: Any) -> Any:

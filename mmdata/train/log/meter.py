@@ -14,9 +14,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.errors import TrainingError
 from mmdata.train.batches import Batches, LoaderExtras
+from mmdata.train.log.utilization import FlopCounter
+from mmdata.train.peaks import peak_flops
 from mmdata.train.ranks import collectives
-from mmdata.train.run.utilization import Utilization
+
+GIB = 1 << 30
+NOTICEABLE = 0.05
+"""Share of the time spent waiting for data from which on the log names the cause."""
+STILL_SAID = 3
+"""Updates in a row without loss and gradient after which the log says so. The last batch of an epoch may have one row,
+and so no negatives."""
+STILL_MOST = 1000
+"""Updates in a row without loss and gradient that end a run."""
 
 
 class Meter:
@@ -24,14 +35,18 @@ class Meter:
 
     Args:
         group: ranks to sum over, over CPU tensors.
-        utilization: counts what the batches take of the device; None: nothing does.
+        flops: counts the operations of batches, for a device whose rates are known; None: no rates.
+        waits: names the cause of waiting; None: nothing does.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, utilization: Utilization | None = None) -> None:
-        self._group, self._utilization = group, utilization
-        self._steps = 0
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, flops: FlopCounter | None = None, waits: DataWait | None = None
+    ) -> None:
+        self._group, self._flops, self._waits = group, flops, waits
+        self._steps = self._still = 0
         self._loss_sum = 0.0
-        self.step_ms = 0.0  # of an update between the last two calls of `read`, without waiting for data
+        self._said_still = False
+        self._device = torch.device("cpu")  # of the batches
         self._restart()
 
     def waited_for(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -44,8 +59,10 @@ class Meter:
                 return
             self._wait_s += time.perf_counter() - before_s
             self._batches += 1
-            if self._utilization is not None:
-                self._start_s += self._utilization.add(batch)
+            self._device = batch["valid"].device
+            if self._flops is not None:
+                with self.paused():  # a new shape takes seconds
+                    self._operations += self._flops.count(batch)
             # Summed on the batch's device: reading a number from a GPU would wait for it.
             self._samples = batch["valid"].sum() + self._samples
             if "attention_mask" in batch:  # a user's model may need no texts
@@ -55,13 +72,22 @@ class Meter:
             yield batch
             del batch  # its memory may be needed for the next one
 
-    def expect(self, batch: Batch) -> None:
-        """Count the operations of a batch's shape before one comes: it takes seconds, and training waits for it."""
-        if self._utilization is not None:
-            self._utilization.count(batch)
+    def add_loss(self, loss: float, norm: float) -> None:
+        """Count one update, if its loss is finite.
 
-    def add_loss(self, loss: float) -> None:
-        """Count one update, if its loss is finite."""
+        Args:
+            loss: of the update.
+            norm: of its gradient.
+
+        Raises:
+            TrainingError: loss and gradient have been exactly 0 for `STILL_MOST` updates; on all ranks.
+        """
+        self._still = 0 if loss != 0 or norm != 0 else self._still + 1
+        if self._still == STILL_MOST:
+            raise TrainingError(
+                f"loss and gradient have been exactly 0 for {STILL_MOST:,} updates: no row is valid, or no negative "
+                "passes train.miner, train.teacher and the masks; loosen them"
+            )
         if math.isfinite(loss):
             self._steps += 1
             self._loss_sum += loss
@@ -72,10 +98,14 @@ class Meter:
         Returns:
             loss: mean over the updates, None if all were skipped; samples_per_s: valid rows over all ranks; step_ms: of
             an update on this rank, without waiting for data; data_wait_share: of time, mean over ranks; padding_share:
-            of tokens that mean nothing; and those of `Utilization.read`.
+            of tokens that mean nothing. On a GPU also tflops: 10¹² operations a second of the towers; mfu_share: these
+            as a share of the device's peak for bfloat16 (model FLOPs utilization); memory_gib: the most that tensors
+            took. None: not known.
+
+        Source: mfu: Chowdhery et al. 2022, PaLM, appendix B (arXiv:2204.02311).
         """
         elapsed_s = time.perf_counter() - self._start_s
-        self.step_ms = 1000 * (elapsed_s - self._wait_s) / max(1, self._batches)
+        self._step_ms = 1000 * (elapsed_s - self._wait_s) / max(1, self._batches)
         samples, useful = int(self._samples), int(self._useful_tokens)
         sums = torch.tensor(
             [self._wait_s / elapsed_s, samples / elapsed_s, self._tokens, useful, 1.0], dtype=torch.float64
@@ -83,18 +113,30 @@ class Meter:
         if self._group is not None:
             dist.all_reduce(sums, group=self._group)
         wait, samples_per_s, tokens, useful_tokens, ranks = sums.tolist()
-        loss = self._loss_sum / self._steps if self._steps else None
+        self._wait_share = wait / ranks
+        values = {
+            "loss": self._loss_sum / self._steps if self._steps else None,
+            "samples_per_s": samples_per_s,
+            "step_ms": self._step_ms,
+            "data_wait_share": self._wait_share,
+            "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
+            **self._rates(elapsed_s),
+        }
         self._steps, self._loss_sum = 0, 0.0
         self._restart()
-        used = self._utilization.read(elapsed_s) if self._utilization is not None else {}
-        return {
-            "loss": loss,
-            "samples_per_s": samples_per_s,
-            "step_ms": self.step_ms,
-            "data_wait_share": wait / ranks,
-            "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
-            **used,
-        }
+        return values
+
+    def remarks(self) -> Iterator[str]:
+        """Lines for the log after the last `read`: why the loop waits for data, and that it learns nothing."""
+        step_ms = None if self._device.type == "cpu" else self._step_ms  # on a CPU the workers take its cores
+        if self._waits is not None and (line := self._waits.explain(self._wait_share, step_ms)):
+            yield line
+        if self._still >= STILL_SAID and not self._said_still:
+            self._said_still = True
+            yield (
+                f"loss and gradient of the last {self._still} updates are exactly 0: no row is valid, or no negative "
+                f"passes train.miner, train.teacher and the masks; the run ends after {STILL_MOST:,} of them"
+            )
 
     def begin(self) -> None:
         """Count time from here on: loading a checkpoint or trying the compiler before it is no step."""
@@ -117,20 +159,27 @@ class Meter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, on any number of ranks."""
         self._steps, self._loss_sum = int(state["steps"]), float(state["loss_sum"])
-        if collectives.rank() == 0:  # `read` adds up the ranks' tokens; older checkpoints have none
-            self._tokens, self._useful_tokens = state.get("tokens", (0, 0))
+        if collectives.rank() == 0:  # `read` adds up the ranks' tokens
+            self._tokens, self._useful_tokens = state["tokens"]
+
+    def _rates(self, elapsed_s: float) -> dict[str, float | None]:
+        if self._flops is None:
+            return {}
+        a_second = self._operations / elapsed_s if self._flops.knows else None
+        rates: dict[str, float | None] = {"tflops": a_second and a_second / 1e12}
+        if self._device.type == "cuda":
+            peak = peak_flops(torch.cuda.get_device_name(self._device))
+            rates["mfu_share"] = a_second / peak if a_second is not None and peak else None
+            rates["memory_gib"] = torch.cuda.max_memory_allocated(self._device) / GIB
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return rates
 
     def _restart(self) -> None:
         self._start_s = time.perf_counter()
-        self._wait_s = 0.0
-        self._batches = 0
-        self._tokens = 0
+        self._wait_s = self._operations = 0.0
+        self._batches = self._tokens = 0
         self._samples: int | Tensor = 0
         self._useful_tokens: int | Tensor = 0
-
-
-NOTICEABLE = 0.05
-"""Share of the time spent waiting for data from which on the log names the cause."""
 
 
 class DataWait:

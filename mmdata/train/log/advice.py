@@ -1,0 +1,162 @@
+"""Whether harder batches can help a run, from what its log says of the negatives (docs/mine.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+TOLD_APART = 0.9
+"""In-batch accuracy from which harder batches may teach more: it was 0.93 where the arms of docs/mine.md began."""
+MANY_FALSE = 0.2
+"""Share of negatives above, or as good as above, their positive from which many are probably none; a guess."""
+TIMES_CHANCE = 2.0
+"""R@1 on unseen rows, in chances, below which a model has learnt nothing that holds for them; it was 0.3 on NLVR."""
+LARGEST_CHANCE = 0.1
+"""Of fewer than ten candidates R@1 says little."""
+LAST_PART = 0.25
+"""Share of the steps, up to the last measurement, whose measurements are averaged: the model before was another one."""
+FEW_ROWS = 256
+"""Rows below which chance alone moves the accuracy by some hundredths: 0.02 is one standard deviation of 0.9 in 256."""
+DRIFTED = 0.9
+"""Cosine of a queue's oldest features with those of now, below which they pull the model away."""
+
+Line = Mapping[str, Any]
+
+
+class Measured(NamedTuple):
+    """Means over the last measurements of a run, each weighted by its valid rows.
+
+    Attributes:
+        origin: of what, in words: "mean of 6 batches with 370 rows, steps 310 to 400".
+        rows: in all batches.
+        is_grouped: the batches held groups of rows (data.groups).
+        accuracy: in-batch accuracy, of all admissible negatives.
+        false_share: of all admissible negatives, those as near as the positive.
+        kept_share: negatives that the miner kept.
+        effective: negatives that share the gradient.
+    """
+
+    origin: str
+    rows: int
+    is_grouped: bool
+    accuracy: float | None
+    false_share: float | None
+    kept_share: float | None
+    effective: float | None
+
+
+def mines(settings: Mapping[str, Any]) -> bool:
+    """Whether a run asks for harder negatives than those of random batches; `settings` as in config.yaml."""
+    train, data = _section(settings, "train"), _section(settings, "data")
+    return bool(data.get("groups")) or any(train.get(name) for name in ("miner", "teacher", "queue"))
+
+
+def measured(lines: Sequence[Line], settings: Mapping[str, Any]) -> Measured | None:
+    """The means of the last part of a run; None without a measurement.
+
+    Args:
+        lines: of metrics.jsonl, oldest first.
+        settings: of the run, as in config.yaml.
+    """
+    groups = _section(settings, "data").get("groups")
+    mining = [line for line in lines if line["kind"] == "mining"]
+    if not mining:
+        return None
+    last, is_grouped = mining[-1]["step"], _has_groups(mining[-1], groups)
+    alike = [
+        line for line in mining if line["step"] > (1 - LAST_PART) * last and _has_groups(line, groups) == is_grouped
+    ]
+    rows = sum(line["rows"] for line in alike)
+
+    def mean(name: str) -> float | None:
+        known = [(line[name], line["rows"]) for line in alike if line.get(name) is not None]
+        total = sum(weight for _, weight in known)
+        return sum(value * weight for value, weight in known) / total if total else None
+
+    batches = f"mean of {len(alike):,} batches with {rows:,} rows, steps {alike[0]['step']:,} to {last:,}"
+    return Measured(
+        batches if len(alike) > 1 else f"one batch with {rows:,} rows, step {last:,}",
+        rows,
+        is_grouped,
+        accuracy=mean("in_batch_accuracy"),
+        false_share=mean("admissible_false_negative_share"),
+        kept_share=mean("kept_share"),
+        effective=mean("effective_negatives"),
+    )
+
+
+def advise(lines: Sequence[Line], settings: Mapping[str, Any]) -> str:
+    """A few sentences, with the settings to try; "" if the lines do not tell.
+
+    Args:
+        lines: of metrics.jsonl, oldest first.
+        settings: of the run, as in config.yaml.
+    """
+    found, advice = measured(lines, settings), list[str]()
+    if found is not None and found.accuracy is not None:
+        told = f"in-batch accuracy {found.accuracy:.2f} ({found.origin})"
+        few = " Few rows were measured: the accuracy may be off by some hundredths." if found.rows < FEW_ROWS else ""
+        advice.append(f"{told}{_meaning(found, lines, settings)}{few}")
+    drifted = min((line.get("oldest_similarity", 1.0) for line in lines), default=1.0)
+    if drifted < DRIFTED:
+        advice.append(
+            f"the queue's oldest features had a cosine of {drifted:.2f} with those that the model made of the same "
+            "rows then: such negatives pull it away; a lower train.lr, fewer train.queue, or train.teacher keep them "
+            "together (docs/mine.md)."
+        )
+    return "; ".join(advice)
+
+
+def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]) -> str:
+    """What the numbers mean, as the end of a sentence that names the accuracy, and what to try."""
+    assert found.accuracy is not None
+    train, data = _section(settings, "train"), _section(settings, "data")
+    masks = train.get("mask_false_negatives")
+    if (found.false_share or 0.0) > MANY_FALSE and not train.get("teacher"):
+        same = "" if data.get("caption_hash") else ", or data.caption_hash where a column says which rows are the same,"
+        remedy = f"train.teacher{same}" if masks else "train.mask_false_negatives=true"
+        return (
+            f", and {found.false_share:.0%} of the negatives are as near as their positives: unless the model has "
+            f"learnt little yet, many may be none; try {remedy} before anything that makes negatives harder."
+        )
+    if found.accuracy < TOLD_APART and found.is_grouped:
+        return (
+            ": the batches hold groups of rows (data.groups), which are harder to tell apart than random rows. Whether "
+            "they help shows in a comparison with as many random batches (docs/mine.md)."
+        )
+    if found.accuracy < TOLD_APART:
+        mask = " Where images or captions repeat, train.mask_false_negatives=true comes first." if not masks else ""
+        return f": random batches still teach; mining early has not helped in any experiment of docs/mine.md.{mask}"
+    if by_heart := _by_heart(lines):
+        return f", and {by_heart}: it has learnt its rows by heart; more rows help, and harder batches do not."
+    if found.is_grouped:
+        return ": the batches are grouped, and told apart all the same: what they can teach is learnt."
+    is_fixed = "logit_scale" in (_section(settings, "model").get("freeze") or [])
+    lower = " Try a lower fixed scale: go on from this model with model.freeze=[logit_scale] model.logit_scale_init=5."
+    return (
+        f": the batches are easy.{lower if not is_fixed and train.get('loss', 'clip') == 'clip' else ''} If the corpus "
+        "has rows that differ in little, batches of neighbours can teach more: make groups of four by this model "
+        "(`mmdata neighbours`), and go on from it (`model.init_from`) with half of each batch from them "
+        "(data.groups.share=0.5). Compare with as many more random batches (docs/mine.md)."
+    )
+
+
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return settings.get(name) or {}
+
+
+def _has_groups(line: Line, groups: Mapping[str, Any] | None) -> bool:
+    """Whether the batch of a line held groups: those of a run begin between two of its epochs."""
+    if not groups:
+        return False
+    return groups.get("source") != "run" or line.get("epoch", 0) >= groups.get("every_epochs", 1)
+
+
+def _by_heart(lines: Sequence[Line]) -> str:
+    """That a model finds little of what it is evaluated on, in words; "" if it finds more, or nobody knows."""
+    evaluation = next((line for line in reversed(lines) if line["kind"] == "evaluation"), {})
+    found = [evaluation[way] for way in ("image_to_text_r1", "text_to_image_r1") if way in evaluation]
+    chance = evaluation.get("chance_r1")
+    if not chance or chance > LARGEST_CHANCE or len(found) < 2 or sum(found) / 2 >= TIMES_CHANCE * chance:
+        return ""
+    return f"R@1 on data.val is {sum(found) / 2:.1%} at a chance of {chance:.1%}"

@@ -1,0 +1,80 @@
+"""Where and with which code a run is trained: machine, versions and git commits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmdata.train.ranks import collectives
+
+GIT_TIMEOUT_S = 5.0
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Ranks, versions, git commits of mmdata's checkout, if it is one, and of the working folder, and the machine.
+
+    Args:
+        device: of this rank.
+    """
+    try:
+        installed = version("mmdata")
+    except PackageNotFoundError:  # a checkout on PYTHONPATH
+        installed = None
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else []
+    return {
+        "ranks": collectives.world_size(),
+        "mmdata": installed,
+        "mmdata_commit": git_commit(Path(__file__).parents[2], tracked="__init__.py"),
+        "commit": git_commit(Path.cwd()),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": gpus,
+    }
+
+
+@cache
+def git_commit(folder: Path, *, tracked: str | None = None) -> str | None:
+    """The commit of a folder, with "-dirty" if files differ from it; None if it is in no git repository.
+
+    Args:
+        folder: in a working tree.
+        tracked: a file in the folder; None is returned if git does not track the file. A package that is installed into
+            an environment within somebody's repository is not of that repository's commit.
+    """
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", os.fspath(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=GIT_TIMEOUT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):  # no git, no repository, or one too large to look through
+            return None
+        return done.stdout.strip()
+
+    if tracked is not None and git("ls-files", "--error-unmatch", tracked) is None:
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None
+
+
+def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name; its architecture where the system does not tell the name."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, names), "") or platform.processor() or platform.machine()
