@@ -6,6 +6,8 @@ writes its gradient in bfloat16, for two products of cuBLAS. `tiles` has the sam
 they are the reference, and what runs where these kernels do not.
 """
 
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
+# Triton compiles the functions that are marked for it; types of Python say nothing about their arguments.
 from __future__ import annotations
 
 from typing import Any
