@@ -20,6 +20,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -234,6 +236,30 @@ def rows_of(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if given.profile and name in ("vit_b_16", "tiny"):
         write_profile(step, fits, given.profile)
     yield row(f"bucketed, {'eager' if missing else 'compiled'}", bucketed)
+    if name == "vit_b_32" and find_spec("open_clip") is not None:
+        del step  # its memory is the other model's
+        yield of_open_clip(fits, device, times)
+
+
+def of_open_clip(rows: int, device: torch.device, times: int) -> dict[str, Any]:
+    """A step of open_clip's own ViT-B/32 as its trainings make it: autocast, its loss, clipping, fused AdamW."""
+    package = import_module("open_clip")
+    model = package.create_model("ViT-B-32", precision="amp_bf16", device=device).train()
+    optimizer, loss = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), package.ClipLoss()
+    images = torch.randn(rows, 3, 224, 224, device=device)
+    texts = torch.randint(1, VOCABULARY - 2, (rows, LONGEST), device=device)
+
+    def update() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            value = loss(*model(images, texts)[:3])
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    taken = seconds(update, device, warm=3, times=times)
+    values = {"rows": rows, "step_ms": round(1e3 * taken, 2), "samples_per_s": round(rows / taken, 1)}
+    return {"name": "open_clip ViT-B-32, padded to 77, eager", **values}
 
 
 def write_profile(step: Step, rows: int, path: Path) -> None:

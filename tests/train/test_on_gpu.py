@@ -5,8 +5,11 @@ The oracles are float64, on the CPU or on the GPU, and written here or torch's.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +32,7 @@ from mmdata.train.ranks import parallel, sharding
 from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.optimizer import make_optimizer
 from mmdata.train.run.trainer import Trainer
+from tests.programs import PATIENCE_S, run_program
 from tests.rounding import rounding
 from tests.train import small_run as small
 from tests.train.compare import features, scalar, value_and_gradients
@@ -343,3 +347,42 @@ def test_prefetcher_gpu_memory_is_not_used_again_under_a_slow_reader():
         results.append(batch["pixel_values"].float().mean())
         del batch
     assert [float(result) for result in results] == list(range(50))
+
+
+def test_ddp_and_fsdp_over_nccl_have_the_losses_of_one_process(tmp_path: Path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    done = run_program(
+        [*launcher, str(Path(__file__).with_name("nccl_rank.py")), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.findall(r"(\w+): \d+ losses", done.stdout) == ["ddp", "fsdp"]
+
+
+@pytest.mark.parametrize("loss", ["clip", "siglip"])
+def test_kernels_give_the_gradients_of_torchs_operations(loss: str, monkeypatch: pytest.MonkeyPatch):
+    if not tiles.has_kernels(torch.zeros(1, dtype=torch.bfloat16, device="cuda")):
+        pytest.skip("this GPU has no kernels: they run on those of compute capability 9.0")
+    rows = 3000
+    sides = [x.detach().cuda() for x in features(rows, 200)]
+    settings: dict[str, Any] = {
+        "valid": torch.arange(rows, device="cuda") % 7 != 3,
+        "same": [torch.arange(rows, device="cuda") // 2, torch.arange(rows, device="cuda") % 500],
+        "precision": "bf16",
+    }
+
+    def value_and_gradients_of() -> list[Tensor]:
+        images, texts = (x.clone().requires_grad_() for x in sides)
+        scale, bias = (torch.tensor(x, device="cuda", requires_grad=True) for x in (LARGEST_LOGIT, -10.0))
+        if loss == "clip":
+            value = losses.clip_loss(images, texts, scale, **settings)
+            return [value, *torch.autograd.grad(value, (images, texts, scale))]
+        value = losses.siglip_loss(images, texts, scale, bias, **settings)
+        return [value, *torch.autograd.grad(value, (images, texts, scale, bias))]
+
+    ours = value_and_gradients_of()
+    monkeypatch.setattr(tiles, "has_kernels", lambda _: False)
+    for found, expected in zip(ours, value_and_gradients_of(), strict=True):
+        assert float((found - expected).norm() / expected.norm()) < 2**-9  # half of a tile's rounding
