@@ -9,10 +9,12 @@ from torch import Tensor
 
 from mmdata.train.losses.global_batch import GlobalBatch
 from mmdata.train.losses.rows import ChosenPairs, as_chosen
-from mmdata.train.losses.tiles import blocks, one_pass
+from mmdata.train.losses.tiles import one_pass, slices
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
+BLOCK_ELEMENTS = 1 << 22
+"""Similarities of a block of anchors; a measurement comes unrehearsed, and takes a few times as many float64."""
 NEAR = 0.05
 """A negative above the positive's cosine, or less than this below it, may be a false one."""
 
@@ -66,7 +68,7 @@ def mining_telemetry(
         scale = batch.scalar("logit_scale", logit_scale)
         for side in ("image", "text"):
             anchors, columns = batch.sides(side)
-            for rows in blocks(anchors, columns, whole_rows=True)[0]:
+            for rows in slices(len(anchors), max(1, BLOCK_ELEMENTS // max(1, len(columns)))):
                 scores = anchors[rows] @ columns.T  # (b, N)
                 pairs = batch.pairs.block(rows, slice(0, len(columns)))
                 positives, negatives = pairs.positives(scores), pairs.negatives(scores)
