@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mmdata.config import TrainConfig
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.ranks.lockstep import gather
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint, load_weights, read_tensors
 from mmdata.train.run.checkpoint_writer import CheckpointWriter
-from mmdata.train.run.optimizer import averages, load_averages
+from mmdata.train.run.optimizer import averages, load_averages, make_optimizer
 
 WIDTH, LAYERS = 1024, 32
 
@@ -118,7 +119,10 @@ def main() -> None:
     model = Stack().to(device)
     if given.parallel == "fsdp":
         sharding.shard(model, device)
-    optimizer, batch = torch.optim.AdamW(model.parameters(), fused=True), torch.randn(256, WIDTH, device=device)
+    optimizer, batch = (
+        make_optimizer(model, TrainConfig.model_validate({"steps": 1})),
+        torch.randn(256, WIDTH, device=device),
+    )
 
     def step() -> None:
         model(batch).sum().backward()
