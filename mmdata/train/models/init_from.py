@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from mmdata.train.models.dual_encoder import DualEncoder
 
 logger = logging.getLogger("mmdata")
-
-NAMED = 3
-"""Differences that a message names."""
 
 
 def init_from(model: DualEncoder, config: ModelConfig) -> None:
@@ -45,13 +42,14 @@ def init_from(model: DualEncoder, config: ModelConfig) -> None:
             weights[name] = own[name]
         if name not in own:  # features do not depend on the bias
             weights.pop(name, None)
-    if differences := [*_differences(weights, own)]:
-        more = f" and {len(differences) - NAMED} more" if len(differences) > NAMED else ""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        differences = textwrap.shorten(str(error).partition(":")[2], 400, placeholder=" …")
         raise ConfigError(
             f"model.init_from '{path}': it is {what}, and the config's model is {config.name}. {remedy}. What does not "
-            f"fit: {'; '.join(differences[:NAMED])}{more}"
-        )
-    model.load_state_dict(weights)
+            f"fit: {differences}"
+        ) from error
     model.clamp_logit_scale_()
     logger.info("the weights are those of '%s'", path)
 
@@ -87,13 +85,3 @@ def _of_run(path: Path) -> tuple[dict[str, Tensor], str, str]:
     tokenizer = settings.get("data", {}).get("tokenizer")
     what = f"a run with model: {json.dumps({'name': defaults['name'], **model})} and data.tokenizer: {tokenizer}"
     return dict(state["model"]), what, "Set model and data.tokenizer to the same"
-
-
-def _differences(weights: dict[str, Tensor], own: dict[str, Tensor]) -> Iterator[str]:
-    """Shapes that differ, and tensors that only one of both has."""
-    for name in own:
-        if name not in weights:
-            yield f"it lacks {name}"
-        elif weights[name].shape != own[name].shape:
-            yield f"{name} is {tuple(weights[name].shape)}, and the model's is {tuple(own[name].shape)}"
-    yield from (f"the model has no {name}" for name in weights if name not in own)
