@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, on_first
 from mmdata.train.run.watchdog import Watchdog
+
+
+def meet_at_a_checkpoint(watchdog: Watchdog) -> None:
+    watchdog.at("writing a checkpoint")
+    watchdog.meet()
 
 
 def main(folder: Path, rank: int) -> None:
@@ -33,11 +39,12 @@ def main(folder: Path, rank: int) -> None:
     with pytest.raises(ValueError, match="no groups"):
         on_first(fail, group, takes=collectives.LONG)
     gather(None, group)
-    watchdog = Watchdog(600, lambda: 0, group)
-    watchdog.meet()
+    said = r"^rank 0: a collective failed at step 7, writing a checkpoint \(.*Ranks? 1 failed to pass monitoredBarrier"
+    with Watchdog(600, lambda: 7, group) as watchdog:
+        watchdog.meet()
     if rank == 0:
-        with pytest.raises(RuntimeError, match=r"Ranks? 1 failed to pass monitoredBarrier"):
-            watchdog.meet()
+        with pytest.raises(TrainingError, match=said), Watchdog(600, lambda: 7, group) as watchdog:
+            meet_at_a_checkpoint(watchdog)
     else:
         time.sleep(6)
     collectives.finish()

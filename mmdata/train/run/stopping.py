@@ -10,9 +10,10 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from typing_extensions import Self
+
+from mmdata.train.ranks.lockstep import gather
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SHOW_CURSOR = b"\x1b[?25h"
@@ -58,11 +59,7 @@ class StopSignals:
 
     def agreed(self) -> int:
         """The signal that any rank got, or 0; the same on every rank. A collective."""
-        if self._group is None:
-            return self.received
-        shared = torch.tensor([self.received])
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
-        return int(shared)
+        return max(gather(self.received, self._group))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number

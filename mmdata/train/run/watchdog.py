@@ -97,10 +97,12 @@ class Watchdog:
         self._thread.join()
         os.close(self._reads)
         os.close(self._writes)
-        if isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error).lower()):
+        why = str(error).strip().partition("\n")[0]
+        is_gloo = isinstance(error, RuntimeError) and ("gloo" in why.lower() or "monitoredBarrier" in why)
+        if is_gloo or isinstance(error, dist.DistError):
             words = (
-                f"rank {collectives.rank()}: a collective failed at step {self._step()}, {self._doing}: another rank "
-                "has ended or hangs, see its output and torchrun's; the same command resumes"
+                f"rank {collectives.rank()}: a collective failed at step {self._step()}, {self._doing} ({why}): "
+                "another rank has ended or hangs, see its output and torchrun's; the same command resumes"
             )
             _say(words)  # torchrun may end this process before its error is printed
             raise TrainingError(words) from error
