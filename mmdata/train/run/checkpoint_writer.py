@@ -64,7 +64,14 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
         self._busy = Event()
         pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=pinned,
+                use_non_blocking_copy=pinned,
+                use_shared_memory=False,
+                use_async_staging=False,
+            )
+        )
 
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written at this moment, by this process."""

@@ -7,11 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
@@ -75,15 +71,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
 
 
 def averages(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer keeps of each parameter, by the parameter's name; zeros before the first update."""
-    return cast("dict[str, Any]", get_optimizer_state_dict(model, optimizer)["state"])
+    """What an optimizer keeps of each parameter, by the parameter's name; zeros before the first update.
+
+    A parameter that has had no gradient is left out.
+    """
+    kept = cast("dict[str, Any]", get_optimizer_state_dict(model, optimizer)["state"])
+    return {name: values for name, values in kept.items() if values}
 
 
 def load_averages(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Restore what `averages` gave; the optimizer's rates and groups stay those of the configuration.
-
-    A parameter that had no gradient yet has none.
-    """
-    groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
-    state: Any = {"state": {name: values for name, values in saved.items() if values}, "param_groups": groups}
-    set_optimizer_state_dict(model, optimizer, state, options=StateDictOptions(strict=False))
+    """Restore what `averages` gave; the optimizer's rates and groups stay those of the configuration."""
+    groups: Any = get_optimizer_state_dict(model, optimizer)["param_groups"]
+    state: Any = {name: saved.get(name, {}) for group in groups for name in group["params"]}
+    set_optimizer_state_dict(model, optimizer, {"state": state, "param_groups": groups})
