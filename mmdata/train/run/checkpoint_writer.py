@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from threading import Event
 from types import TracebackType
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from typing_extensions import Self
 
 from mmdata.errors import explain
-from mmdata.train.device_thread import device_thread
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_all
 from mmdata.train.run.checkpoint import Share, save_checkpoint
@@ -62,8 +61,9 @@ class CheckpointWriter:
         self._own_group = cast("dist.ProcessGroup | None", own)
         self._threads: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        self._busy = Event()
         pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
+        # The current GPU of a new thread is the first one.
+        self._on_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if pinned else None
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=pinned,
@@ -72,10 +72,6 @@ class CheckpointWriter:
                 use_async_staging=False,
             )
         )
-
-    def is_writing(self) -> bool:
-        """Whether a checkpoint is being written at this moment, by this process."""
-        return self._busy.is_set()
 
     def save(self, state: dict[str, Any], *, sound_step: int | None = None, background: bool) -> None:
         """Write a checkpoint, after a call of `wait`. A collective.
@@ -105,7 +101,7 @@ class CheckpointWriter:
         on_all(self._end, self._group)
 
     def __enter__(self) -> Self:
-        self._threads = device_thread("mmdata-checkpoint")
+        self._threads = ThreadPoolExecutor(1, "mmdata-checkpoint", self._on_device)
         return self
 
     def __exit__(
@@ -134,10 +130,6 @@ class CheckpointWriter:
             writing.result()
 
     def _write(self, share: Share, sound_step: int | None) -> None:
-        self._busy.set()
-        try:
-            save_checkpoint(self._folder, share, keep=self._keep, sound_step=sound_step, group=self._own_group)
-            if collectives.rank() == 0:
-                self._written(share.step)
-        finally:
-            self._busy.clear()
+        save_checkpoint(self._folder, share, keep=self._keep, sound_step=sound_step, group=self._own_group)
+        if collectives.rank() == 0:
+            self._written(share.step)
