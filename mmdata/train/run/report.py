@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,6 @@ class RunReport:
         device: of this rank.
         command: how the run was started; None: "the same command".
 
-    Attributes:
-        evaluated_steps: those that have been evaluated.
-
     Raises:
         ConfigError: another process trains in the folder; on all ranks.
     """
@@ -57,9 +55,13 @@ class RunReport:
         self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         on_first(lambda: sole.hold(output), collectives.cpu_group())
-        self.evaluated_steps = set(evaluated_steps(output / METRICS))
         self._opened = ExitStack()
         self._opened.callback(sole.release, output)
+
+    @cached_property
+    def evaluated_steps(self) -> set[int]:
+        """The steps that have been evaluated."""
+        return set(evaluated_steps(self.output / METRICS))
 
     def begin(self, resumed: Path | None, step: int, total_steps: int) -> None:
         """Open the log. Say from where the run goes on, on what, and what in it never begins.
