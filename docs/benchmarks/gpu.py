@@ -46,8 +46,6 @@ from mmdata.version import VERSION
 
 HERE = Path(__file__).parent
 PARTS = ["tests", "loss", "step", "loader", "train"]
-STEP_BUDGETS_S = {"vit_b_32": 65, "vit_b_16": 50, "vit_l_14": 45}
-"""A model's share of the part."""
 LOADER = ["torchvision", "PIL", "pyarrow", "fsspec", "tokenizers", "xxhash", "simplejpeg"]
 NEEDS = {
     "tests": ["pytest", "hypothesis", "torchvision", "transformers"],
@@ -80,6 +78,7 @@ def programs(given: argparse.Namespace) -> list[Program]:
     # Only the files that have some: others import what such a machine may lack.
     files = [file for file in sorted(ROOT.glob("tests/*/test_*.py")) if "pytest.mark.gpu" in file.read_text()]
     loss = ["loss_memory.py", "--json", "--one-process", "--rounds", "1", "--forms", "tiled"]
+    other_siglip = ["siglip_kernel"] if find_spec("siglip_kernel") is not None else []
     rows = ["--dim", "512", "--rows", "8192", "32768", "65536"]
     step = ["--profile", str(given.out / "profile.txt"), "--models"]
     if given.small:
@@ -94,10 +93,12 @@ def programs(given: argparse.Namespace) -> list[Program]:
         ]
     return [
         *map(tests_of, files),
-        script("loss", 30, *loss, "open_clip", "siglip", "top_k", *rows),
-        *(script("step", budget_s, "gpu_step.py", *step, model) for model, budget_s in STEP_BUDGETS_S.items()),
+        script("loss", 30, *loss, "open_clip", "without_kernels", "siglip", *other_siglip, "top_k", *rows),
+        script("step", 65, "gpu_step.py", *step, "vit_b_32"),
+        script("step", 50, "gpu_step.py", *step, "vit_b_16"),
         script("loader", 65, "gpu_loader.py"),
         script("train", 50, "gpu_train.py"),
+        script("step", 45, "gpu_step.py", *step, "vit_l_14"),
         script("loss", 25, *loss, "--dim", "512", "--rows", "262144", "1048576"),
     ]
 

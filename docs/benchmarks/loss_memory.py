@@ -1,6 +1,7 @@
 """Memory and time of the contrastive loss, forward and backward: tiled, and dense in two ways.
 
-Beside them, tiled and without a dense form: siglip, and InfoNCE with a miner that keeps 64 negatives.
+Beside them, tiled and without a dense form: InfoNCE without Triton's kernels, with a miner that keeps 64 negatives, and
+siglip; and siglip_kernel, a package of that name on PyPI, where it is installed (CUDA only).
 
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 2048 8192 --dim 256
 PYTHONPATH=. python docs/benchmarks/loss_memory.py --rows 65536 --dim 512 --device cuda
@@ -25,16 +26,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train import miners
+from mmdata.train.losses import tiles
 from mmdata.train.losses.functional import clip_loss, siglip_loss
 from mmdata.train.precision import numerics
 
@@ -67,11 +72,20 @@ def top_k(images: Tensor, texts: Tensor, scale: Tensor, **settings: Any) -> Tens
     return clip_loss(images, texts, scale, miner=miners.TopK(64), **settings)
 
 
+def siglip_kernel(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """The sigmoid loss of another package, in bfloat16."""
+    package = import_module("siglip_kernel")
+    bias = torch.full_like(scale, -10.0).requires_grad_()
+    return package.fused_siglip_loss(images.bfloat16(), texts.bfloat16(), scale.log(), bias)
+
+
 FORMS: dict[str, Callable[..., Tensor]] = {
     "tiled": clip_loss,
     "open_clip": open_clip,
     "lean": lean,
+    "without_kernels": clip_loss,
     "siglip": siglip,
+    "siglip_kernel": siglip_kernel,
     "top_k": top_k,
 }
 
@@ -132,16 +146,16 @@ def _measure(form: str, rows: int, given: argparse.Namespace) -> dict[str, Any]:
     images, texts = (F.normalize(x, dim=1).to(dtype).requires_grad_() for x in sides)
     scale = torch.tensor(50.0, device=given.device, dtype=dtype, requires_grad=True)
 
-    dense = form in ("open_clip", "lean")
-    lower = given.precision == "bf16" and dense
-    settings = {} if dense else {"precision": given.precision}
+    lower = given.precision == "bf16" and form in ("open_clip", "lean")
+    settings = {} if form in ("open_clip", "lean", "siglip_kernel") else {"precision": given.precision}
 
     def run(images: Tensor, texts: Tensor) -> float:
         for leaf in (images, texts, scale):
             leaf.grad = None
-        with torch.autocast(given.device, torch.bfloat16, enabled=lower):
-            loss = FORMS[form](images, texts, scale, **settings)
-        loss.backward()
+        with patch.object(tiles, "has_kernels", lambda _: False) if form == "without_kernels" else nullcontext():
+            with torch.autocast(given.device, torch.bfloat16, enabled=lower):
+                loss = FORMS[form](images, texts, scale, **settings)
+            loss.backward()
         return float(loss.detach())  # on CUDA: waits
 
     few = (x[:64].detach().clone().requires_grad_() for x in (images, texts))
