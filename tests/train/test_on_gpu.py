@@ -361,7 +361,7 @@ def test_ddp_and_fsdp_over_nccl_have_the_losses_of_one_process(tmp_path: Path):
     assert re.findall(r"(\w+): \d+ losses", done.stdout) == ["ddp", "fsdp"]
 
 
-@pytest.mark.parametrize("loss", ["clip", "siglip"])
+@pytest.mark.parametrize("loss", ["clip", "clip with more texts", "siglip"])
 def test_kernels_give_the_gradients_of_torchs_operations(loss: str, monkeypatch: pytest.MonkeyPatch):
     if not tiles.has_kernels(torch.zeros(1, dtype=torch.bfloat16, device="cuda")):
         pytest.skip("this GPU has no kernels: they run on those of compute capability 9.0")
@@ -376,8 +376,9 @@ def test_kernels_give_the_gradients_of_torchs_operations(loss: str, monkeypatch:
     def value_and_gradients_of() -> list[Tensor]:
         images, texts = (x.clone().requires_grad_() for x in sides)
         scale, bias = (torch.tensor(x, device="cuda", requires_grad=True) for x in (LARGEST_LOGIT, -10.0))
-        if loss == "clip":
-            value = losses.clip_loss(images, texts, scale, **settings)
+        if loss != "siglip":
+            more = {"extra_texts": losses.ExtraNegatives(2 * sides[1])} if "more" in loss else {}
+            value = losses.clip_loss(images, texts, scale, **settings, **more)
             return [value, *torch.autograd.grad(value, (images, texts, scale))]
         value = losses.siglip_loss(images, texts, scale, bias, **settings)
         return [value, *torch.autograd.grad(value, (images, texts, scale, bias))]

@@ -58,8 +58,7 @@ def log_sum_exps_gradient(
 ) -> Tensor:
     """The gradient of the similarities (b, c) in the type of the features, from the log-sum-exps of all tiles."""
     gradient = rows.new_empty((len(rows), len(columns)))
-    no_rows, no_columns = (x.new_zeros(len(x), dtype=torch.float32) for x in (rows, columns))
-    given = *(of_rows or (no_rows, no_rows)), *(of_columns or (no_columns, no_columns))
+    given = *(of_rows or _no_part(rows)), *(of_columns or _no_part(columns))
     _launch(_log_sum_exps_gradient, rows, columns, pairs, *(_plain(each) for each in given), gradient)
     return gradient
 
@@ -78,6 +77,12 @@ def softplus_gradient(rows: Tensor, columns: Tensor, pairs: Pairs, bias: Tensor,
     return gradient
 
 
+def _no_part(features: Tensor) -> Part:
+    """Adds 0 to each gradient: exp(similarity - inf) is 0, where exp(similarity - 0) might be infinite."""
+    zeros = features.new_zeros(len(features), dtype=torch.float32)
+    return torch.full_like(zeros, torch.inf), zeros
+
+
 def _plain(values: Tensor) -> Tensor:
     """As the kernels read them: a gradient may be one number that is repeated."""
     return values.float().contiguous()
@@ -89,24 +94,26 @@ def _blocks(rows: Tensor, columns: Tensor) -> tuple[int, int]:
 
 def _launch(kernel: Any, rows: Tensor, columns: Tensor, pairs: Pairs, *tensors: Tensor, **constants: bool) -> None:
     """Run one program for each block; the kernel's own tensors stand behind those of all kernels."""
+    rows, columns = rows.contiguous(), columns.contiguous()
     down, across = _blocks(rows, columns)
-    valid = [rows if each is None else each.view(torch.uint8) for each in (pairs.valid_rows, pairs.valid_columns)]
+    valid = [rows if each is None else each.byte() for each in (pairs.valid_rows, pairs.valid_columns)]
     keys = [torch.stack(each) if each else rows for each in (pairs.row_keys, pairs.column_keys)]  # rows: not read
     masked = pairs.row_keys or pairs.valid_rows is not None or pairs.valid_columns is not None
-    kernel[(down * across,)](
-        *(rows, columns, *valid, *keys, *tensors),
-        *(len(rows), len(columns), rows.shape[1], len(columns) if pairs.partner is None else pairs.partner),
-        VALID_ROWS=pairs.valid_rows is not None,
-        VALID_COLUMNS=pairs.valid_columns is not None,
-        NUM_KEYS=len(pairs.row_keys),
-        BLOCK_ROWS=BLOCK_ROWS,
-        BLOCK_COLUMNS=BLOCK_COLUMNS,
-        BLOCK_FEATURES=FEATURE_BYTES // rows.element_size(),
-        GROUP=GROUP,
-        num_warps=MASKED_WARPS if masked else WARPS,
-        num_stages=STAGES,
-        **constants,
-    )
+    with torch.cuda.device_of(rows):  # Triton takes the current GPU
+        kernel[(down * across,)](
+            *(rows, columns, *valid, *keys, *tensors),
+            *(len(rows), len(columns), rows.shape[1], len(columns) if pairs.partner is None else pairs.partner),
+            VALID_ROWS=pairs.valid_rows is not None,
+            VALID_COLUMNS=pairs.valid_columns is not None,
+            NUM_KEYS=len(pairs.row_keys),
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_COLUMNS=BLOCK_COLUMNS,
+            BLOCK_FEATURES=FEATURE_BYTES // rows.element_size(),
+            GROUP=GROUP,
+            num_warps=MASKED_WARPS if masked else WARPS,
+            num_stages=STAGES,
+            **constants,
+        )
 
 
 # Names of a kernel's arguments: rows (num_rows, width) and columns (num_columns, width), contiguous; valid_rows and
