@@ -9,7 +9,7 @@ help:
 	@echo "make demo   environment, corpus, shards, training, evaluation, report: runs/demo/report.html"
 	@echo "make test   environment, lint, types, the tests of every day"
 	@echo "make test-all   the same with all cases: kills at any moment, each damaged byte, each loss on each number of ranks"
-	@echo "make gpu    all that needs a GPU, measured in 7 minutes: runs/gpu/results.md; installs nothing where PYTHON has torch"
+	@echo "make gpu    all that needs a GPU, measured in 10 minutes: runs/gpu/results.md; installs nothing where PYTHON has torch"
 	@echo "make lint   ruff and pyright only"
 	@echo "make clean  remove the environment ($(VENV)) and runs/demo"
 

@@ -33,7 +33,6 @@ from mmdata.images import probe
 from mmdata.processes import usable_cores
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import Tokenizer, train_tokenizer
-from mmdata.train.compiler import compiles
 from mmdata.train.precision import choose_precision, numerics
 from mmdata.train.prefetch import DevicePrefetcher
 from tests.shard_writer import ShardWriter
@@ -147,11 +146,10 @@ def rows_of(folder: Path, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     photos = [photo(i, *((shorter, longer) if i % 3 else (longer, shorter))) for i in range(images)]
     make(folder, photos, rows)
     with numerics(choose_precision("auto", device), device):
-        compiled = device.type == "cuda" and compiles(device)
-        step, form = Step(given.model, device, compiled=compiled, side=side), {"step": ("eager", "compiled")[compiled]}
+        step = Step(given.model, device, compiled=False, side=side)
         for kind, loading in kinds.items():
             loader = loader_of(folder, batch, side, num_workers="auto", **loading)
-            yield {"name": f"{given.model} fed by the loader, {kind}", **form, **fed(loader, step, given)}
+            yield {"name": f"{given.model} fed by the loader, {kind}", **fed(loader, step, given)}
             loader.close()
     size = sum(map(len, photos)) // len(photos)
     for count, kind in alone:

@@ -78,11 +78,14 @@ def test_gradients_of_the_compiled_tiles_are_those_of_the_dense_loss(
 
 
 @pytest.mark.parametrize(
-    ("precision", "eps"), [("fp32", 2.0**-23), ("tf32", 2.0**-10 / 4), ("bf16", 2.0**-8 / 4), ("auto", 2.0**-8 / 4)]
+    ("precision", "eps"), [("fp32", 16 * 2.0**-23), ("tf32", 2.0**-10 / 4), ("bf16", 2.0**-8 / 4), ("auto", 2.0**-8 / 4)]
 )
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_error_of_the_gradient_in_each_precision_of_the_loss(kind: Any, precision: Any, eps: float):
-    """As in test_tiles.py, which says where the bounds come from; auto in a run in bf16."""
+    """As in test_tiles.py, which says where the bounds come from; auto in a run in bf16.
+
+    In fp32 a GPU's exponentials have errors of a few units, and the gradient of the scale is a difference of two sums.
+    """
     torch.manual_seed(0)
     texts = F.normalize(torch.randn(3000, 64, dtype=torch.float64, device=GPU), dim=1)
     images = F.normalize(texts + 0.1 * torch.randn_like(texts), dim=1)
