@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.exc import CppCompileError
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
@@ -223,69 +221,3 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
     assert done.returncode == 0, done.stderr
     return done
-
-
-def failing_backend(error: Exception, *, received: int = 0) -> Any:
-    """A backend that compiles the function that is tried first, and then gets a signal, and fails."""
-    calls: list[object] = []
-
-    def compile(graph: Any, inputs: list[Any]) -> Any:
-        calls.append(graph)
-        if len(calls) == 1:
-            return graph.forward
-        if received:
-            signal.raise_signal(received)
-        raise error
-
-    return compile
-
-
-@pytest.mark.parametrize("rehearse", [True, False])
-def test_compiling_a_compiler_that_a_signal_ended_is_a_stopped_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rehearse: bool
-):
-    ended = CppCompileError(["g++", "kernel.cpp"], "")
-    monkeypatch.setattr(parallel, "BACKEND", failing_backend(ended, received=signal.SIGINT))
-    batches: Any = small.SmallBatches()
-    if rehearse:
-        batches.blank_batches = lambda: [("8 rows", lambda: next(iter(small.SmallBatches())))]
-    trainer = Trainer(small.small_model(), batches, small.train_config(compile=True), output=tmp_path)
-    before = signal.getsignal(signal.SIGINT)
-    assert trainer.run() == 128 + signal.SIGINT
-    assert signal.getsignal(signal.SIGINT) == before
-    where = "while code was compiled, after step 0 of 12; the last checkpoint counts; "
-    assert capsys.readouterr().out.splitlines()[-1] == f"stopped by SIGINT {where}the same command resumes"
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (
-            CppCompileError(["g++", "a.cpp"], "In file included from a.cpp\na.cpp:3: fatal error: no room\nmore"),
-            "CppCompileError: a.cpp:3: fatal error: no room",
-        ),
-        (CppCompileError(["g++", "a.cpp"], ""), "CppCompileError: without a message"),
-        (ImportError("/cache/ab/c.so: file too short"), "ImportError: /cache/ab/c.so: file too short"),
-    ],
-)
-def test_compiling_that_fails_in_a_step_is_one_line_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
-    monkeypatch.setattr(parallel, "BACKEND", failing_backend(error))
-    trainer = Trainer(small.small_model(), small.SmallBatches(), small.train_config(compile=True), output=tmp_path)
-    with pytest.raises(ConfigError) as raised:
-        trainer.run()
-    assert str(raised.value) == (
-        f"torch.compile failed ({reason}); a compiler that was stopped may have left half a file: remove torch's "
-        "cache, '/cache', and start again; if that does not help, set train.compile to false"
-    )
-
-
-def test_compiling_knows_a_cut_library_and_no_other_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    said = compiler.failure(ImportError("/tmp/torchinductor_me/ab/c.so: file too short"))
-    assert said.startswith("torch.compile failed (ImportError: /tmp/torchinductor_me/ab/c.so: file too short); ")
-    assert "torchinductor_" in compiler.cache_folder()
-    assert compiler.failure(RuntimeError("shapes do not fit")) == ""
-    assert compiler.failure(ImportError("no module named 'x'")) == ""

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError
-from mmdata.train.compiler import compiler_error, wants_compiled_blocks
+from mmdata.train.compiler import compiler_error, compiles
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.ranks.sharding import blocks_of, towers_of
 
@@ -32,7 +32,7 @@ def prepare(
     Raises:
         ConfigError: `train.compile` is true, without what torch.compile needs.
     """
-    if wants_compiled_blocks(config.compile, device):
+    if config.compile is True or (config.compile == "auto" and device.type == "cuda" and compiles(device)):
         compile_blocks(model, device)
     if config.parallel == "fsdp" and collectives.world_size() > 1:
         sharding.shard(model, device, autocast_dtype=autocast_dtype)

@@ -19,7 +19,6 @@ from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError
 from mmdata.recognize import CHECKPOINTS
-from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
 from mmdata.train.log.meter import DataWait, Meter
 from mmdata.train.log.utilization import FlopCounter
@@ -158,22 +157,10 @@ class Trainer:
             try:
                 self._rehearse()
                 self._train()
-            except Exception as error:
-                stopped = error if isinstance(error, _Stopped) else self._stopped_compiler(error)
+            except _Stopped as stopped:
                 self.report.stopped(Signals(stopped.signal).name, stopped.where)
                 return 128 + stopped.signal
         return 0
-
-    def _stopped_compiler(self, error: Exception) -> _Stopped:
-        """The signal that ended torch.compile's processes too, whose end is the error; raises any other error."""
-        if not (said := compiler.failure(error)):
-            raise error
-        if not self.stop.received:
-            raise ConfigError(said) from error
-        return _Stopped(
-            self.stop.received,
-            f"while code was compiled, after step {self.step} of {self.total_steps}; the last checkpoint counts",
-        )
 
     def _train(self) -> None:
         """The updates of `run`, once all shapes are rehearsed."""
