@@ -60,13 +60,6 @@ def apart(model: nn.Module | None) -> AbstractContextManager[Any]:
     )
 
 
-def gathers_once(model: nn.Module | None) -> AbstractContextManager[None]:
-    """Around all passes of a step: a model that `prepare` has sharded gathers each weight once, not in each pass."""
-    if model is None or not sharding.is_sharded(model):
-        return nullcontext()
-    return sharding.gathered(model)
-
-
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
 MAX_GRAPHS = 512
