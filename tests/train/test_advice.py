@@ -115,7 +115,7 @@ def test_advice_says_what_was_found_of_what():
 @pytest.fixture
 def all_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every update of a run is measured."""
-    monkeypatch.setattr("mmdata.train.run.report.is_measured", lambda step: True)
+    monkeypatch.setattr("mmdata.train.run.report.RunReport.measures", lambda self, step: True)
 
 
 @pytest.mark.usefixtures("all_measured")

@@ -1,9 +1,15 @@
-"""What a run says of itself: lines, metrics.jsonl and TensorBoard, run.json, evaluation.json. Rank 0 speaks."""
+"""What a run says of itself: lines, metrics.jsonl and TensorBoard, evaluation.json. Rank 0 speaks.
+
+One run trains in a folder at a time: a second start would write into the first one's checkpoints and log. The kernel
+gives a lock back when its process ends, however it ends: a run that was killed is resumed at once.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,17 +17,24 @@ from typing import Any
 import torch
 
 from mmdata.config import TrainConfig
-from mmdata.errors import counted
-from mmdata.files import write_whole
+from mmdata.errors import ConfigError, counted
+from mmdata.files import HeldElsewhere, lock, write_whole
 from mmdata.train.log.advice import advise, mines
 from mmdata.train.log.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
 from mmdata.train.log.provenance import provenance
-from mmdata.train.log.when import is_measured, never_begins
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
-from mmdata.train.run import sole
+
+logger = logging.getLogger("mmdata")
 
 EVALUATION = "evaluation.json"
+MEASURED_EVERY = 97
+"""Of so many updates one is measured. It costs a pass over the similarities, far less than 1 % of so many updates. A
+prime: of every 100, and with 50 steps an epoch, each measurement would be of an epoch's last batch."""
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""What file systems answer that have no flock."""
+_held: dict[Path, ExitStack] = {}
+"""Folders of this process. A notebook may make a second trainer for a folder: it has one process at a time."""
 
 
 class RunReport:
@@ -56,10 +69,10 @@ class RunReport:
         self.output, self.config, self.settings, self.device = output, config, settings, device
         self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
-        on_first(lambda: sole.hold(output), collectives.cpu_group())
+        on_first(lambda: hold(output), collectives.cpu_group())
         self.evaluated_steps = set(evaluated_steps(output / METRICS))
         self._opened = ExitStack()
-        self._opened.callback(sole.release, output)
+        self._opened.callback(release, output)
 
     def begin(self, resumed: Path | None, step: int, total_steps: int) -> None:
         """Open the log. Say from where the run goes on, on what, and what in it never begins.
@@ -103,7 +116,9 @@ class RunReport:
 
     def measures(self, step: int) -> bool:
         """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""
-        return is_measured(step) or (self.mines and step == self.config.mining_after_steps + 1)
+        return step % MEASURED_EVERY == MEASURED_EVERY // 2 or (
+            self.mines and step == self.config.mining_after_steps + 1
+        )
 
     def start(self, step: int) -> None:
         """Record where and with which code the updates after `step` updates are made, if there are any left."""
@@ -133,3 +148,55 @@ class RunReport:
         if {"data", "model"} <= set(self.settings):
             load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
         self.log.say(f"finished {where}; next: {load}")
+
+
+def never_begins(config: TrainConfig, total_steps: int) -> Iterator[str]:
+    """A line for each part of the training that would begin after the last update."""
+    if config.mining_after_steps < total_steps:
+        return
+    masks = config.teacher is not None and config.teacher.margin is not None
+    for name, is_given in {"miner": config.miner, "queue": config.queue, "teacher": masks}.items():
+        if is_given:
+            yield (
+                f"train.mining_after_steps is {config.mining_after_steps:,}, and the run has "
+                f"{counted(total_steps, 'step')}: the {name} does nothing in it; set train.mining_after_steps lower, "
+                f"to 0 where the run begins with a trained model, or leave train.{name} out"
+            )
+
+
+def hold(folder: Path) -> None:
+    """Hold a run's folder, which is made if it is missing, until `release` or the end of this process.
+
+    Raises:
+        ConfigError: another process trains there.
+        OSError: the folder cannot be written.
+    """
+    place = folder.resolve()
+    if place in _held:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    stack = ExitStack()
+    try:
+        stack.enter_context(lock(place, signed=True))
+    except HeldElsewhere as error:
+        by = f", {error.by}" if error.by else ""
+        raise ConfigError(
+            f"train.output '{folder}': another process trains there{by}; wait until it has ended, end it "
+            "(after a kill of torchrun its ranks may still be at work), or give another train.output"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning(
+            "train.output '%s': this file system has no locks (%s): nothing refuses a second run there, so start one "
+            "at a time",
+            folder,
+            error.strerror,
+        )
+    _held[place] = stack
+
+
+def release(folder: Path) -> None:
+    """Let another process train in the folder."""
+    if stack := _held.pop(folder.resolve(), None):
+        stack.close()
