@@ -209,7 +209,7 @@ def _scores(evaluation: Values) -> dict[str, str]:
 
 def _negatives(run: RunRecord) -> dict[str, str]:
     """How hard the negatives were in the last part of a run, if measured."""
-    found = measured(run.lines(), run.settings)
+    found = measured(run.lines())
     if found is None:
         return {}
     return {

@@ -225,7 +225,7 @@ def test_copy_of_a_state_shares_nothing_with_it(tmp_path: Path, monkeypatch: pyt
     places = [1]
     moved = threading.Event()
     Disk(monkeypatch, lambda step: moved.wait(PATIENCE_S))
-    with CheckpointWriter(tmp_path, keep=1, written=lambda step: None, say=print) as writer:
+    with CheckpointWriter(tmp_path, keep=1, say=print) as writer:
         writer.save({"step": 1, "model": model.state_dict(), "batches": {"places": places}}, background=True)
         with torch.no_grad():
             model[0].weight.zero_()

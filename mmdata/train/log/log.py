@@ -141,11 +141,6 @@ def evaluated_steps(path: Path) -> tuple[int, ...]:
     return tuple(line["step"] for line in read_lines(path, "evaluation"))
 
 
-def last_logged_step(path: Path) -> int:
-    """The highest step of which metrics.jsonl holds a line; 0 if there is none."""
-    return max((line["step"] for line in read_json_lines(path, {"step": int})), default=0)
-
-
 def truncate_metrics(path: Path, step: int) -> None:
     """Keep the lines of steps up to `step`; a line that a kill cut short is removed too.
 

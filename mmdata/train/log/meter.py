@@ -23,11 +23,9 @@ from mmdata.train.ranks import collectives
 GIB = 1 << 30
 NOTICEABLE = 0.05
 """Share of the time spent waiting for data from which on the log names the cause."""
-STILL_SAID = 3
-"""Updates in a row without loss and gradient after which the log says so. The last batch of an epoch may have one row,
-and so no negatives."""
-STILL_MOST = 1000
-"""Updates in a row without loss and gradient that end a run."""
+STILL_MOST = 100
+"""Updates in a row without loss and gradient that end a run. The last batch of an epoch may have one row, and so no
+negatives."""
 
 
 class Meter:
@@ -45,7 +43,6 @@ class Meter:
         self._group, self._flops, self._waits = group, flops, waits
         self._steps = self._still = 0
         self._loss_sum = 0.0
-        self._said_still = False
         self._device = torch.device("cpu")  # of the batches
         self._restart()
 
@@ -85,7 +82,7 @@ class Meter:
         self._still = 0 if loss != 0 or norm != 0 else self._still + 1
         if self._still == STILL_MOST:
             raise TrainingError(
-                f"loss and gradient have been exactly 0 for {STILL_MOST:,} updates: no row is valid, or no negative "
+                f"loss and gradient have been exactly 0 for {STILL_MOST} updates: no row is valid, or no negative "
                 "passes train.miner, train.teacher and the masks; loosen them"
             )
         if math.isfinite(loss):
@@ -126,17 +123,10 @@ class Meter:
         self._restart()
         return values
 
-    def remarks(self) -> Iterator[str]:
-        """Lines for the log after the last `read`: why the loop waits for data, and that it learns nothing."""
+    def remark(self) -> str | None:
+        """A line for the log after the last `read`: why the loop waits for data."""
         step_ms = None if self._device.type == "cpu" else self._step_ms  # on a CPU the workers take its cores
-        if self._waits is not None and (line := self._waits.explain(self._wait_share, step_ms)):
-            yield line
-        if self._still >= STILL_SAID and not self._said_still:
-            self._said_still = True
-            yield (
-                f"loss and gradient of the last {self._still} updates are exactly 0: no row is valid, or no negative "
-                f"passes train.miner, train.teacher and the masks; the run ends after {STILL_MOST:,} of them"
-            )
+        return None if self._waits is None else self._waits.explain(self._wait_share, step_ms)
 
     def begin(self) -> None:
         """Count time from here on: loading a checkpoint or trying the compiler before it is no step."""

@@ -20,7 +20,7 @@ from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, counted
 from mmdata.files import HeldElsewhere, lock, write_whole
 from mmdata.train.log.advice import advise, mines
-from mmdata.train.log.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
+from mmdata.train.log.log import METRICS, RunLog, evaluated_steps, read_lines
 from mmdata.train.log.provenance import provenance
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
@@ -86,12 +86,6 @@ class RunReport:
         where = f"resuming from {resumed}: step {step} of {total_steps}"
         if resumed is None:
             where = f"starting: {total_steps} steps, in {self.output}"
-            # A run that was killed before its first checkpoint has lines of steps that this run makes again.
-            if logged := last_logged_step(self.output / METRICS):
-                where = (
-                    f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
-                    f"{config.checkpoint_every_steps:,}): starting again from step 0 of {total_steps}"
-                )
         self.total_steps = total_steps
         self.evaluated_steps = {each for each in self.evaluated_steps if each <= step}  # the others are made again
         self.log = RunLog(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -16,7 +14,6 @@ from typing_extensions import Self
 from mmdata.train.ranks.lockstep import gather
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SHOW_CURSOR = b"\x1b[?25h"
 
 
 class StopSignals:
@@ -66,5 +63,3 @@ class StopSignals:
         if number == signal.SIGINT:
             # The default action works even while Python cannot run a handler: in a long kernel or a collective.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            if sys.stderr.isatty():
-                os.write(sys.stderr.fileno(), SHOW_CURSOR)

@@ -276,7 +276,7 @@ class Trainer:
         self.log.record("train", values)
         for kind, numbers in self.memory.telemetry(self.step):
             self.log.record(kind, {**at, **numbers})
-        for line in self.meter.remarks():
+        if line := self.meter.remark():
             self.log.say(line)
 
     def _evaluation_due(self) -> bool:
