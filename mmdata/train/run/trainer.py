@@ -24,7 +24,7 @@ from mmdata.train.log.meter import DataWait, Meter
 from mmdata.train.log.utilization import FlopCounter
 from mmdata.train.memory.kept import RunMemory
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
-from mmdata.train.prefetch import DevicePrefetcher, HostCopy
+from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.run import checkpoint
@@ -44,7 +44,7 @@ from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.step import StepOutput, train_step
 from mmdata.train.run.stopping import StopSignals
-from mmdata.train.run.update import FiniteUpdates, Update
+from mmdata.train.run.update import FiniteUpdates
 from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
@@ -128,7 +128,6 @@ class Trainer:
         check_schedule(config, self.total_steps)
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
-        self._unchecked: Update | None = None
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         try:
@@ -214,7 +213,7 @@ class Trainer:
         self.scaler.update()
         self.memory.keep(self.model, output.output, batch, self.step)
         self._check()
-        self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
+        self.updates.made(self.step, batch, output.loss, norm)
         self.step += 1
         self.epoch_step += 1
         self.log.advance(self.step)
@@ -257,11 +256,9 @@ class Trainer:
 
         The norm is that of the ranks' mean gradient, so all ranks stop if one rank's rows are at fault.
         """
-        update, self._unchecked = self._unchecked, None
-        if update is None:
-            return
-        loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
-        self.meter.add_loss(loss, self.grad_norm)
+        if checked := self.updates.check(self.total_steps):
+            loss, self.grad_norm = checked
+            self.meter.add_loss(loss, self.grad_norm)
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
