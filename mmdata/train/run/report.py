@@ -10,17 +10,18 @@ import errno
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mmdata.config import TrainConfig
-from mmdata.errors import ConfigError, counted
-from mmdata.files import HeldElsewhere, lock, write_whole
+from mmdata.errors import ConfigError, counted, printable
+from mmdata.files import HeldElsewhere, lock, naming, write_whole
 from mmdata.train.log.advice import advise, mines
-from mmdata.train.log.log import METRICS, RunLog, evaluated_steps, read_lines
+from mmdata.train.log.log import METRICS, evaluated_steps, finite, format_values, read_lines, truncate_metrics
 from mmdata.train.log.provenance import provenance
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
@@ -40,6 +41,8 @@ _held: dict[Path, ExitStack] = {}
 class RunReport:
     """The log of a run, and what it advises; until it is closed, no other process trains in the run's folder.
 
+    A lost terminal never stops a run.
+
     Args:
         output: the run's folder.
         config: how to train.
@@ -54,7 +57,6 @@ class RunReport:
         ConfigError: another process trains in the folder; on all ranks.
     """
 
-    log: RunLog
     total_steps: int
 
     def __init__(
@@ -71,6 +73,7 @@ class RunReport:
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         on_first(lambda: hold(output), collectives.cpu_group())
         self.evaluated_steps = set(evaluated_steps(output / METRICS))
+        self._writer: Any = None  # of TensorBoard
         self._opened = ExitStack()
         self._opened.callback(release, output)
 
@@ -79,8 +82,11 @@ class RunReport:
 
         Args:
             resumed: the checkpoint from which it goes on; None: it starts.
-            step: updates already made.
+            step: updates already made; lines of later steps, left by a killed run, are removed.
             total_steps: of the whole run.
+
+        Raises:
+            ImportError: TensorBoard is asked for and not installed.
         """
         config, ranks, kind = self.config, collectives.world_size(), self.device.type
         where = f"resuming from {resumed}: step {step} of {total_steps}"
@@ -88,25 +94,54 @@ class RunReport:
             where = f"starting: {total_steps} steps, in {self.output}"
         self.total_steps = total_steps
         self.evaluated_steps = {each for each in self.evaluated_steps if each <= step}  # the others are made again
-        self.log = RunLog(
-            self.output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
-        )
-        self._opened.callback(self.log.close)
+        if self.speaks:
+            truncate_metrics(self.output / METRICS, step)
+            self._metrics = self._opened.enter_context((self.output / METRICS).open("a", encoding="utf-8"))
+            if config.tensorboard:
+                self._writer = _summary_writer(self.output / "tensorboard", step)
+                self._opened.callback(self._writer.close)
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"
-        self.log.say(f"{where}; on {on}, in {config.precision}")
+        self.say(f"{where}; on {on}, in {config.precision}")
         if config.warmup_steps >= total_steps:
-            self.log.say(
+            self.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(total_steps, 'step')}: "
                 "the learning rate will not reach its peak; a tenth of the run is usual, "
                 f"train.warmup_steps={total_steps // 10}"
             )
         for line in never_begins(config, total_steps):
-            self.log.say(line)
+            self.say(line)
 
     def close(self) -> None:
         """Close the files, and let another process train in the folder."""
         self._opened.close()
+
+    def record(self, kind: str, values: Mapping[str, Any], *, aloud: bool = True) -> None:
+        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "time": …, "step": …, …}.
+
+        It is printed too if it is `aloud`, without lists, such as histograms.
+        """
+        if not self.speaks:
+            return
+        # The norm of an update that fp16 skips is infinite or NaN.
+        known = {name: finite(value) for name, value in values.items()}
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with naming(self._metrics.name):
+            self._metrics.write(json.dumps({"kind": kind, "time": now, **known}) + "\n")
+            self._metrics.flush()
+        numbers = {name: value for name, value in known.items() if isinstance(value, (int, float))}
+        if self._writer is not None:
+            for name, value in numbers.items():
+                if kind != "start" and name not in ("step", "epoch", "epochs_done"):
+                    self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
+        if aloud:
+            self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        if self.speaks:
+            with suppress(OSError):
+                print(printable(line, keep="\n"), flush=True)
 
     def measures(self, step: int) -> bool:
         """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""
@@ -117,19 +152,19 @@ class RunReport:
     def start(self, step: int) -> None:
         """Record where and with which code the updates after `step` updates are made, if there are any left."""
         if self.speaks and step < self.total_steps:
-            self.log.record("start", {"step": step, **provenance(self.device)}, aloud=False)
+            self.record("start", {"step": step, **provenance(self.device)}, aloud=False)
 
     def evaluated(self, values: Mapping[str, float]) -> None:
         """Record an evaluation."""
         if self.speaks:
             write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
-        self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
+        self.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
         self.evaluated_steps.add(int(values["step"]))
 
     def stopped(self, by: str, where: str) -> None:
         """Say where a signal has stopped the run, and how it goes on."""
         command = f"`{self.command}`" if self.command else "the same command"
-        self.log.say(f"stopped by {by} {where}; {command} resumes")
+        self.say(f"stopped by {by} {where}; {command} resumes")
 
     def finished(self, where: str, load: str) -> None:
         """Say what to do with the run; `load` loads the weights of one without the settings of `mmdata train`.
@@ -138,10 +173,10 @@ class RunReport:
         written.
         """
         if self.speaks and self.mines and (advice := advise(read_lines(self.output / METRICS), self.settings)):
-            self.log.say(advice)
+            self.say(advice)
         if {"data", "model"} <= set(self.settings):
             load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
-        self.log.say(f"finished {where}; next: {load}")
+        self.say(f"finished {where}; next: {load}")
 
 
 def never_begins(config: TrainConfig, total_steps: int) -> Iterator[str]:
@@ -194,3 +229,11 @@ def release(folder: Path) -> None:
     """Let another process train in the folder."""
     if stack := _held.pop(folder.resolve(), None):
         stack.close()
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("train.tensorboard needs TensorBoard: pip install 'mmdata[tensorboard]'") from error
+    return SummaryWriter(str(folder), purge_step=step + 1)

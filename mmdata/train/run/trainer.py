@@ -136,8 +136,7 @@ class Trainer:
             self.report.close()  # a notebook goes on
             raise
         self.report.begin(resumed, self.step, self.total_steps)
-        self.log = self.report.log
-        keep, say = config.keep_checkpoints, self.log.say
+        keep, say = config.keep_checkpoints, self.report.say
         self.writer = CheckpointWriter(output / CHECKPOINTS, keep=keep, say=say, group=self.group)
 
     def run(self) -> int:
@@ -197,7 +196,7 @@ class Trainer:
                 self.watchdog.at("searching neighbours", LONG_S)
                 found = self.memory.regroup(self.epoch)
             if found:
-                self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
+                self.report.record("groups", {"step": self.step, "epoch": self.epoch, **found})
         self.batches.set_epoch(self.epoch)
         self._save_if_due(self.stop.agreed())
 
@@ -216,13 +215,12 @@ class Trainer:
         self.updates.made(self.step, batch, output.loss, norm)
         self.step += 1
         self.epoch_step += 1
-        self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
         if self.report.measures(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
-                self.log.record("mining", values, aloud=self.report.mines)
+                self.report.record("mining", values, aloud=self.report.mines)
 
     def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
         """The gradients of one batch, with the loss of the update after `step` updates."""
@@ -249,7 +247,7 @@ class Trainer:
             self._add_gradients(batch, step=self.total_steps - 1)  # all that begins later is there: teacher and miner
 
         with self.meter.paused(), parallel.apart(self.parallel):
-            rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
+            rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.report.say)
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
@@ -270,11 +268,11 @@ class Trainer:
         values["logit_scale"] = None if logit_scale is None else float(logit_scale)
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
-        self.log.record("train", values)
+        self.report.record("train", values)
         for kind, numbers in self.memory.telemetry(self.step):
-            self.log.record(kind, {**at, **numbers})
+            self.report.record(kind, {**at, **numbers})
         if line := self.meter.remark():
-            self.log.say(line)
+            self.report.say(line)
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs
