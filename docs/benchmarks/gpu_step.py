@@ -38,8 +38,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmdata.config import ModelConfig, TrainConfig
 from mmdata.train import DualEncoder, miners
 from mmdata.train.compiler import compiler_error
+from mmdata.train.log.utilization import peak_flops
 from mmdata.train.models.clip_sizes import CLIP_SIZES
-from mmdata.train.peaks import peak_flops
 from mmdata.train.precision import AUTOCAST, choose_precision, numerics
 from mmdata.train.ranks import parallel, sharding
 from mmdata.train.run.objective import ContrastiveLoss

@@ -20,7 +20,7 @@ from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError
 from mmdata.recognize import CHECKPOINTS
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
-from mmdata.train.log.meter import DataWait, Meter
+from mmdata.train.log.meter import Meter
 from mmdata.train.log.utilization import FlopCounter
 from mmdata.train.memory.kept import RunMemory
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
@@ -115,7 +115,7 @@ class Trainer:
         collectives.share_weights(model)
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
         flops = FlopCounter(model) if self.device.type == "cuda" else None
-        self.meter = Meter(self.group, flops, DataWait(batches, output / "config.yaml"))
+        self.meter = Meter(self.group, flops, self.extras.stats)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
         if sharding.is_sharded(model):
             self.memory.shard(self.device)
@@ -271,7 +271,7 @@ class Trainer:
         self.report.record("train", values)
         for kind, numbers in self.memory.telemetry(self.step):
             self.report.record(kind, {**at, **numbers})
-        if line := self.meter.remark():
+        if line := self.meter.explain_wait():
             self.report.say(line)
 
     def _evaluation_due(self) -> bool:
