@@ -79,8 +79,8 @@ def bf16_case(case: dict, rank: int) -> dict:
         autocast_dtype=torch.bfloat16,
     )
     gradients = {name: sharding.whole(p.grad).clone() for name, p in model.named_parameters()}
-    with torch.no_grad():
-        features = model.eval()(ranks.make_batch(rank, case)).text_features  # without autocast
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        features = model.eval()(ranks.make_batch(rank, case)).text_features
     return {"loss": step.loss, "gradients": gradients, "formats": formats, "features": features}
 
 

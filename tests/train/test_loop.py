@@ -31,8 +31,8 @@ from mmdata.train.run import report
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.objective import make_loss
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
-from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
+from mmdata.train.run.watchdog import Watchdog
 from tests.programs import PATIENCE_S, Program, free_port, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
@@ -161,7 +161,7 @@ def test_stop_signals_leave_where_a_library_in_c_had_set_a_handler(monkeypatch: 
     with monkeypatch.context() as patched:
         # What Python says of a handler that it has not set itself.
         patched.setattr(signal, "signal", lambda n, handler: (install(n, handler), None)[1])
-        stop = StopSignals().__enter__()
+        stop = Watchdog(600, lambda: 0, None).__enter__()
     try:
         stop.__exit__(None, None, None)
         assert signal.getsignal(number) is signal.SIG_DFL

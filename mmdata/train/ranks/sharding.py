@@ -6,8 +6,7 @@ Results are those of DDP: a gradient is the mean over ranks, and checkpoints hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -30,8 +29,8 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         model: on `device`; all ranks get rank 0's weights.
         device: of this rank.
         autocast_dtype: of the towers. Weights of blocks, matrices that autocast would cast, are gathered in this type;
-            others, such as embeddings, in their own. So results are those of autocast on whole weights. Gradients are
-            averaged in float32.
+            others, such as embeddings, in their own. So results are those of autocast on whole weights, and every
+            forward, also of an evaluation, must run under autocast. Gradients are averaged in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -45,25 +44,10 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         # The inputs stay as they are: autocast leaves the sum that runs through the blocks in float32.
         in_blocks = MixedPrecisionPolicy(autocast_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks_of(model):
-        if autocast_dtype is not None:
-            block.forward = _under_autocast(block.forward, device.type, autocast_dtype)
         fully_shard(block, mesh=mesh, mp_policy=in_blocks, ignored_params=small)
     for part in (*towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=small)
     _OWN.add(model)
-
-
-def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The same function; its products are under autocast also where the caller's are not, as in an evaluation."""
-
-    @wraps(forward)
-    def under_autocast(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled(device):
-            return forward(*args, **kwargs)
-        with torch.autocast(device, dtype=dtype):
-            return forward(*args, **kwargs)
-
-    return under_autocast
 
 
 _OWN: WeakSet[nn.Module] = WeakSet()

@@ -6,5 +6,5 @@
 - `checkpoint`: everything that a resumed run needs to make the same updates, whole or absent.
 - `same_run`: whether a checkpoint belongs to the settings under which it is to go on.
 - `report`: what a run says, by the parts in `mmdata.train.log`.
-- `watchdog`: a rank that hangs or dies ends the run with its place. `stopping`: a signal ends it with a checkpoint.
+- `watchdog`: a rank that hangs or dies ends the run with its place, and a signal ends it with a checkpoint.
 """

@@ -115,7 +115,8 @@ def gradient_cache(
         The loss, and the outputs of all parts.
 
     Raises:
-        ValueError: no part, or outputs that cannot be concatenated.
+        ValueError: no part, or outputs of different structure.
+        RuntimeError: outputs that cannot be concatenated.
 
     Example:
         def forward(part):
@@ -177,14 +178,7 @@ def _concatenated(values: Sequence[Any]) -> Any:
     """One output of all parts, as a leaf that collects its gradient; what has no rows is that of the first part."""
     joined = values[0]
     if has_rows(joined):
-        try:
-            joined = torch.cat(list(values))
-        except (RuntimeError, TypeError) as error:
-            shapes = ", ".join(str(tuple(value.shape)) for value in values if isinstance(value, Tensor))
-            raise ValueError(
-                f"gradient_cache: outputs of shapes {shapes} cannot be concatenated along the rows: forward must "
-                f"return only what has one row for each row of its part, such as features ({error})"
-            ) from error
+        joined = torch.cat(list(values))
     return joined.requires_grad_() if isinstance(joined, Tensor) and joined.is_floating_point() else joined
 
 

@@ -43,7 +43,6 @@ from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.step import StepOutput, train_step
-from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.update import FiniteUpdates
 from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 
@@ -71,7 +70,7 @@ class Trainer:
             is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
-            the end; returns named numbers.
+            the end; returns named numbers. With `train.parallel` fsdp and bf16 it must run the model under autocast.
         command: how the run was started, for the message that says how it goes on; None: "the same command".
 
     Raises:
@@ -107,8 +106,8 @@ class Trainer:
         self.group = collectives.cpu_group()
         self.report = RunReport(output, config, settings=self.settings, device=self.device, command=command)
         check_same_batches(self.extras.identity, self.group)
-        self.stop = StopSignals(self.group)
-        self.lockstep = Lockstep(self.group, lambda: self.stop.received)
+        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
+        self.lockstep = Lockstep(self.group, lambda: self.watchdog.received)
         took = None if self.group is None else self.lockstep.took
         self.batches = DevicePrefetcher(batches, self.device, took=took)
 
@@ -122,7 +121,6 @@ class Trainer:
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.updates = FiniteUpdates(self.scaler, output)
-        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
 
         self.total_steps = count_steps(batches, config)
         check_schedule(config, self.total_steps)
@@ -151,7 +149,7 @@ class Trainer:
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
         formats = numerics(self.precision, self.device)
-        with contextlib.closing(self.report), formats, self.stop, self.watchdog, self.writer:
+        with contextlib.closing(self.report), formats, self.watchdog, self.writer:
             try:
                 self._rehearse()
                 self._train()
@@ -198,7 +196,7 @@ class Trainer:
             if found:
                 self.report.record("groups", {"step": self.step, "epoch": self.epoch, **found})
         self.batches.set_epoch(self.epoch)
-        self._save_if_due(self.stop.agreed())
+        self._save_if_due(self.watchdog.agreed())
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
@@ -240,7 +238,7 @@ class Trainer:
 
         def begin(words: str) -> None:
             self.watchdog.at(f"rehearsing {words}")
-            if stopped := self.stop.agreed():
+            if stopped := self.watchdog.agreed():
                 raise _Stopped(stopped, "in the rehearsal, before an update")
 
         def step(batch: Batch) -> None:
@@ -293,7 +291,7 @@ class Trainer:
             self.watchdog.at("writing a checkpoint")
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
             self.report.evaluated(values)
-        self._stop_if(self.stop.agreed())
+        self._stop_if(self.watchdog.agreed())
 
     def _save_if_due(self, stopped: int) -> None:
         """Write a checkpoint where one is due, or a signal, `stopped`, ends the run."""
