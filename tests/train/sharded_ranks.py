@@ -27,7 +27,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
         torch.nn.init.normal_(model.image_projection.weight)
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"  # needs no compiler
-        parallel.compile_blocks(model, CPU)
+        parallel.compile_blocks(model)
     sharding.shard(model, CPU)
     torch.manual_seed(50 + rank)
     batch = ranks.make_batch(rank, case)
@@ -55,7 +55,7 @@ def bf16_case(case: dict, rank: int) -> dict:
     model = ranks.make_model(0.0).float()
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"
-        parallel.compile_blocks(model, CPU)
+        parallel.compile_blocks(model)
     formats: dict[str, list[str]] = {}
     block = sharding.towers_of(model)[1].transformer.blocks[1]
     parts = {"block": block, "norm": block.mlp_norm, "linear": block.mlp[0]}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +13,12 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, compiler, train_step
 from mmdata.train.batches import split
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.ranks import parallel
 from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
-from tests.programs import PATIENCE_S, run_program
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_loop import last_state, read_metrics, small
 
@@ -49,7 +44,7 @@ def make_model(name: Any = "micro", **settings: Any) -> DualEncoder:
 
 def compiled(model: DualEncoder) -> DualEncoder:
     """The same model, compiled; graphs are counted from here on."""
-    parallel.compile_blocks(model, CPU)
+    parallel.compile_blocks(model)
     torch._dynamo.utils.counters.clear()
     return model
 
@@ -173,51 +168,9 @@ def test_compiling_is_the_default_on_a_gpu_that_can(
 ):
     compiler.compiles.cache_clear()
     monkeypatch.setattr(compiler, "compiler_error", lambda device: error)
-    monkeypatch.setattr(parallel, "compile_blocks", lambda model, device: model.compile(backend="eager"))
+    monkeypatch.setattr(parallel, "compile_blocks", lambda model: model.compile(backend="eager"))
     model = parallel.prepare(make_model(), small.train_config(compile=setting), torch.device(kind), autocast_dtype=None)
     compiler.compiles.cache_clear()
     assert parallel.is_compiled(model) == compiled
     said = "towers and loss run without torch.compile, with more time and memory: it builds no code for device 'cuda' "
     assert caplog.messages == ([f"{said}here ({error}); on a GPU it needs Triton and a C compiler"] if error else [])
-
-
-def test_compiling_without_a_compiler_is_an_error_before_training():
-    code = """
-import torch
-from mmdata.train.ranks import parallel
-from mmdata.errors import ConfigError
-from tests.train.test_compiling import make_model
-parallel.BACKEND = "inductor"
-try:
-    parallel.compile_blocks(make_model(), torch.device("cpu"))
-except ConfigError as error:
-    print(error)
-"""
-    said = run_python(code, CXX="no-such-compiler", PATH="/nowhere").stdout
-    assert said.startswith("train.compile: torch.compile builds no code for device 'cpu' here (")
-    assert "it needs a C++ compiler (g++) and Python's headers: install them, or set train.compile to false" in said
-
-
-def test_compiling_says_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch):
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("Cannot find a working triton installation.\nmore")
-
-    monkeypatch.setattr(torch, "compile", fails)
-    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
-    message = r"device 'cuda' here \(Cannot find a working triton installation.\); it needs Triton and a C compiler"
-    with pytest.raises(ConfigError, match=message):
-        parallel.compile_blocks(torch.nn.Linear(2, 2), torch.device("cuda"))
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
-    done = run_program(
-        [sys.executable, "-c", code],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -116,7 +115,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
         said = process.stdout.read()
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step " in said
-    assert f"; `mmdata {shlex.join(['train', *map(str, words)])}` resumes\n" in said
+    assert "; the same command resumes\n" in said
     assert len(read_metrics(tmp_path / "run")) < 98
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert run_tool("train", *words, f"train.output={tmp_path / 'whole'}", monkeypatch=monkeypatch) == 0

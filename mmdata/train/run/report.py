@@ -48,7 +48,6 @@ class RunReport:
         config: how to train.
         settings: all settings of the run.
         device: of this rank.
-        command: how the run was started; None: "the same command".
 
     Attributes:
         evaluated_steps: those that have been evaluated.
@@ -66,10 +65,8 @@ class RunReport:
         *,
         settings: Mapping[str, Any],
         device: torch.device,
-        command: str | None,
     ) -> None:
         self.output, self.config, self.settings, self.device = output, config, settings, device
-        self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
         on_first(lambda: hold(output), collectives.cpu_group())
         self.evaluated_steps = set(evaluated_steps(output / METRICS))
@@ -163,8 +160,7 @@ class RunReport:
 
     def stopped(self, by: str, where: str) -> None:
         """Say where a signal has stopped the run, and how it goes on."""
-        command = f"`{self.command}`" if self.command else "the same command"
-        self.say(f"stopped by {by} {where}; {command} resumes")
+        self.say(f"stopped by {by} {where}; the same command resumes")
 
     def finished(self, where: str, load: str) -> None:
         """Say what to do with the run; `load` loads the weights of one without the settings of `mmdata train`.

@@ -71,7 +71,6 @@ class Trainer:
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
             the end; returns named numbers. With `train.parallel` fsdp and bf16 it must run the model under autocast.
-        command: how the run was started, for the message that says how it goes on; None: "the same command".
 
     Raises:
         ConfigError: settings of the loss that do not fit together; neither epochs nor steps given; the run in `output`
@@ -89,7 +88,6 @@ class Trainer:
         output: Path,
         settings: dict[str, Any] | None = None,
         evaluate: Evaluate | None = None,
-        command: str | None = None,
     ) -> None:
         self.model, self.output, self.evaluate = model, output, evaluate
         self.device = next(model.parameters()).device
@@ -104,7 +102,7 @@ class Trainer:
 
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         self.group = collectives.cpu_group()
-        self.report = RunReport(output, config, settings=self.settings, device=self.device, command=command)
+        self.report = RunReport(output, config, settings=self.settings, device=self.device)
         check_same_batches(self.extras.identity, self.group)
         self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
         self.lockstep = Lockstep(self.group, lambda: self.watchdog.received)

@@ -101,9 +101,7 @@ class Watchdog:
         self._reads, self._writes = os.pipe()
         os.set_blocking(self._writes, False)
         self._takes_signals = threading.current_thread() is threading.main_thread()
-        if (
-            self._takes_signals
-        ):  # Python lets no other thread set handlers, and writes the number of each signal that has one
+        if self._takes_signals:  # Python lets no other thread set handlers
             self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
             for number in SIGNALS:
                 # A signal that nohup or the shell of a background job ignores stays ignored.
