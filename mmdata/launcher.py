@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -93,25 +92,6 @@ def resolve_ranks(rank: int | None, world_size: int | None, *, warn: bool = True
     if found.world_size > 1:
         _say_taken(*found)
     return found
-
-
-def launch_command(words: Sequence[str]) -> str | None:
-    """The line with which a person starts this program again; None if several machines run it.
-
-    A program knows the addresses of the other machines no more than the options that torchrun was given for them.
-
-    Args:
-        words: name and arguments of the command of mmdata.
-
-    Example:
-        "torchrun --nproc-per-node 8 -m mmdata train configs/photos.yaml"
-    """
-    line = shlex.join(words)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return f"mmdata {line}"
-    if os.environ.get("GROUP_WORLD_SIZE") != "1":
-        return None
-    return f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m mmdata {line}"
 
 
 @cache

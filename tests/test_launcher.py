@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from mmdata import launcher
 from mmdata.errors import ConfigError
-from mmdata.launcher import launch_command, launched, resolve_ranks
+from mmdata.launcher import launched, resolve_ranks
 from mmdata.samplers import BucketBatchSampler, TwoStreamBatchSampler
 from tests.logs import of_mmdata
 
@@ -126,22 +126,3 @@ def test_samplers_take_the_launchers_ranks_unless_others_are_given(monkeypatch: 
         assert (taken.rank, taken.world_size) == (1, 2)
         assert list(taken) == list(given)
         assert (alone.rank, alone.world_size) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("variables", "line"),
-    [
-        ({}, "mmdata train 'my configs/c.yaml' train.lr=1e-3"),
-        (
-            {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "8"},
-            "torchrun --nproc-per-node 8 -m mmdata train 'my configs/c.yaml' train.lr=1e-3",
-        ),
-        ({"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "8"}, None),
-    ],
-)
-def test_launch_command_is_what_a_person_types(
-    variables: dict[str, str], line: str | None, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    set_ranks(monkeypatch, **variables)
-    assert launch_command(["train", "my configs/c.yaml", "train.lr=1e-3"]) == line

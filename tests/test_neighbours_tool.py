@@ -21,8 +21,7 @@ from mmdata.convert import ConvertConfig, convert
 from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.embedding import embed
-from mmdata.train.run.checkpoint import load_checkpoint
-from mmdata.train.run.find import find_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 
 
 def run_tool(name: str, *words: object) -> int:

@@ -136,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as own:
         folder = Path(gather(own, group)[0]) / "checkpoints"
         turns: list[list[dict[str, float]]] = []
-        with CheckpointWriter(folder, keep=1, written=lambda _: None, say=print, group=group) as writer:
+        with CheckpointWriter(folder, keep=1, say=print, group=group) as writer:
             for turn in range(given.times):
                 turns.append(gather(measure(writer, folder, step, model, optimizer, turn), group))
         gather(None, group)

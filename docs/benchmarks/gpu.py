@@ -171,7 +171,7 @@ def machine_of(device: str) -> dict[str, Any]:
             asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
             found["driver"] = subprocess.check_output(asked, text=True).splitlines()[0].strip()
     found |= {"cores": usable_cores(), "load": round(os.getloadavg()[0], 1)}  # of other programs, in cores
-    code = {"mmdata": VERSION, "commit": git_commit(ROOT, tracked="pyproject.toml")}
+    code = {"mmdata": VERSION, "commit": git_commit(ROOT)}
     found |= {name: value for name, value in code.items() if value is not None}
     return {**found, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
 

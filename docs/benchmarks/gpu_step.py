@@ -38,8 +38,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmdata.config import ModelConfig, TrainConfig
 from mmdata.train import DualEncoder, miners
 from mmdata.train.compiler import compiler_error
+from mmdata.train.log.utilization import peak_flops
 from mmdata.train.models.clip_sizes import CLIP_SIZES
-from mmdata.train.peaks import peak_flops
 from mmdata.train.precision import AUTOCAST, choose_precision, numerics
 from mmdata.train.ranks import parallel, sharding
 from mmdata.train.run.objective import ContrastiveLoss
@@ -82,7 +82,7 @@ class Step:
         self.device, self.side = device, side
         self.model = DualEncoder.from_config(ModelConfig(name=name), vocab_size=VOCABULARY).to(device).train()
         if compiled:
-            parallel.compile_blocks(self.model, device)
+            parallel.compile_blocks(self.model)
         self.optimizer = make_optimizer(self.model, TrainConfig(steps=1))
         self.dtype = AUTOCAST[choose_precision("auto", device)]
         self.precision = "bf16" if self.dtype == torch.bfloat16 else "auto"  # as a run in that precision has it
@@ -227,7 +227,7 @@ def rows_of(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if missing:
         yield {"name": f"{name}, compiled", "error": f"torch.compile builds no code here: {missing}"}
     else:
-        parallel.compile_blocks(step.model, device)
+        parallel.compile_blocks(step.model)
         yield row("padded to 77, compiled", padded)
         if name in ("vit_b_32", "tiny"):
             plain, step.loss = step.loss, ContrastiveLoss("clip", miner=miners.TopK(64))

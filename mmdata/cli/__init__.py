@@ -132,7 +132,6 @@ def parsed(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     parser = Parser(words[0], command.__doc__)
     command.add(parser)
     options = parser.parse(words[1:])
-    options.command_line = words
     return command, options
 
 

@@ -181,7 +181,7 @@ def _facts(run: RunRecord) -> dict[str, str]:
         facts |= {"wall time": took + (f", {len(run.starts)} starts" if len(run.starts) > 1 else "")}
         facts |= {"started": str(run.starts[0]["time"])}
         facts |= {"machine": " → ".join(dict.fromkeys(map(_machine, run.starts)))}
-        named = {"ranks": "ranks", "mmdata": "mmdata", "mmdata, commit": "mmdata_commit", "commit": "commit"}
+        named = {"ranks": "ranks", "mmdata": "mmdata", "commit": "commit"}
         named |= {"torch": "torch", "Python": "python", "system": "system"}
         facts |= {name: each(key) for name, key in named.items()}
     return facts
@@ -209,7 +209,7 @@ def _scores(evaluation: Values) -> dict[str, str]:
 
 def _negatives(run: RunRecord) -> dict[str, str]:
     """How hard the negatives were in the last part of a run, if measured."""
-    found = measured(run.lines(), run.settings)
+    found = measured(run.lines())
     if found is None:
         return {}
     return {

@@ -45,39 +45,6 @@ class Batches(Protocol):
         ...
 
 
-class Regroups(Protocol):
-    """A loader whose groups of rows change between epochs; `mmdata.loader.regrouped.RegroupedLoader` is one."""
-
-    @property
-    def group_size(self) -> int:
-        """Rows of a group."""
-        ...
-
-    def rows_alike(self) -> NDArray[np.int64]:
-        """What makes rows equal, so that they stand in no group together: int64 (rows, K)."""
-        ...
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether an epoch begins with groups of its own."""
-        ...
-
-    def has_groups(self, epoch: int) -> bool:
-        """Whether those of an epoch are written already."""
-        ...
-
-    def write_groups(self, epoch: int, of_rows: NDArray[np.int64]) -> None:
-        """Write the group of each row, -1 for none; rank 0 alone."""
-        ...
-
-    def use_groups(self, epoch: int) -> None:
-        """Go on with the groups of an epoch, at its start; every rank."""
-        ...
-
-    def forget_groups(self) -> None:
-        """Remove what was written; rank 0 alone."""
-        ...
-
-
 @dataclass(frozen=True)
 class LoaderExtras:
     """What mmdata's loaders offer beyond `Batches`; None for what a loader lacks: the loop does without it.
@@ -91,7 +58,7 @@ class LoaderExtras:
         merge_states: takes the states of all ranks at the same step; gives one, with the rows of all of them counted.
         check_rows: raises a DataError if too many of the rows that a state counts could not be used.
         other_shards: says in words that a state was taken with other shards; "" if it was not.
-        regroups: what takes new groups between epochs.
+        regroups: what takes new groups between epochs, a `mmdata.loader.regrouped.RegroupedLoader`.
         blank_batches: gives each shape of the epoch's batches in words, and what makes a batch of it without a row.
     """
 
@@ -103,7 +70,7 @@ class LoaderExtras:
     merge_states: Callable[[Sequence[dict[str, Any]]], dict[str, Any]] | None
     check_rows: Callable[[dict[str, Any]], None] | None
     other_shards: Callable[[dict[str, Any]], str] | None
-    regroups: Regroups | None
+    regroups: Any
     blank_batches: Callable[[], Sequence[tuple[str, Callable[[], Batch]]]] | None
 
     @classmethod

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
-import os
-import sys
-import tempfile
 import warnings
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,46 +25,6 @@ def compiler_error(device: torch.device, backend: str = "inductor") -> str:
     except Exception as error:
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ""
-
-
-def failure(error: BaseException) -> str:
-    """What to say where an error in a step is that of torch.compile, in one line with the remedy; else ""."""
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled
-        return ""
-    found = [error]
-    while (cause := getattr(found[-1], "inner_exception", None) or found[-1].__cause__) and cause not in found:
-        found.append(cause)
-    if not any(_is_of_compiler(one) for one in found):
-        return ""
-    last = found[-1]
-    output = getattr(last, "output", None)  # of a C++ compiler: its message begins with the whole command
-    lines = [line.strip() for line in str(last if output is None else output).splitlines() if line.strip()]
-    reason = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "without a message")
-    return (
-        f"torch.compile failed ({type(last).__name__}: {reason[:300]}); a compiler that was stopped may have left half "
-        f"a file: remove torch's cache, '{cache_folder()}', and start again; if that does not help, set train.compile "
-        "to false"
-    )
-
-
-def cache_folder() -> str:
-    """The folder in which torch keeps what it has compiled."""
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return named or os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-
-
-def _is_of_compiler(error: BaseException) -> bool:
-    kind = type(error)
-    if kind.__name__ == "BackendCompilerFailed" or kind.__module__.startswith(("torch._inductor", "triton")):
-        return True
-    # A cached library that is cut is loaded while a step runs, behind no error of the compiler's own.
-    is_of_file = isinstance(error, (ImportError, OSError))
-    return is_of_file and ("file too short" in str(error) or os.path.abspath(cache_folder()) in str(error))
-
-
-def wants_compiled_blocks(setting: Literal["auto"] | bool, device: torch.device) -> bool:
-    """Whether a run compiles its towers: auto does where the device is a GPU and torch.compile builds code for it."""
-    return (device.type == "cuda" and compiles(device)) if setting == "auto" else setting
 
 
 @cache

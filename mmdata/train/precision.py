@@ -57,17 +57,6 @@ def numerics(precision: Precision, device: torch.device) -> Generator[None]:
 
 
 @contextmanager
-def full_float32(device: torch.device) -> Generator[None]:
-    """Products of float32 in float32 inside a `with` block: TF32 has ten bits, and would make ties of near scores."""
-    if device.type != "cuda":
-        yield
-        return
-    with _settings_return():
-        torch.set_float32_matmul_precision("highest")
-        yield
-
-
-@contextmanager
 def _settings_return() -> Generator[None]:
     """torch's settings of float32 are after a `with` block what they were before.
 

@@ -35,9 +35,6 @@ class DevicePrefetcher:
         took: called as soon as a batch was taken, with it, or with the exception that came instead (StopIteration at
             the end of the epoch). With it a batch is taken ahead on a CPU too.
 
-    Raises:
-        ValueError: there is no such device.
-
     Example:
         loader = DevicePrefetcher(Loader.from_config("configs/scenes.yaml"), "cuda")
         for batch in loader:
@@ -48,7 +45,9 @@ class DevicePrefetcher:
         self, batches: Batches, device: torch.device | str, *, took: Callable[[Batch | Exception], None] | None = None
     ) -> None:
         self.batches = batches
-        self.device = _existing(device)
+        self.device = torch.device(device)
+        if self.device == torch.device("cuda"):  # the current GPU of each thread, and a new thread's is the first one
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._took = took
         self._state: dict[str, Any] | None = None  # of the loader, before the batch ahead was taken
         self._last = False  # the loader has ended its epoch, so there is no batch ahead
@@ -141,19 +140,6 @@ class DevicePrefetcher:
         if self.stats is not None:
             self.stats.transfer_s += perf_counter() - started
         return done
-
-
-def _existing(name: torch.device | str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device '{name}': torch knows no such device; 'cuda', 'cuda:1' and 'cpu' are some") from None
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        known = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0" if count else "none"
-        raise ValueError(f"device '{device}': of GPUs torch sees {known} here; `mmdata doctor` says what does not fit")
-    # With its number: "cuda" is the current GPU of each thread, and a new thread's is the first one.
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def copied(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Batch]]:

@@ -26,8 +26,7 @@ from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
 from mmdata.train.evaluation.prompts import Classes, check_templates
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
-from mmdata.train.run.checkpoint import load_checkpoint, load_weights
-from mmdata.train.run.find import find_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
 from mmdata.trained.preprocess import ImageLike, Preprocess, stack
 

@@ -38,14 +38,13 @@ CONFIG = "config.yaml"
 """File of a run's folder with all of its settings."""
 
 
-def train(config: Config, output: Path, device: torch.device, *, command: str | None = None) -> int:
+def train(config: Config, output: Path, device: torch.device) -> int:
     """Put loader, model and trainer together, and run them on this rank; a run found in `output` is resumed.
 
     Args:
         config: all settings of the run.
         output: the run's folder, shared by all ranks.
         device: of this rank, from `collectives.init`.
-        command: how the run was started, for messages that say how it goes on.
 
     Returns:
         0, or 128 + the number of the signal that stopped the run.
@@ -72,7 +71,7 @@ def train(config: Config, output: Path, device: torch.device, *, command: str | 
     check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
     evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
     settings = config.model_dump(mode="json")
-    trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate, command=command)
+    trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)
     if rank == 0:
         write_whole(output / CONFIG, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
         keep_tokenizer(output, tokenizer)

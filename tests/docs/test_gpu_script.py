@@ -78,7 +78,7 @@ def test_loader_and_train_run_with_the_three_packages_that_they_need(tmp_path: P
     assert "\n- eager: without torch.compile\n" in page
     header = page.splitlines()[0]
     assert f", cores {found['machine']['cores']}, load {found['machine']['load']}, " in header
-    commit = git_commit(ROOT, tracked="pyproject.toml")
+    commit = git_commit(ROOT)
     assert commit is None or f", commit {commit}, " in header
     for row in found["rows"]:
         assert f"| {row['name']} |" in page

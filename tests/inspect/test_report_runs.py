@@ -35,7 +35,6 @@ def start(first_step: int, last_step: int, **changes: Any) -> tuple[int, int, di
     made = {
         "ranks": 2,
         "mmdata": "9.8.7",
-        "mmdata_commit": None,
         "commit": "abc123-dirty",
         "torch": "2.9",
         "python": "3.12",

@@ -99,7 +99,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     model = make_model(case.get("dropout", 0.0))
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"
-        parallel.compile_blocks(model, torch.device("cpu"))
+        parallel.compile_blocks(model)
     wrapped = collectives.wrap(model, torch.device("cpu"))
     torch.manual_seed(50 + rank)
     step = train_step(

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from mmdata.train import train_step
 from mmdata.train.evaluation.retrieval import retrieval
@@ -31,7 +27,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
         torch.nn.init.normal_(model.image_projection.weight)
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"  # needs no compiler
-        parallel.compile_blocks(model, CPU)
+        parallel.compile_blocks(model)
     sharding.shard(model, CPU)
     torch.manual_seed(50 + rank)
     batch = ranks.make_batch(rank, case)
@@ -39,9 +35,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
         model.eval()(batch)  # an evaluation between two steps changes nothing
     model.train()
     torch.manual_seed(50 + rank)
-    counted = profile(activities=[ProfilerActivity.CPU]) if case.get("count_gathers") else nullcontext()
-    with counted:
-        step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))
+    step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))
     parameters = dict(model.named_parameters())
     gradients = {
         name: None if parameter.grad is None else sharding.whole(parameter.grad).clone()
@@ -52,12 +46,7 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     }
     norm = sharding.clip_grad_norm(model.parameters(), 0.01)
     clipped = sharding.whole(parameters["image_projection.weight"].grad)
-    numbers: dict[str, Any] = {}
-    if isinstance(counted, profile):  # FSDP2 names each gather after its module
-        names = [event.name() for event in counted.profiler.kineto_results.events()]
-        gathers = Counter(name for name in names if name.startswith("FSDP::all_gather"))
-        numbers = {"gathers": {name: count for name, count in gathers.items() if "copy_out" not in name}}
-    numbers |= {"loss": step.loss, "gradients": gradients, "kept": kept, "norm": norm, "clipped": clipped}
+    numbers = {"loss": step.loss, "gradients": gradients, "kept": kept, "norm": norm, "clipped": clipped}
     torch.save({**numbers, "scale": parameters["logit_scale"].grad}, out)
 
 
@@ -66,7 +55,7 @@ def bf16_case(case: dict, rank: int) -> dict:
     model = ranks.make_model(0.0).float()
     if case.get("compile"):
         parallel.BACKEND = "aot_eager"
-        parallel.compile_blocks(model, CPU)
+        parallel.compile_blocks(model)
     formats: dict[str, list[str]] = {}
     block = sharding.towers_of(model)[1].transformer.blocks[1]
     parts = {"block": block, "norm": block.mlp_norm, "linear": block.mlp[0]}
@@ -90,8 +79,8 @@ def bf16_case(case: dict, rank: int) -> dict:
         autocast_dtype=torch.bfloat16,
     )
     gradients = {name: sharding.whole(p.grad).clone() for name, p in model.named_parameters()}
-    with torch.no_grad():
-        features = model.eval()(ranks.make_batch(rank, case)).text_features  # without autocast
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        features = model.eval()(ranks.make_batch(rank, case)).text_features
     return {"loss": step.loss, "gradients": gradients, "formats": formats, "features": features}
 
 

@@ -19,8 +19,7 @@ import yaml
 
 from mmdata import Index, Loader
 from mmdata.convert import ConvertConfig, convert
-from mmdata.train.run.checkpoint import load_checkpoint
-from mmdata.train.run.find import find_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 from tests.programs import PATIENCE_S, Program, free_port
 
 ROWS, BATCH = 24, 6

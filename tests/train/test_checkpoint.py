@@ -22,6 +22,7 @@ from mmdata.errors import ConfigError, DataError
 from mmdata.train.ranks import collectives
 from mmdata.train.run.checkpoint import (
     Share,
+    find_checkpoint,
     latest_checkpoint,
     load_checkpoint,
     load_weights,
@@ -31,7 +32,6 @@ from mmdata.train.run.checkpoint import (
     seed_rank,
     set_rng_state,
 )
-from mmdata.train.run.find import find_checkpoint
 from mmdata.train.run.same_run import MAY_CHANGE, changed_settings
 from tests.programs import Program
 from tests.train.shard_ranks import state_at

@@ -142,14 +142,14 @@ def test_evaluation_is_not_recorded_before_its_checkpoint_is_there(tmp_path: Pat
 
     disk = Disk(monkeypatch, lambda step: step > 4 or evaluated.wait(PATIENCE_S))
     trainer = make_trainer(tmp_path, evaluate=evaluate, checkpoint_every_steps=100, epochs=2)
-    record = trainer.log.record
+    record = trainer.report.record
 
     def watch(kind: str, values: Any, **options: Any) -> None:
         if kind == "evaluation":
             recorded.append((values["step"], list(disk.written), latest_checkpoint(tmp_path / "checkpoints").name))  # type: ignore[union-attr]
         record(kind, values, **options)
 
-    monkeypatch.setattr(trainer.log, "record", watch)
+    monkeypatch.setattr(trainer.report, "record", watch)
     assert trainer.run() == 0
     assert recorded == [(4, [4], "step-0000000004"), (8, [4, 8], "step-0000000008")]
 
@@ -225,7 +225,7 @@ def test_copy_of_a_state_shares_nothing_with_it(tmp_path: Path, monkeypatch: pyt
     places = [1]
     moved = threading.Event()
     Disk(monkeypatch, lambda step: moved.wait(PATIENCE_S))
-    with CheckpointWriter(tmp_path, keep=1, written=lambda step: None, say=print) as writer:
+    with CheckpointWriter(tmp_path, keep=1, say=print) as writer:
         writer.save({"step": 1, "model": model.state_dict(), "batches": {"places": places}}, background=True)
         with torch.no_grad():
             model[0].weight.zero_()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.exc import CppCompileError
 
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
-from mmdata.errors import ConfigError
 from mmdata.train import DualEncoder, compiler, train_step
 from mmdata.train.batches import split
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.ranks import parallel
 from mmdata.train.run.objective import ContrastiveLoss
 from mmdata.train.run.trainer import Trainer
-from tests.programs import PATIENCE_S, run_program
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_loop import last_state, read_metrics, small
 
@@ -51,7 +44,7 @@ def make_model(name: Any = "micro", **settings: Any) -> DualEncoder:
 
 def compiled(model: DualEncoder) -> DualEncoder:
     """The same model, compiled; graphs are counted from here on."""
-    parallel.compile_blocks(model, CPU)
+    parallel.compile_blocks(model)
     torch._dynamo.utils.counters.clear()
     return model
 
@@ -175,117 +168,9 @@ def test_compiling_is_the_default_on_a_gpu_that_can(
 ):
     compiler.compiles.cache_clear()
     monkeypatch.setattr(compiler, "compiler_error", lambda device: error)
-    monkeypatch.setattr(parallel, "compile_blocks", lambda model, device: model.compile(backend="eager"))
+    monkeypatch.setattr(parallel, "compile_blocks", lambda model: model.compile(backend="eager"))
     model = parallel.prepare(make_model(), small.train_config(compile=setting), torch.device(kind), autocast_dtype=None)
     compiler.compiles.cache_clear()
     assert parallel.is_compiled(model) == compiled
     said = "towers and loss run without torch.compile, with more time and memory: it builds no code for device 'cuda' "
     assert caplog.messages == ([f"{said}here ({error}); on a GPU it needs Triton and a C compiler"] if error else [])
-
-
-def test_compiling_without_a_compiler_is_an_error_before_training():
-    code = """
-import torch
-from mmdata.train.ranks import parallel
-from mmdata.errors import ConfigError
-from tests.train.test_compiling import make_model
-parallel.BACKEND = "inductor"
-try:
-    parallel.compile_blocks(make_model(), torch.device("cpu"))
-except ConfigError as error:
-    print(error)
-"""
-    said = run_python(code, CXX="no-such-compiler", PATH="/nowhere").stdout
-    assert said.startswith("train.compile: torch.compile builds no code for device 'cpu' here (")
-    assert "it needs a C++ compiler (g++) and Python's headers: install them, or set train.compile to false" in said
-
-
-def test_compiling_says_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch):
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("Cannot find a working triton installation.\nmore")
-
-    monkeypatch.setattr(torch, "compile", fails)
-    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: None)
-    message = r"device 'cuda' here \(Cannot find a working triton installation.\); it needs Triton and a C compiler"
-    with pytest.raises(ConfigError, match=message):
-        parallel.compile_blocks(torch.nn.Linear(2, 2), torch.device("cuda"))
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
-    done = run_program(
-        [sys.executable, "-c", code],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def failing_backend(error: Exception, *, received: int = 0) -> Any:
-    """A backend that compiles the function that is tried first, and then gets a signal, and fails."""
-    calls: list[object] = []
-
-    def compile(graph: Any, inputs: list[Any]) -> Any:
-        calls.append(graph)
-        if len(calls) == 1:
-            return graph.forward
-        if received:
-            signal.raise_signal(received)
-        raise error
-
-    return compile
-
-
-@pytest.mark.parametrize("rehearse", [True, False])
-def test_compiling_a_compiler_that_a_signal_ended_is_a_stopped_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rehearse: bool
-):
-    ended = CppCompileError(["g++", "kernel.cpp"], "")
-    monkeypatch.setattr(parallel, "BACKEND", failing_backend(ended, received=signal.SIGINT))
-    batches: Any = small.SmallBatches()
-    if rehearse:
-        batches.blank_batches = lambda: [("8 rows", lambda: next(iter(small.SmallBatches())))]
-    trainer = Trainer(small.small_model(), batches, small.train_config(compile=True), output=tmp_path)
-    before = signal.getsignal(signal.SIGINT)
-    assert trainer.run() == 128 + signal.SIGINT
-    assert signal.getsignal(signal.SIGINT) == before
-    where = "while code was compiled, after step 0 of 12; the last checkpoint counts; "
-    assert capsys.readouterr().out.splitlines()[-1] == f"stopped by SIGINT {where}the same command resumes"
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (
-            CppCompileError(["g++", "a.cpp"], "In file included from a.cpp\na.cpp:3: fatal error: no room\nmore"),
-            "CppCompileError: a.cpp:3: fatal error: no room",
-        ),
-        (CppCompileError(["g++", "a.cpp"], ""), "CppCompileError: without a message"),
-        (ImportError("/cache/ab/c.so: file too short"), "ImportError: /cache/ab/c.so: file too short"),
-    ],
-)
-def test_compiling_that_fails_in_a_step_is_one_line_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
-    monkeypatch.setattr(parallel, "BACKEND", failing_backend(error))
-    trainer = Trainer(small.small_model(), small.SmallBatches(), small.train_config(compile=True), output=tmp_path)
-    with pytest.raises(ConfigError) as raised:
-        trainer.run()
-    assert str(raised.value) == (
-        f"torch.compile failed ({reason}); a compiler that was stopped may have left half a file: remove torch's "
-        "cache, '/cache', and start again; if that does not help, set train.compile to false"
-    )
-
-
-def test_compiling_knows_a_cut_library_and_no_other_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    said = compiler.failure(ImportError("/tmp/torchinductor_me/ab/c.so: file too short"))
-    assert said.startswith("torch.compile failed (ImportError: /tmp/torchinductor_me/ab/c.so: file too short); ")
-    assert "torchinductor_" in compiler.cache_folder()
-    assert compiler.failure(RuntimeError("shapes do not fit")) == ""
-    assert compiler.failure(ImportError("no module named 'x'")) == ""

@@ -27,12 +27,12 @@ from mmdata.files import lock
 from mmdata.train.log import meter
 from mmdata.train.log.log import format_values, read_lines
 from mmdata.train.miners import TopK
-from mmdata.train.run import sole
+from mmdata.train.run import report
 from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
 from mmdata.train.run.objective import make_loss
 from mmdata.train.run.optimizer import learning_rate, make_optimizer
-from mmdata.train.run.stopping import StopSignals
 from mmdata.train.run.trainer import Trainer
+from mmdata.train.run.watchdog import Watchdog
 from tests.programs import PATIENCE_S, Program, free_port, run_program
 from tests.rounding import RUN_IN_DOUBLE
 
@@ -161,7 +161,7 @@ def test_stop_signals_leave_where_a_library_in_c_had_set_a_handler(monkeypatch: 
     with monkeypatch.context() as patched:
         # What Python says of a handler that it has not set itself.
         patched.setattr(signal, "signal", lambda n, handler: (install(n, handler), None)[1])
-        stop = StopSignals().__enter__()
+        stop = Watchdog(600, lambda: 0, None).__enter__()
     try:
         stop.__exit__(None, None, None)
         assert signal.getsignal(number) is signal.SIG_DFL
@@ -476,8 +476,8 @@ def test_loop_lock_of_a_killed_run_is_free_though_a_process_that_it_forked_lives
 import os, time
 from pathlib import Path
 from mmdata.train.log import meter
-from mmdata.train.run import sole
-sole.hold(Path({str(tmp_path)!r}))
+from mmdata.train.run import report
+report.hold(Path({str(tmp_path)!r}))
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # the child, which has closed the lock by now
 time.sleep(3600)
@@ -487,14 +487,14 @@ time.sleep(3600)
         child = int(run.stdout.readline())
         try:
             with pytest.raises(ConfigError, match="another process trains there"):
-                sole.hold(tmp_path)
+                report.hold(tmp_path)
             run.kill()
             run.wait()
-            sole.hold(tmp_path)
+            report.hold(tmp_path)
         finally:
             run.kill()
             os.kill(child, signal.SIGKILL)
-    sole.release(tmp_path)
+    report.release(tmp_path)
 
 
 def test_loop_folder_without_locks_is_a_warning(

@@ -300,7 +300,7 @@ def test_fused_updates_with_a_gradient_that_overflows_change_nothing():
 
 def test_compiled_blocks_have_the_gradients_of_eager_ones():
     eager, compiled = (make_model("tiny").to(GPU) for _ in range(2))
-    parallel.compile_blocks(compiled, GPU)
+    parallel.compile_blocks(compiled)
     for length in (9, 5):
         batch = to_device(make_batch(length=length), GPU)
         for model in (eager, compiled):

@@ -12,7 +12,7 @@ import torch
 
 from mmdata.train import precision
 from mmdata.train.evaluation import retrieval
-from mmdata.train.precision import choose_precision, full_float32, numerics
+from mmdata.train.precision import choose_precision, numerics
 from mmdata.train.run import trainer
 from mmdata.train.run.trainer import Trainer
 from tests.train import small_run as small
@@ -55,15 +55,15 @@ def test_auto_is_bf16_on_a_gpu_that_has_it_and_fp32_elsewhere(
 def test_products_of_float32_are_tf32_on_a_gpu_unless_fp32_is_asked_for(kind: precision.Precision, inside: str):
     with numerics(kind, GPU):
         assert now() == (inside, inside == "high", True)
-        with full_float32(GPU):
-            assert now() == ("highest", inside == "high", True)
+        with numerics("fp32", GPU):
+            assert now() == ("highest", False, True)
         assert now()[0] == inside
     before = now()
-    with numerics(kind, CPU), full_float32(CPU):
+    with numerics(kind, CPU):
         assert now() == before
 
 
-@pytest.mark.parametrize("block", [numerics("tf32", GPU), full_float32(GPU)])
+@pytest.mark.parametrize("block", [numerics("tf32", GPU), numerics("fp32", GPU)])
 def test_settings_return_after_an_error(block: AbstractContextManager[None]):
     with pytest.raises(ZeroDivisionError), block:
         raise ZeroDivisionError
@@ -91,11 +91,8 @@ def test_blocks_work_and_settings_return_where_torchs_new_switch_was_used(switch
     assert said in before
     with numerics("bf16", GPU):
         assert (now(), new_switches()) == (("high", True, True), ("tf32", "tf32"))  # a compiler may read either
-        with full_float32(GPU):
+        with numerics("fp32", GPU):
             assert (now()[0], new_switches()[0]) == ("highest", "ieee")
-    assert new_switches() == before
-    with full_float32(GPU):
-        assert (torch.get_float32_matmul_precision(), new_switches()[0]) == ("highest", "ieee")
     assert new_switches() == before
     with numerics("fp32", GPU):
         assert (now(), new_switches()) == (("highest", False, True), ("ieee", "ieee"))
@@ -105,7 +102,7 @@ def test_blocks_work_and_settings_return_where_torchs_new_switch_was_used(switch
 def test_the_switch_for_all_operations_works_after_a_block_as_before(backends: Any):
     for said in ("tf32", "ieee"):
         backends.fp32_precision = said
-        with numerics("fp32", GPU), full_float32(GPU):
+        with numerics("tf32", GPU), numerics("fp32", GPU):
             pass
         assert backends.cuda.matmul.fp32_precision == said
 
@@ -120,7 +117,7 @@ def test_training_and_its_evaluation_run_in_the_number_format_and_ranking_in_flo
 ):
     # As on a GPU: there these blocks change torch's settings.
     monkeypatch.setattr(trainer, "numerics", lambda kind, device: numerics(kind, GPU))
-    monkeypatch.setattr(retrieval, "full_float32", lambda device: full_float32(GPU))
+    monkeypatch.setattr(retrieval, "numerics", lambda kind, device: numerics(kind, GPU))
     seen: dict[str, set[str]] = {"towers": set(), "ranks": set()}
     compare = retrieval._compare
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from mmdata.train.run.checkpoint import latest_checkpoint, load_checkpoint
-from mmdata.train.run.find import find_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, latest_checkpoint, load_checkpoint
 from tests.rounding import RUN_IN_DOUBLE
 from tests.train.test_checkpoint import equal
 from tests.train.test_loop import last_state, read_metrics, run_small

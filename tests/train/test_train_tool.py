@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -116,7 +115,7 @@ def test_train_stopped_by_sigterm_goes_on_with_the_same_command(
         said = process.stdout.read()
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM after step " in said
-    assert f"; `mmdata {shlex.join(['train', *map(str, words)])}` resumes\n" in said
+    assert "; the same command resumes\n" in said
     assert len(read_metrics(tmp_path / "run")) < 98
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
     assert run_tool("train", *words, f"train.output={tmp_path / 'whole'}", monkeypatch=monkeypatch) == 0
@@ -159,7 +158,7 @@ def test_train_writes_config_and_evaluation_that_evaluate_extends(
         assert word in shown
 
 
-def test_train_killed_before_its_first_checkpoint_says_that_it_starts_again(
+def test_train_killed_before_its_first_checkpoint_starts_again(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     words = [config, "train.epochs=1"]
@@ -169,10 +168,7 @@ def test_train_killed_before_its_first_checkpoint_says_that_it_starts_again(
     assert "evaluation: step 4 · epochs done 1 · " in said
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert run_tool("train", *words, monkeypatch=monkeypatch) == 0
-    assert " has 4 logged steps and no checkpoint (train.checkpoint_every_steps is " in (
-        said := capsys.readouterr().out
-    )
-    assert "starting again from step 0 of 4; on cpu, in fp32\n" in said
+    assert "starting: 4 steps" in capsys.readouterr().out
     assert run_tool("plan", tmp_path / "run", monkeypatch=monkeypatch) == 0
     page = tmp_path / "r.html"
     assert run_tool("report", tmp_path / "run", "--query-rows", 0, "--out", page, monkeypatch=monkeypatch) in (0, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mmdata.batch import Batch
+from mmdata.errors import TrainingError
 from mmdata.train.evaluation.embedding import embed
-from mmdata.train.prefetch import HostCopy
-from mmdata.train.run.update import Update
+from mmdata.train.run.update import FiniteUpdates
 from tests.train.small_run import SmallBatches, small_model
 from tests.train.test_loop import make_trainer
 
@@ -42,7 +44,7 @@ class Watched(SmallBatches):
 def test_update_that_waits_for_its_loss_does_not_keep_the_pixels(settings: dict[str, int], tmp_path: Path):
     batches, waiting = Watched(), []
     trainer = make_trainer(tmp_path, batches, epochs=1, **{"log_every_steps": 100, **settings})
-    batches.before = lambda number, rows: waiting.append(trainer._unchecked is not None)
+    batches.before = lambda number, rows: waiting.append(trainer.updates._unchecked is not None)
     assert trainer.run() == 0
     assert waiting == [False, True, True, False], "the checkpoint after step 3 has read the loss"
     assert batches.kept == [False] * 3
@@ -56,10 +58,11 @@ def test_evaluation_does_not_keep_the_pixels_of_the_last_batch():
 
 def test_update_names_its_rows_and_keys(tmp_path: Path):
     batch = next(iter(SmallBatches()))
-    update = Update.of(7, batch, HostCopy(torch.tensor(float("nan")), torch.tensor(2.0)))
+    updates = FiniteUpdates(torch.amp.GradScaler(enabled=False), tmp_path)
+    updates.made(7, batch, torch.tensor(float("nan")), torch.tensor(2.0))
     rows = batch["rows"].tolist()
-    assert f"step 7: loss is nan and its gradient's norm 2.0, on rank 0 with rows {str(rows)[1:-1]} (all in" in (
-        update.explain(tmp_path, "", 6)
-    )
-    assert update.keys == [str(row) for row in rows]
-    assert torch.equal(update.valid, batch["valid"])
+    said = f"step 7: loss is nan and its gradient's norm 2.0, on rank 0 with rows {str(rows)[1:-1]} (all in"
+    with pytest.raises(TrainingError, match=f"^{re.escape(said)}"):
+        updates.check(10)
+    written = json.loads((tmp_path / "not_finite_rank0.json").read_text())
+    assert written == {"step": 7, "rows": rows, "keys": [str(row) for row in rows]}

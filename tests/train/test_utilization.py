@@ -14,8 +14,7 @@ from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder
 from mmdata.train.log import utilization
 from mmdata.train.log.meter import Meter
-from mmdata.train.log.utilization import FlopCounter, count_flops, without_numbers
-from mmdata.train.peaks import peak_flops
+from mmdata.train.log.utilization import FlopCounter, count_flops, peak_flops, without_numbers
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdata.loader import Stats
-from mmdata.train.log.meter import DataWait
+from mmdata.train.log.meter import Meter
 from mmdata.train.run.trainer import Trainer
 
 from .small_run import SmallBatches, small_model, train_config
@@ -28,37 +28,33 @@ class ClockedBatches(SmallBatches):
         self.stats.cpu_s[stage] += seconds
 
 
-def test_wait_is_explained_at_first_sight_and_when_the_reason_changes(tmp_path: Path):
+def explain(meter: Meter, wait_share: float) -> str | None:
+    meter._wait_share = wait_share  # as `read` measures it
+    return meter.explain_wait()
+
+
+def test_wait_is_explained_at_first_sight_and_when_the_reason_changes():
     batches = ClockedBatches()
-    wait = DataWait(batches, tmp_path / "config.yaml")
+    meter = Meter(stats=batches.stats)
     batches.work("decode", 8.1)
     batches.work("read", 1.9)
-    # No settings of `mmdata train`: no command could make this loader.
-    assert wait.explain(0.34, 210.2) == "data wait 34%: decode takes 81% of the workers' time"
+    bench = "`mmdata bench CONFIG` measures what would help"
+    assert explain(meter, 0.34) == f"data wait 34%: decode takes 81% of the workers' time; {bench}"
     batches.work("decode", 8.0)
-    assert wait.explain(0.34, 210.2) is None  # said already
+    assert explain(meter, 0.34) is None  # said already
     batches.work("read", 5.0)  # since the last line reading alone
-    (tmp_path / "config.yaml").write_text("data: {}\n")
-    line = (
-        f"data wait 7%: read takes 100% of the workers' time; `mmdata bench {tmp_path / 'config.yaml'} --step-ms 90` "
-    )
-    assert wait.explain(0.07, 90.0) == f"{line}measures what would help"
-    batches.work("decode", 9.0)  # on a CPU the step is slow because the workers take its cores
-    line = (
-        f"data wait 9%: decode takes 100% of the workers' time; `mmdata bench {tmp_path / 'config.yaml'}` measures what"
-    )
-    assert wait.explain(0.09, None) == f"{line} would help"
+    assert explain(meter, 0.07) == f"data wait 7%: read takes 100% of the workers' time; {bench}"
 
 
-def test_wait_that_is_short_is_not_worth_a_line(tmp_path: Path):
+def test_wait_that_is_short_is_not_worth_a_line():
     batches = ClockedBatches()
-    wait = DataWait(batches, tmp_path)
+    meter = Meter(stats=batches.stats)
     batches.work("decode", 1.0)
-    assert wait.explain(0.04, 100.0) is None
+    assert explain(meter, 0.04) is None
 
 
-def test_wait_of_a_loader_without_a_clock_has_no_reason(tmp_path: Path):
-    assert DataWait(SmallBatches(), tmp_path).explain(0.9, 1.0) is None
+def test_wait_of_a_loader_without_a_clock_has_no_reason():
+    assert explain(Meter(), 0.9) is None
 
 
 def test_loop_says_once_in_its_log_why_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -69,9 +65,7 @@ def test_loop_says_once_in_its_log_why_it_waits(tmp_path: Path, capsys: pytest.C
         batches.work("decode", 0.2)
 
     batches.before = decode
-    (tmp_path / "config.yaml").write_text("data: {}\n")
     config = train_config(epochs=1, log_every_steps=1)
     assert Trainer(small_model(), batches, config, output=tmp_path).run() == 0
     said = re.findall(r"^data wait \d+%: (.*)$", capsys.readouterr().out, re.MULTILINE)
-    measure = f"`mmdata bench {tmp_path / 'config.yaml'}` measures what would help"  # without the step time of a CPU
-    assert said == [f"decode takes 100% of the workers' time; {measure}"]
+    assert said == ["decode takes 100% of the workers' time; `mmdata bench CONFIG` measures what would help"]

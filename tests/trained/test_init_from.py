@@ -25,8 +25,7 @@ from mmdata.config import Config, ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError, DataError
 from mmdata.train import DualEncoder
-from mmdata.train.run.checkpoint import load_checkpoint
-from mmdata.train.run.find import find_checkpoint
+from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 from mmdata.trained.carried import keep_model
 from mmdata.trained.export import export_to_transformers
 from mmdata.trained.training import train

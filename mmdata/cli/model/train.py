@@ -24,7 +24,6 @@ def run(options: argparse.Namespace) -> int:
     """Train; the exit code is 0, or 128 + the signal that stopped the run."""
     from mmdata.config import load_config
     from mmdata.config.config import run_folder
-    from mmdata.launcher import launch_command
 
     config = load_config(options.config, options.overrides)
     check_shards(config.data)
@@ -32,4 +31,4 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.ranks import collectives
     from mmdata.trained.training import train
 
-    return train(config, output, collectives.init(), command=launch_command(options.command_line))
+    return train(config, output, collectives.init())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train.keys import check_keys
-from mmdata.train.precision import full_float32
+from mmdata.train.precision import numerics
 from mmdata.train.ranks import collectives
 
 RECALL_AT = (1, 5, 10)
@@ -79,7 +79,7 @@ def retrieval(
     chance = dict.fromkeys(RECALL_AT, 0.0)
     images, texts = (image_features, image_ids), (text_features, text_ids)
     for name, queries, candidates in (("image_to_text", images, texts), ("text_to_image", texts, images)):
-        with full_float32(device):
+        with numerics("fp32", device):  # TF32 has ten bits, and would make ties of near scores
             wrong_before, matches = _compare(queries, candidates, tile, share=share).cpu()
         if bool((matches == 0).any()):
             raise ValueError(f"row {int((matches == 0).nonzero()[0])} has no match: its ids occur on its side only")

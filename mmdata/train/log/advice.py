@@ -15,8 +15,6 @@ LARGEST_CHANCE = 0.1
 """Of fewer than ten candidates R@1 says little."""
 LAST_PART = 0.25
 """Share of the steps, up to the last measurement, whose measurements are averaged: the model before was another one."""
-FEW_ROWS = 256
-"""Rows below which chance alone moves the accuracy by some hundredths: 0.02 is one standard deviation of 0.9 in 256."""
 DRIFTED = 0.9
 """Cosine of a queue's oldest features with those of now, below which they pull the model away."""
 
@@ -28,8 +26,6 @@ class Measured(NamedTuple):
 
     Attributes:
         origin: of what, in words: "mean of 6 batches with 370 rows, steps 310 to 400".
-        rows: in all batches.
-        is_grouped: the batches held groups of rows (data.groups).
         accuracy: in-batch accuracy, of all admissible negatives.
         false_share: of all admissible negatives, those as near as the positive.
         kept_share: negatives that the miner kept.
@@ -37,8 +33,6 @@ class Measured(NamedTuple):
     """
 
     origin: str
-    rows: int
-    is_grouped: bool
     accuracy: float | None
     false_share: float | None
     kept_share: float | None
@@ -51,21 +45,17 @@ def mines(settings: Mapping[str, Any]) -> bool:
     return bool(data.get("groups")) or any(train.get(name) for name in ("miner", "teacher", "queue"))
 
 
-def measured(lines: Sequence[Line], settings: Mapping[str, Any]) -> Measured | None:
+def measured(lines: Sequence[Line]) -> Measured | None:
     """The means of the last part of a run; None without a measurement.
 
     Args:
         lines: of metrics.jsonl, oldest first.
-        settings: of the run, as in config.yaml.
     """
-    groups = _section(settings, "data").get("groups")
     mining = [line for line in lines if line["kind"] == "mining"]
     if not mining:
         return None
-    last, is_grouped = mining[-1]["step"], _has_groups(mining[-1], groups)
-    alike = [
-        line for line in mining if line["step"] > (1 - LAST_PART) * last and _has_groups(line, groups) == is_grouped
-    ]
+    last = mining[-1]["step"]
+    alike = [line for line in mining if line["step"] > (1 - LAST_PART) * last]
     rows = sum(line["rows"] for line in alike)
 
     def mean(name: str) -> float | None:
@@ -76,8 +66,6 @@ def measured(lines: Sequence[Line], settings: Mapping[str, Any]) -> Measured | N
     batches = f"mean of {len(alike):,} batches with {rows:,} rows, steps {alike[0]['step']:,} to {last:,}"
     return Measured(
         batches if len(alike) > 1 else f"one batch with {rows:,} rows, step {last:,}",
-        rows,
-        is_grouped,
         accuracy=mean("in_batch_accuracy"),
         false_share=mean("admissible_false_negative_share"),
         kept_share=mean("kept_share"),
@@ -92,11 +80,10 @@ def advise(lines: Sequence[Line], settings: Mapping[str, Any]) -> str:
         lines: of metrics.jsonl, oldest first.
         settings: of the run, as in config.yaml.
     """
-    found, advice = measured(lines, settings), list[str]()
+    found, advice = measured(lines), list[str]()
     if found is not None and found.accuracy is not None:
         told = f"in-batch accuracy {found.accuracy:.2f} ({found.origin})"
-        few = " Few rows were measured: the accuracy may be off by some hundredths." if found.rows < FEW_ROWS else ""
-        advice.append(f"{told}{_meaning(found, lines, settings)}{few}")
+        advice.append(f"{told}{_meaning(found, lines, settings)}")
     drifted = min((line.get("oldest_similarity", 1.0) for line in lines), default=1.0)
     if drifted < DRIFTED:
         advice.append(
@@ -111,7 +98,7 @@ def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]
     """What the numbers mean, as the end of a sentence that names the accuracy, and what to try."""
     assert found.accuracy is not None
     train, data = _section(settings, "train"), _section(settings, "data")
-    masks = train.get("mask_false_negatives")
+    masks, is_grouped = train.get("mask_false_negatives"), bool(data.get("groups"))
     if (found.false_share or 0.0) > MANY_FALSE and not train.get("teacher"):
         same = "" if data.get("caption_hash") else ", or data.caption_hash where a column says which rows are the same,"
         remedy = f"train.teacher{same}" if masks else "train.mask_false_negatives=true"
@@ -119,7 +106,7 @@ def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]
             f", and {found.false_share:.0%} of the negatives are as near as their positives: unless the model has "
             f"learnt little yet, many may be none; try {remedy} before anything that makes negatives harder."
         )
-    if found.accuracy < TOLD_APART and found.is_grouped:
+    if found.accuracy < TOLD_APART and is_grouped:
         return (
             ": the batches hold groups of rows (data.groups), which are harder to tell apart than random rows. Whether "
             "they help shows in a comparison with as many random batches (docs/mine.md)."
@@ -129,7 +116,7 @@ def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]
         return f": random batches still teach; mining early has not helped in any experiment of docs/mine.md.{mask}"
     if by_heart := _by_heart(lines):
         return f", and {by_heart}: it has learnt its rows by heart; more rows help, and harder batches do not."
-    if found.is_grouped:
+    if is_grouped:
         return ": the batches are grouped, and told apart all the same: what they can teach is learnt."
     is_fixed = "logit_scale" in (_section(settings, "model").get("freeze") or [])
     lower = " Try a lower fixed scale: go on from this model with model.freeze=[logit_scale] model.logit_scale_init=5."
@@ -143,13 +130,6 @@ def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return settings.get(name) or {}
-
-
-def _has_groups(line: Line, groups: Mapping[str, Any] | None) -> bool:
-    """Whether the batch of a line held groups: those of a run begin between two of its epochs."""
-    if not groups:
-        return False
-    return groups.get("source") != "run" or line.get("epoch", 0) >= groups.get("every_epochs", 1)
 
 
 def _by_heart(lines: Sequence[Line]) -> str:

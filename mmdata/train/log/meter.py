@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,19 +14,15 @@ from torch import Tensor
 
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
-from mmdata.train.batches import Batches, LoaderExtras
-from mmdata.train.log.utilization import FlopCounter
-from mmdata.train.peaks import peak_flops
+from mmdata.train.log.utilization import FlopCounter, peak_flops
 from mmdata.train.ranks import collectives
 
 GIB = 1 << 30
 NOTICEABLE = 0.05
 """Share of the time spent waiting for data from which on the log names the cause."""
-STILL_SAID = 3
-"""Updates in a row without loss and gradient after which the log says so. The last batch of an epoch may have one row,
-and so no negatives."""
-STILL_MOST = 1000
-"""Updates in a row without loss and gradient that end a run."""
+STILL_MOST = 100
+"""Updates in a row without loss and gradient that end a run. The last batch of an epoch may have one row, and so no
+negatives."""
 
 
 class Meter:
@@ -36,16 +31,17 @@ class Meter:
     Args:
         group: ranks to sum over, over CPU tensors.
         flops: counts the operations of batches, for a device whose rates are known; None: no rates.
-        waits: names the cause of waiting; None: nothing does.
+        stats: the loader's clock, a `mmdata.loader.Stats`, which knows why the loop waits; None: nothing does.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, flops: FlopCounter | None = None, waits: DataWait | None = None
+        self, group: dist.ProcessGroup | None = None, flops: FlopCounter | None = None, stats: Any = None
     ) -> None:
-        self._group, self._flops, self._waits = group, flops, waits
+        self._group, self._flops, self._stats = group, flops, stats
+        self._stats_before = stats and stats.copy()
+        self._said = ""  # the cause of waiting that was named last
         self._steps = self._still = 0
         self._loss_sum = 0.0
-        self._said_still = False
         self._device = torch.device("cpu")  # of the batches
         self._restart()
 
@@ -85,7 +81,7 @@ class Meter:
         self._still = 0 if loss != 0 or norm != 0 else self._still + 1
         if self._still == STILL_MOST:
             raise TrainingError(
-                f"loss and gradient have been exactly 0 for {STILL_MOST:,} updates: no row is valid, or no negative "
+                f"loss and gradient have been exactly 0 for {STILL_MOST} updates: no row is valid, or no negative "
                 "passes train.miner, train.teacher and the masks; loosen them"
             )
         if math.isfinite(loss):
@@ -105,7 +101,6 @@ class Meter:
         Source: mfu: Chowdhery et al. 2022, PaLM, appendix B (arXiv:2204.02311).
         """
         elapsed_s = time.perf_counter() - self._start_s
-        self._step_ms = 1000 * (elapsed_s - self._wait_s) / max(1, self._batches)
         samples, useful = int(self._samples), int(self._useful_tokens)
         sums = torch.tensor(
             [self._wait_s / elapsed_s, samples / elapsed_s, self._tokens, useful, 1.0], dtype=torch.float64
@@ -117,7 +112,7 @@ class Meter:
         values = {
             "loss": self._loss_sum / self._steps if self._steps else None,
             "samples_per_s": samples_per_s,
-            "step_ms": self._step_ms,
+            "step_ms": 1000 * (elapsed_s - self._wait_s) / max(1, self._batches),
             "data_wait_share": self._wait_share,
             "padding_share": 1.0 - useful_tokens / max(1.0, tokens),
             **self._rates(elapsed_s),
@@ -126,17 +121,15 @@ class Meter:
         self._restart()
         return values
 
-    def remarks(self) -> Iterator[str]:
-        """Lines for the log after the last `read`: why the loop waits for data, and that it learns nothing."""
-        step_ms = None if self._device.type == "cpu" else self._step_ms  # on a CPU the workers take its cores
-        if self._waits is not None and (line := self._waits.explain(self._wait_share, step_ms)):
-            yield line
-        if self._still >= STILL_SAID and not self._said_still:
-            self._said_still = True
-            yield (
-                f"loss and gradient of the last {self._still} updates are exactly 0: no row is valid, or no negative "
-                f"passes train.miner, train.teacher and the masks; the run ends after {STILL_MOST:,} of them"
-            )
+    def explain_wait(self) -> str | None:
+        """A line for the log after the last `read`: why the loop waits for data, if that is new and noticeable."""
+        if self._stats is None:
+            return None
+        found, self._stats_before = self._stats.since(self._stats_before).bottleneck(), self._stats.copy()
+        if found is None or self._wait_share < NOTICEABLE or found.stage == self._said:
+            return None
+        self._said = found.stage
+        return f"data wait {self._wait_share:.0%}: {found.words}; `mmdata bench CONFIG` measures what would help"
 
     def begin(self) -> None:
         """Count time from here on: loading a checkpoint or trying the compiler before it is no step."""
@@ -180,39 +173,3 @@ class Meter:
         self._batches = self._tokens = 0
         self._samples: int | Tensor = 0
         self._useful_tokens: int | Tensor = 0
-
-
-class DataWait:
-    """Reads the clock of a loader between two log lines.
-
-    Args:
-        batches: the loader; without a clock there are no lines.
-        config: the run's settings, named in the advised command; without this file no command is advised.
-    """
-
-    def __init__(self, batches: Batches, config: Path) -> None:
-        self._stats = LoaderExtras.of(batches).stats
-        self._before = self._stats and self._stats.copy()
-        self._config = config
-        self._said = ""  # the stage named last
-
-    def explain(self, wait_share: float, step_ms: float | None) -> str | None:
-        """A line for the log, or None where there is nothing new to say.
-
-        Args:
-            wait_share: of the time since the last call, spent waiting for data.
-            step_ms: milliseconds of an update without that; None: the workers slow it, so it is no measure of the step.
-        """
-        if self._stats is None:
-            return None
-        interval = self._stats.since(self._before)
-        self._before = self._stats.copy()
-        found = interval.bottleneck()
-        if found is None or wait_share < NOTICEABLE or found.stage == self._said:
-            return None
-        self._said = found.stage
-        line = f"data wait {wait_share:.0%}: {found.words}"
-        if not self._config.is_file():  # a loop of the user's own, whose loader no command can make
-            return line
-        step = "" if step_ms is None else f" --step-ms {step_ms:.0f}"
-        return f"{line}; `mmdata bench {self._config}{step}` measures what would help"

@@ -1,11 +1,10 @@
-"""Where and with which code a run is trained: machine, versions and git commits."""
+"""Where and with which code a run is trained: machine, versions and git commit."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ GIT_TIMEOUT_S = 5.0
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Ranks, versions, git commits of mmdata's checkout, if it is one, and of the working folder, and the machine.
+    """Ranks, versions, the git commit of the working folder, and the machine.
 
     Args:
         device: of this rank.
@@ -31,7 +30,6 @@ def provenance(device: torch.device) -> dict[str, Any]:
     return {
         "ranks": collectives.world_size(),
         "mmdata": installed,
-        "mmdata_commit": git_commit(Path(__file__).parents[2], tracked="__init__.py"),
         "commit": git_commit(Path.cwd()),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -42,32 +40,14 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
-@cache
-def git_commit(folder: Path, *, tracked: str | None = None) -> str | None:
-    """The commit of a folder, with "-dirty" if files differ from it; None if it is in no git repository.
-
-    Args:
-        folder: in a working tree.
-        tracked: a file in the folder; None is returned if git does not track the file. A package that is installed into
-            an environment within somebody's repository is not of that repository's commit.
-    """
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", os.fspath(folder), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=GIT_TIMEOUT_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):  # no git, no repository, or one too large to look through
-            return None
-        return done.stdout.strip()
-
-    if tracked is not None and git("ls-files", "--error-unmatch", tracked) is None:
+def git_commit(folder: Path) -> str | None:
+    """The commit of a folder, with "-dirty" if files differ from it; None if it is in no git repository."""
+    words = ["git", "-C", os.fspath(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, or one too large to look through
         return None
-    return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None
+    return done.stdout.strip() or None
 
 
 def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:

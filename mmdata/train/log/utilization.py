@@ -1,9 +1,10 @@
-"""The operations of a model for a batch, counted once for each shape on a copy that has shapes and no numbers."""
+"""The operations of a model for a batch, counted on a copy that has shapes and no numbers; and the most of a GPU."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,6 +17,28 @@ from mmdata.batch import Batch, to_device
 
 logger = logging.getLogger("mmdata")
 
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "GH200": 989.0,
+    "H200 NVL": 835.0,
+    "H200": 989.0,
+    "H100 NVL": 835.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "A30": 165.0,
+    "A10G": 70.0,
+    "A10": 125.0,
+    "A40": 150.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "RTX 4090": 165.0,
+    "RTX 3090": 71.0,
+}
+"""10¹² operations a second in dense products of bfloat16 with sums in float32; the makers' data sheets."""
+_OTHER = re.compile(r"laptop|max-q|mobile|ti\b|super|\bD\b|MIG", re.IGNORECASE)
+"""A part that has another peak than the one whose name it bears."""
 _ROWS = 2
 """Rows whose operations are counted: a batch norm refuses one."""
 
@@ -86,3 +109,15 @@ def count_flops(model: nn.Module, batch: Mapping[str, object]) -> float:
             torch.stack(features).sum().backward()
     model.zero_grad(set_to_none=True)
     return float(counter.get_total_flops())
+
+
+def peak_flops(name: str) -> float | None:
+    """Operations a second of a device in dense products of bfloat16; None: not in the table.
+
+    Example:
+        "NVIDIA H100 80GB HBM3" gives 989e12; "NVIDIA L40" gives 181e12, not that of the L4.
+    """
+    if _OTHER.search(name):
+        return None
+    known = [each for each in PEAK_TFLOPS if re.search(rf"(?<![\w-]){re.escape(each)}(?![\w])", name)]
+    return 1e12 * PEAK_TFLOPS[max(known, key=len)] if known else None

@@ -71,8 +71,7 @@ def _check_is_run(path: Path) -> None:
 def _of_run(path: Path) -> tuple[dict[str, Tensor], str, str]:
     """The weights of a run, what they are of, and how to train it."""
     # Imported here: checkpoints know settings, and the model is built without them.
-    from mmdata.train.run.checkpoint import load_checkpoint
-    from mmdata.train.run.find import find_checkpoint
+    from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint
 
     state = load_checkpoint(find_checkpoint(path), parts=("model",))
     settings: dict[str, Any] = state.get("settings", {})

@@ -3,6 +3,5 @@
 - `collectives`: joins the process group, gathers features with exact gradients, wraps the model in DDP.
 - `parallel`: how a model is made ready: compiled, in DDP, or sharded (`sharding`: FSDP2).
 - `lockstep`: the ranks take each batch together, so that a rank without data stops all of them.
-- `reduction_order`: the order in which DDP adds up gradients, kept over a resume.
 - Alone, without a process group, every function here does what one rank of one would do.
 """

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from inspect import signature
 from typing import Any, cast
@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.errors import ConfigError
 from mmdata.train.ranks.first_order import first_order_only
-from mmdata.train.ranks.reduction_order import fix_reduction_order
 
 TIMEOUT = timedelta(minutes=10)
 """A collective that waits longer for another rank is an error."""
@@ -184,8 +183,40 @@ def wrap(model: nn.Module, device: torch.device) -> nn.Module:
     renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     constant: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
     ddp = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True, **constant)
-    fix_reduction_order(ddp)
+    _fix_reduction_order(ddp)
     return ddp
+
+
+def _fix_reduction_order(ddp: DistributedDataParallel) -> None:
+    """Make DDP reduce the last parameter first, from the first step on. A collective; call it before the first step.
+
+    So a run has the same rounding after it is resumed. DDP reduces gradients in flat buffers, laid out by the order in
+    which those of its first backward pass come. The place of a number in its buffer decides in which order the ranks'
+    values are added: from three ranks on another layout gives other rounding. So the first pass is one of zeros, in an
+    order that is fixed, without code of the model; gradients are None after it.
+    """
+    trained = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+    inner = ddp.module
+    try:
+        ddp.module = _Zeros(trained)
+        cast(Tensor, ddp(torch.zeros((), device=trained[0].device))).backward()
+    finally:
+        ddp.module = inner
+    for parameter in trained:
+        parameter.grad = None
+
+
+class _Zeros(nn.Module):
+    """Parameters whose gradients, all 0, are computed from the last to the first."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()
+        self._in_order = tuple(parameters)
+
+    def forward(self, total: Tensor) -> Tensor:
+        for parameter in self._in_order:  # backward begins with what was added last
+            total = total + 0.0 * parameter.sum()
+        return total
 
 
 @torch.no_grad()

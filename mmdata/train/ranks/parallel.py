@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mmdata.config import TrainConfig
-from mmdata.errors import ConfigError
-from mmdata.train.compiler import compiler_error, wants_compiled_blocks
+from mmdata.train.compiler import compiles
 from mmdata.train.ranks import collectives, sharding
 from mmdata.train.ranks.sharding import blocks_of, towers_of
 
@@ -28,12 +27,9 @@ def prepare(
         config: how to train; one rank is never sharded.
         device: where the model is.
         autocast_dtype: of the towers.
-
-    Raises:
-        ConfigError: `train.compile` is true, without what torch.compile needs.
     """
-    if wants_compiled_blocks(config.compile, device):
-        compile_blocks(model, device)
+    if config.compile is True or (config.compile == "auto" and device.type == "cuda" and compiles(device)):
+        compile_blocks(model)
     if config.parallel == "fsdp" and collectives.world_size() > 1:
         sharding.shard(model, device, autocast_dtype=autocast_dtype)
         return model
@@ -60,13 +56,6 @@ def apart(model: nn.Module | None) -> AbstractContextManager[Any]:
     )
 
 
-def gathers_once(model: nn.Module | None) -> AbstractContextManager[None]:
-    """Around all passes of a step: a model that `prepare` has sharded gathers each weight once, not in each pass."""
-    if model is None or not sharding.is_sharded(model):
-        return nullcontext()
-    return sharding.gathered(model)
-
-
 BACKEND = "inductor"
 """Of torch.compile; tests replace it."""
 MAX_GRAPHS = 512
@@ -77,7 +66,7 @@ a batch (of one row, another one for towers of several blocks), and one more in 
 """
 
 
-def compile_blocks(model: nn.Module, device: torch.device) -> None:
+def compile_blocks(model: nn.Module) -> None:
     """Compile each transformer block of a model in place, with static shapes; names in its state dict stay as they are.
 
     The blocks of a tower share their graphs: one for each shape, which is small and soon made. A tower without blocks
@@ -85,12 +74,7 @@ def compile_blocks(model: nn.Module, device: torch.device) -> None:
 
     Args:
         model: a DualEncoder, or a module whose parts are the towers.
-        device: where it is.
-
-    Raises:
-        ConfigError: what torch.compile needs on this device is missing.
     """
-    _try(device)
     settings: Any = import_module("torch._dynamo.config")
     settings.recompile_limit = max(settings.recompile_limit, MAX_GRAPHS)
     settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, MAX_GRAPHS)
@@ -106,13 +90,3 @@ def is_compiled(model: nn.Module) -> bool:
     return any(
         getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in model.modules()
     )
-
-
-def _try(device: torch.device) -> None:
-    """Compile a small function now: without a compiler the first step would fail, minutes later."""
-    if reason := compiler_error(device, BACKEND):
-        needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler (g++) and Python's headers"
-        raise ConfigError(
-            f"train.compile: torch.compile builds no code for device '{device.type}' here ({reason}); "
-            f"it needs {needed}: install them, or set train.compile to false"
-        )

@@ -6,9 +6,7 @@ Results are those of DDP: a gradient is the mean over ranks, and checkpoints hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -22,16 +20,17 @@ from mmdata.train.ranks import collectives
 def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype | None = None) -> None:
     """Shard a model in place over all ranks: each block, then each tower, then the rest. A collective.
 
-    A block's weights are gathered for its forward and for its backward, or once for all micro-batches (`gathered`), and
-    its gradients scattered after that. Scales, biases and norms stay whole on each rank: they are few, `train_step`
-    averages their gradients together (`average_whole`), and a norm computes in float32 also under autocast.
+    A block's weights are gathered for its forward and again for its backward, and its gradients scattered after that,
+    or after the last of several micro-batches. Scales, biases and norms stay whole on each rank: they are few,
+    `train_step` averages their gradients together (`average_whole`), and a norm computes in float32 also under
+    autocast.
 
     Args:
         model: on `device`; all ranks get rank 0's weights.
         device: of this rank.
         autocast_dtype: of the towers. Weights of blocks, matrices that autocast would cast, are gathered in this type;
-            others, such as embeddings, in their own. So results are those of autocast on whole weights. Gradients are
-            averaged in float32.
+            others, such as embeddings, in their own. So results are those of autocast on whole weights, and every
+            forward, also of an evaluation, must run under autocast. Gradients are averaged in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -45,25 +44,10 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         # The inputs stay as they are: autocast leaves the sum that runs through the blocks in float32.
         in_blocks = MixedPrecisionPolicy(autocast_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks_of(model):
-        if autocast_dtype is not None:
-            block.forward = _under_autocast(block.forward, device.type, autocast_dtype)
         fully_shard(block, mesh=mesh, mp_policy=in_blocks, ignored_params=small)
     for part in (*towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=small)
     _OWN.add(model)
-
-
-def _under_autocast(forward: Callable[..., Any], device: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The same function; its products are under autocast also where the caller's are not, as in an evaluation."""
-
-    @wraps(forward)
-    def under_autocast(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled(device):
-            return forward(*args, **kwargs)
-        with torch.autocast(device, dtype=dtype):
-            return forward(*args, **kwargs)
-
-    return under_autocast
 
 
 _OWN: WeakSet[nn.Module] = WeakSet()
@@ -80,42 +64,14 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
-@contextmanager
-def gathered(model: nn.Module) -> Generator[None]:
-    """Inside, weights stay gathered after their first use; the backward of the last pass and the end free them.
-
-    A model that a caller has sharded keeps the caller's settings, which torch has no way to read.
-
-    Args:
-        model: sharded.
-    """
-    if model not in _OWN:
-        yield
-        return
-    whole_model: Any = model
-    whole_model.set_reshard_after_forward(False)
-    try:
-        yield
-    finally:
-        whole_model.set_reshard_after_forward(True)
-        # As torch chooses for the root: the backward pass begins with its weights.
-        whole_model.set_reshard_after_forward(False, recurse=False)
-        set_last_pass(model, last=True)
-        for part in model.modules():
-            if is_sharded(part):
-                cast(Any, part).reshard()
-
-
 def set_last_pass(model: nn.Module, *, last: bool) -> None:
-    """Whether the next backward pass is the last of a step: then gradients are averaged, and gathered weights freed.
+    """Whether the next backward pass is the last of a step: then gradients are averaged.
 
     Args:
         model: sharded.
         last: False: the gradients stay whole on each rank, and those of the next pass are added.
     """
     cast(Any, model).set_requires_gradient_sync(last)
-    if model in _OWN:
-        cast(Any, model).set_reshard_after_backward(last)
 
 
 def average_whole(model: nn.Module) -> None:

@@ -4,7 +4,7 @@
 - `trainer`: the loop around it: batches in, updates, evaluation, checkpoints, log.
 - `optimizer` and `update`: AdamW and its learning rate; an update that is finite on all ranks, or none.
 - `checkpoint`: everything that a resumed run needs to make the same updates, whole or absent.
-- `find` and `same_run`: the checkpoint of a run; whether it belongs to the settings under which it is to go on.
+- `same_run`: whether a checkpoint belongs to the settings under which it is to go on.
 - `report`: what a run says, by the parts in `mmdata.train.log`.
-- `watchdog`: a rank that hangs or dies ends the run with its place. `stopping`: a signal ends it with a checkpoint.
+- `watchdog`: a rank that hangs or dies ends the run with its place, and a signal ends it with a checkpoint.
 """

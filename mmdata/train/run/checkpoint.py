@@ -37,9 +37,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from typing_extensions import Self
 
+from mmdata.config.wrong_place import not_a_run
 from mmdata.errors import ConfigError, DataError
 from mmdata.files import naming, remove, sync_folder, write_whole
 from mmdata.recognize import CHECKPOINT_NAME as NAME
+from mmdata.recognize import CHECKPOINTS, Kind, recognize
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import gather, on_all, on_first
 
@@ -147,6 +149,19 @@ def known_checkpoints(folder: Path) -> list[Path]:
 def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the highest step, or None. To go back in a run, delete those after the one wanted."""
     return max(known_checkpoints(folder), key=step_of, default=None)
+
+
+def find_checkpoint(run: Path) -> Path:
+    """The checkpoint itself, or the newest checkpoint of a run's folder.
+
+    Raises:
+        DataError: `run` is neither; says what it is, and what to give instead.
+    """
+    if recognize(run) is Kind.CHECKPOINT:
+        return run
+    if (path := latest_checkpoint(run / CHECKPOINTS)) is not None:
+        return path
+    raise DataError(f"'{run}': {not_a_run(run)}")
 
 
 def step_of(path: Path) -> int:

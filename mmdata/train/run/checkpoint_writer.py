@@ -34,12 +34,11 @@ class CheckpointWriter:
     Args:
         folder: of the checkpoints.
         keep: checkpoints to keep.
-        written: called with the step of each checkpoint once it is whole, on rank 0; in the thread that wrote it.
         say: prints a line.
         group: the ranks; None: this process alone.
 
     Example:
-        with CheckpointWriter(folder, keep=2, written=print, say=print) as writer:
+        with CheckpointWriter(folder, keep=2, say=print) as writer:
             writer.wait()  # first, so that there is one copy of a state at a time
             writer.save(state, background=True)
     """
@@ -49,13 +48,11 @@ class CheckpointWriter:
         folder: Path,
         *,
         keep: int,
-        written: Callable[[int], object] = lambda step: None,
         say: Callable[[str], object],
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._folder, self._keep = folder, keep
-        self._written, self._say = written, say
-        self._group = group
+        self._say, self._group = say, group
         # The threads agree through a group of their own, beside the run's collectives.
         own = None if group is None else dist.new_group(backend="gloo", timeout=collectives.TIMEOUT)
         self._own_group = cast("dist.ProcessGroup | None", own)
@@ -131,5 +128,3 @@ class CheckpointWriter:
 
     def _write(self, share: Share, sound_step: int | None) -> None:
         save_checkpoint(self._folder, share, keep=self._keep, sound_step=sound_step, group=self._own_group)
-        if collectives.rank() == 0:
-            self._written(share.step)

@@ -1,10 +1,17 @@
-"""What a run says of itself: lines, metrics.jsonl and TensorBoard, run.json, evaluation.json. Rank 0 speaks."""
+"""What a run says of itself: lines, metrics.jsonl and TensorBoard, evaluation.json. Rank 0 speaks.
+
+One run trains in a folder at a time: a second start would write into the first one's checkpoints and log. The kernel
+gives a lock back when its process ends, however it ends: a run that was killed is resumed at once.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,34 +19,41 @@ from typing import Any
 import torch
 
 from mmdata.config import TrainConfig
-from mmdata.errors import counted
-from mmdata.files import write_whole
+from mmdata.errors import ConfigError, counted, printable
+from mmdata.files import HeldElsewhere, lock, naming, write_whole
 from mmdata.train.log.advice import advise, mines
-from mmdata.train.log.log import METRICS, RunLog, evaluated_steps, last_logged_step, read_lines
+from mmdata.train.log.log import METRICS, evaluated_steps, finite, format_values, read_lines, truncate_metrics
 from mmdata.train.log.provenance import provenance
-from mmdata.train.log.when import is_measured, never_begins
 from mmdata.train.ranks import collectives
 from mmdata.train.ranks.lockstep import on_first
-from mmdata.train.run import sole
+
+logger = logging.getLogger("mmdata")
 
 EVALUATION = "evaluation.json"
+MEASURED_EVERY = 97
+"""Of so many updates one is measured. It costs a pass over the similarities, far less than 1 % of so many updates. A
+prime: of every 100, and with 50 steps an epoch, each measurement would be of an epoch's last batch."""
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""What file systems answer that have no flock."""
+_held: dict[Path, ExitStack] = {}
+"""Folders of this process. A notebook may make a second trainer for a folder: it has one process at a time."""
 
 
 class RunReport:
     """The log of a run, and what it advises; until it is closed, no other process trains in the run's folder.
+
+    A lost terminal never stops a run.
 
     Args:
         output: the run's folder.
         config: how to train.
         settings: all settings of the run.
         device: of this rank.
-        command: how the run was started; None: "the same command".
 
     Raises:
         ConfigError: another process trains in the folder; on all ranks.
     """
 
-    log: RunLog
     total_steps: int
 
     def __init__(
@@ -49,14 +63,13 @@ class RunReport:
         *,
         settings: Mapping[str, Any],
         device: torch.device,
-        command: str | None,
     ) -> None:
         self.output, self.config, self.settings, self.device = output, config, settings, device
-        self.command = command
         self.speaks, self.mines = collectives.rank() == 0, mines(settings)
-        on_first(lambda: sole.hold(output), collectives.cpu_group())
+        on_first(lambda: hold(output), collectives.cpu_group())
+        self._writer: Any = None  # of TensorBoard
         self._opened = ExitStack()
-        self._opened.callback(sole.release, output)
+        self._opened.callback(release, output)
 
     @cached_property
     def evaluated_steps(self) -> set[int]:
@@ -68,61 +81,88 @@ class RunReport:
 
         Args:
             resumed: the checkpoint from which it goes on; None: it starts.
-            step: updates already made.
+            step: updates already made; lines of later steps, left by a killed run, are removed.
             total_steps: of the whole run.
+
+        Raises:
+            ImportError: TensorBoard is asked for and not installed.
         """
         config, ranks, kind = self.config, collectives.world_size(), self.device.type
         where = f"resuming from {resumed}: step {step} of {total_steps}"
         if resumed is None:
             where = f"starting: {total_steps} steps, in {self.output}"
-            # A run that was killed before its first checkpoint has lines of steps that this run makes again.
-            if logged := last_logged_step(self.output / METRICS):
-                where = (
-                    f"{self.output} has {logged:,} logged steps and no checkpoint (train.checkpoint_every_steps is "
-                    f"{config.checkpoint_every_steps:,}): starting again from step 0 of {total_steps}"
-                )
         self.total_steps = total_steps
         self.evaluated_steps = {each for each in self.evaluated_steps if each <= step}  # the others are made again
-        self.log = RunLog(
-            self.output, step=step, total_steps=total_steps, tensorboard=config.tensorboard, speaks=self.speaks
-        )
-        self._opened.callback(self.log.close)
+        if self.speaks:
+            truncate_metrics(self.output / METRICS, step)
+            self._metrics = self._opened.enter_context((self.output / METRICS).open("a", encoding="utf-8"))
+            if config.tensorboard:
+                self._writer = _summary_writer(self.output / "tensorboard", step)
+                self._opened.callback(self._writer.close)
         name = torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
         on = name if ranks == 1 else f"{ranks} ranks of {name}"
-        self.log.say(f"{where}; on {on}, in {config.precision}")
+        self.say(f"{where}; on {on}, in {config.precision}")
         if config.warmup_steps >= total_steps:
-            self.log.say(
+            self.say(
                 f"train.warmup_steps is {config.warmup_steps}, and the run has {counted(total_steps, 'step')}: "
                 "the learning rate will not reach its peak; a tenth of the run is usual, "
                 f"train.warmup_steps={total_steps // 10}"
             )
         for line in never_begins(config, total_steps):
-            self.log.say(line)
+            self.say(line)
 
     def close(self) -> None:
         """Close the files, and let another process train in the folder."""
         self._opened.close()
 
+    def record(self, kind: str, values: Mapping[str, Any], *, aloud: bool = True) -> None:
+        """Append one line to metrics.jsonl: {"kind": "train" | "evaluation" | "mining", "time": …, "step": …, …}.
+
+        It is printed too if it is `aloud`, without lists, such as histograms.
+        """
+        if not self.speaks:
+            return
+        # The norm of an update that fp16 skips is infinite or NaN.
+        known = {name: finite(value) for name, value in values.items()}
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with naming(self._metrics.name):
+            self._metrics.write(json.dumps({"kind": kind, "time": now, **known}) + "\n")
+            self._metrics.flush()
+        numbers = {name: value for name, value in known.items() if isinstance(value, (int, float))}
+        if self._writer is not None:
+            for name, value in numbers.items():
+                if kind != "start" and name not in ("step", "epoch", "epochs_done"):
+                    self._writer.add_scalar(f"{kind}/{name}", value, numbers["step"])
+        if aloud:
+            self.say(f"{'' if kind == 'train' else kind + ': '}{format_values(numbers)}")
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        if self.speaks:
+            with suppress(OSError):
+                print(printable(line, keep="\n"), flush=True)
+
     def measures(self, step: int) -> bool:
         """Whether the negatives of update number `step`, from 1, are measured; the first harder ones always are."""
-        return is_measured(step) or (self.mines and step == self.config.mining_after_steps + 1)
+        return step % MEASURED_EVERY == MEASURED_EVERY // 2 or (
+            self.mines and step == self.config.mining_after_steps + 1
+        )
 
     def start(self, step: int) -> None:
         """Record where and with which code the updates after `step` updates are made, if there are any left."""
         if self.speaks and step < self.total_steps:
-            self.log.record("start", {"step": step, **provenance(self.device)}, aloud=False)
+            self.record("start", {"step": step, **provenance(self.device)}, aloud=False)
 
     def evaluated(self, values: Mapping[str, float]) -> None:
         """Record an evaluation."""
         if self.speaks:
             write_whole(self.output / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
-        self.log.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
+        self.record("evaluation", values)  # last: a resumed run takes this line for a finished evaluation
         self.evaluated_steps.add(int(values["step"]))
 
     def stopped(self, by: str, where: str) -> None:
         """Say where a signal has stopped the run, and how it goes on."""
-        command = f"`{self.command}`" if self.command else "the same command"
-        self.log.say(f"stopped by {by} {where}; {command} resumes")
+        self.say(f"stopped by {by} {where}; the same command resumes")
 
     def finished(self, where: str, load: str) -> None:
         """Say what to do with the run; `load` loads the weights of one without the settings of `mmdata train`.
@@ -131,7 +171,67 @@ class RunReport:
         written.
         """
         if self.speaks and self.mines and (advice := advise(read_lines(self.output / METRICS), self.settings)):
-            self.log.say(advice)
+            self.say(advice)
         if {"data", "model"} <= set(self.settings):
             load = f"`mmdata report {self.output}`, or in Python mmdata.load_run('{self.output}')"
-        self.log.say(f"finished {where}; next: {load}")
+        self.say(f"finished {where}; next: {load}")
+
+
+def never_begins(config: TrainConfig, total_steps: int) -> Iterator[str]:
+    """A line for each part of the training that would begin after the last update."""
+    if config.mining_after_steps < total_steps:
+        return
+    masks = config.teacher is not None and config.teacher.margin is not None
+    for name, is_given in {"miner": config.miner, "queue": config.queue, "teacher": masks}.items():
+        if is_given:
+            yield (
+                f"train.mining_after_steps is {config.mining_after_steps:,}, and the run has "
+                f"{counted(total_steps, 'step')}: the {name} does nothing in it; set train.mining_after_steps lower, "
+                f"to 0 where the run begins with a trained model, or leave train.{name} out"
+            )
+
+
+def hold(folder: Path) -> None:
+    """Hold a run's folder, which is made if it is missing, until `release` or the end of this process.
+
+    Raises:
+        ConfigError: another process trains there.
+        OSError: the folder cannot be written.
+    """
+    place = folder.resolve()
+    if place in _held:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    stack = ExitStack()
+    try:
+        stack.enter_context(lock(place, signed=True))
+    except HeldElsewhere as error:
+        by = f", {error.by}" if error.by else ""
+        raise ConfigError(
+            f"train.output '{folder}': another process trains there{by}; wait until it has ended, end it "
+            "(after a kill of torchrun its ranks may still be at work), or give another train.output"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning(
+            "train.output '%s': this file system has no locks (%s): nothing refuses a second run there, so start one "
+            "at a time",
+            folder,
+            error.strerror,
+        )
+    _held[place] = stack
+
+
+def release(folder: Path) -> None:
+    """Let another process train in the folder."""
+    if stack := _held.pop(folder.resolve(), None):
+        stack.close()
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("train.tensorboard needs TensorBoard: pip install 'mmdata[tensorboard]'") from error
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -108,15 +108,15 @@ def gradient_cache(
         parts: the parts of the batch; `forward` is called twice with each.
         loss: scalar, from the outputs of all parts, which have been concatenated along the rows.
         model: the module that `forward` calls, if it is in DDP, sharded (FSDP2) or compiled: the ranks average its
-            gradients once, in the last part, and gather sharded weights once. Then all that the loss uses of it must
-            be among the outputs.
+            gradients once, in the last part. Then all that the loss uses of it must be among the outputs.
         scaler: scales the loss (float16).
 
     Returns:
         The loss, and the outputs of all parts.
 
     Raises:
-        ValueError: no part, or outputs that cannot be concatenated.
+        ValueError: no part, or outputs of different structure.
+        RuntimeError: outputs that cannot be concatenated.
 
     Example:
         def forward(part):
@@ -131,29 +131,28 @@ def gradient_cache(
     parts = list(parts)
     if not parts:
         raise ValueError("gradient_cache needs at least one part of a batch: got none")
-    with parallel.gathers_once(model):
-        outputs, states = _first_pass(forward, parts, model)
-        structure = tree_flatten(outputs[0])[1]
-        if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
-            raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
-        of_parts = list(zip(*map(tree_leaves, outputs), strict=True))  # each leaf in all parts
-        leaves = [_concatenated(values) for values in of_parts]
-        output = tree_unflatten(leaves, structure)
-        value = loss(output)
-        _scaled(value, scaler).backward()
-        end = _random_state()
-        grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, of_parts, strict=True)]
-        for number, (part, state) in enumerate(zip(parts, states, strict=True)):
-            with parallel.adds_up(model, last=number == len(parts) - 1):
-                _set_random_state(state)
-                again = [
-                    (new, grad[number])
-                    for new, grad in zip(tree_leaves(forward(part)), grads, strict=True)
-                    if grad[number] is not None and new.requires_grad
-                ]
-                if again:  # none if both towers are frozen and only the scale is trained
-                    torch.autograd.backward([new for new, _ in again], [grad for _, grad in again])
-        _set_random_state(end)
+    outputs, states = _first_pass(forward, parts, model)
+    structure = tree_flatten(outputs[0])[1]
+    if unlike := [number for number, output in enumerate(outputs) if tree_flatten(output)[1] != structure]:
+        raise ValueError(f"gradient_cache: forward gave outputs of different structure for parts 0 and {unlike[0]}")
+    of_parts = list(zip(*map(tree_leaves, outputs), strict=True))  # each leaf in all parts
+    leaves = [_concatenated(values) for values in of_parts]
+    output = tree_unflatten(leaves, structure)
+    value = loss(output)
+    _scaled(value, scaler).backward()
+    end = _random_state()
+    grads = [_grads_by_part(leaf, values) for leaf, values in zip(leaves, of_parts, strict=True)]
+    for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+        with parallel.adds_up(model, last=number == len(parts) - 1):
+            _set_random_state(state)
+            again = [
+                (new, grad[number])
+                for new, grad in zip(tree_leaves(forward(part)), grads, strict=True)
+                if grad[number] is not None and new.requires_grad
+            ]
+            if again:  # none if both towers are frozen and only the scale is trained
+                torch.autograd.backward([new for new, _ in again], [grad for _, grad in again])
+    _set_random_state(end)
     return StepOutput(value.detach(), _detached(output))
 
 
@@ -179,14 +178,7 @@ def _concatenated(values: Sequence[Any]) -> Any:
     """One output of all parts, as a leaf that collects its gradient; what has no rows is that of the first part."""
     joined = values[0]
     if has_rows(joined):
-        try:
-            joined = torch.cat(list(values))
-        except (RuntimeError, TypeError) as error:
-            shapes = ", ".join(str(tuple(value.shape)) for value in values if isinstance(value, Tensor))
-            raise ValueError(
-                f"gradient_cache: outputs of shapes {shapes} cannot be concatenated along the rows: forward must "
-                f"return only what has one row for each row of its part, such as features ({error})"
-            ) from error
+        joined = torch.cat(list(values))
     return joined.requires_grad_() if isinstance(joined, Tensor) and joined.is_floating_point() else joined
 
 

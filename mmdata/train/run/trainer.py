@@ -19,13 +19,12 @@ from mmdata.batch import Batch
 from mmdata.config import TrainConfig
 from mmdata.errors import ConfigError, TrainingError
 from mmdata.recognize import CHECKPOINTS
-from mmdata.train import compiler
 from mmdata.train.batches import Batches, LoaderExtras, count_steps
-from mmdata.train.log.meter import DataWait, Meter
+from mmdata.train.log.meter import Meter
 from mmdata.train.log.utilization import FlopCounter
 from mmdata.train.memory.kept import RunMemory
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
-from mmdata.train.prefetch import DevicePrefetcher, HostCopy
+from mmdata.train.prefetch import DevicePrefetcher
 from mmdata.train.ranks import collectives, parallel, sharding
 from mmdata.train.ranks.lockstep import Lockstep, check_same_batches, checked_state, gather, on_first
 from mmdata.train.run import checkpoint
@@ -44,8 +43,7 @@ from mmdata.train.run.rehearsal import rehearse
 from mmdata.train.run.report import RunReport
 from mmdata.train.run.same_run import check_same_run
 from mmdata.train.run.step import StepOutput, train_step
-from mmdata.train.run.stopping import StopSignals
-from mmdata.train.run.update import FiniteUpdates, Update
+from mmdata.train.run.update import FiniteUpdates
 from mmdata.train.run.watchdog import LONG_S, STALL_TIMEOUT_S, Watchdog
 
 COUNTERS = ("step", "epoch", "epoch_step", "grad_norm")
@@ -72,8 +70,7 @@ class Trainer:
             is resumed.
         settings: all settings of the run as plain data; kept in checkpoints, compared on resume.
         evaluate: called with the model in eval mode, on every rank, after each `evaluate_every_epochs` epochs and at
-            the end; returns named numbers.
-        command: how the run was started, for the message that says how it goes on; None: "the same command".
+            the end; returns named numbers. With `train.parallel` fsdp and bf16 it must run the model under autocast.
 
     Raises:
         ConfigError: settings of the loss that do not fit together; neither epochs nor steps given; the run in `output`
@@ -91,7 +88,6 @@ class Trainer:
         output: Path,
         settings: dict[str, Any] | None = None,
         evaluate: Evaluate | None = None,
-        command: str | None = None,
     ) -> None:
         self.model, self.output, self.evaluate = model, output, evaluate
         self.device = next(model.parameters()).device
@@ -106,30 +102,28 @@ class Trainer:
 
         # Ranks agree through CPU tensors: for a collective on the GPU the host would wait for the step.
         self.group = collectives.cpu_group()
-        self.report = RunReport(output, config, settings=self.settings, device=self.device, command=command)
+        self.report = RunReport(output, config, settings=self.settings, device=self.device)
         check_same_batches(self.extras.identity, self.group)
-        self.stop = StopSignals(self.group)
-        self.lockstep = Lockstep(self.group, lambda: self.stop.received)
+        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
+        self.lockstep = Lockstep(self.group, lambda: self.watchdog.received)
         took = None if self.group is None else self.lockstep.took
         self.batches = DevicePrefetcher(batches, self.device, took=took)
 
         collectives.share_weights(model)
         self.memory = RunMemory(config, model, batches, output, autocast_dtype=self.autocast_dtype)
         flops = FlopCounter(model) if self.device.type == "cuda" else None
-        self.meter = Meter(self.group, flops, DataWait(batches, output / "config.yaml"))
+        self.meter = Meter(self.group, flops, self.extras.stats)
         self.parallel = parallel.prepare(model, config, self.device, autocast_dtype=self.autocast_dtype)
         if sharding.is_sharded(model):
             self.memory.shard(self.device)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.updates = FiniteUpdates(self.scaler, output)
-        self.watchdog = Watchdog(STALL_TIMEOUT_S, lambda: self.step, self.group)
 
         self.total_steps = count_steps(batches, config)
         check_schedule(config, self.total_steps)
         self.epoch = self.epoch_step = self.step = 0
         self.grad_norm = math.nan
-        self._unchecked: Update | None = None
         batches.set_epoch(0)
         seed_rank(config.seed, collectives.rank())
         try:
@@ -138,8 +132,7 @@ class Trainer:
             self.report.close()  # a notebook goes on
             raise
         self.report.begin(resumed, self.step, self.total_steps)
-        self.log = self.report.log
-        keep, say = config.keep_checkpoints, self.log.say
+        keep, say = config.keep_checkpoints, self.report.say
         self.writer = CheckpointWriter(output / CHECKPOINTS, keep=keep, say=say, group=self.group)
 
     def run(self) -> int:
@@ -154,26 +147,14 @@ class Trainer:
         """
         self.model.train()  # transformers' from_pretrained returns a model in eval mode
         formats = numerics(self.precision, self.device)
-        with contextlib.closing(self.report), formats, self.stop, self.watchdog, self.writer:
+        with contextlib.closing(self.report), formats, self.watchdog, self.writer:
             try:
                 self._rehearse()
                 self._train()
-            except Exception as error:
-                stopped = error if isinstance(error, _Stopped) else self._stopped_compiler(error)
+            except _Stopped as stopped:
                 self.report.stopped(Signals(stopped.signal).name, stopped.where)
                 return 128 + stopped.signal
         return 0
-
-    def _stopped_compiler(self, error: Exception) -> _Stopped:
-        """The signal that ended torch.compile's processes too, whose end is the error; raises any other error."""
-        if not (said := compiler.failure(error)):
-            raise error
-        if not self.stop.received:
-            raise ConfigError(said) from error
-        return _Stopped(
-            self.stop.received,
-            f"while code was compiled, after step {self.step} of {self.total_steps}; the last checkpoint counts",
-        )
 
     def _train(self) -> None:
         """The updates of `run`, once all shapes are rehearsed."""
@@ -211,9 +192,9 @@ class Trainer:
                 self.watchdog.at("searching neighbours", LONG_S)
                 found = self.memory.regroup(self.epoch)
             if found:
-                self.log.record("groups", {"step": self.step, "epoch": self.epoch, **found})
+                self.report.record("groups", {"step": self.step, "epoch": self.epoch, **found})
         self.batches.set_epoch(self.epoch)
-        self._save_if_due(self.stop.agreed())
+        self._save_if_due(self.watchdog.agreed())
 
     def _update(self, batch: Batch) -> None:
         """One optimizer update from one global batch."""
@@ -227,16 +208,15 @@ class Trainer:
         self.scaler.update()
         self.memory.keep(self.model, output.output, batch, self.step)
         self._check()
-        self._unchecked = Update.of(self.step, batch, HostCopy(output.loss, norm))
+        self.updates.made(self.step, batch, output.loss, norm)
         self.step += 1
         self.epoch_step += 1
-        self.log.advance(self.step)
         if self.step % self.config.log_every_steps == 0 or self.step == self.total_steps:
             self._log(rate, output.output.logit_scale)
         if self.report.measures(self.step):
             with self.meter.paused():
                 values = {"step": self.step, "epoch": self.epoch, **loss.telemetry(output.output, batch)}
-                self.log.record("mining", values, aloud=self.report.mines)
+                self.report.record("mining", values, aloud=self.report.mines)
 
     def _add_gradients(self, batch: Batch, *, step: int) -> tuple[ContrastiveLoss, StepOutput]:
         """The gradients of one batch, with the loss of the update after `step` updates."""
@@ -256,25 +236,23 @@ class Trainer:
 
         def begin(words: str) -> None:
             self.watchdog.at(f"rehearsing {words}")
-            if stopped := self.stop.agreed():
+            if stopped := self.watchdog.agreed():
                 raise _Stopped(stopped, "in the rehearsal, before an update")
 
         def step(batch: Batch) -> None:
             self._add_gradients(batch, step=self.total_steps - 1)  # all that begins later is there: teacher and miner
 
         with self.meter.paused(), parallel.apart(self.parallel):
-            rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.log.say)
+            rehearse(blank(), step, model=self.model, optimizer=self.optimizer, begin=begin, say=self.report.say)
 
     def _check(self) -> None:
         """Check loss and gradient of the last update, one update late, so that the host does not wait for the device.
 
         The norm is that of the ranks' mean gradient, so all ranks stop if one rank's rows are at fault.
         """
-        update, self._unchecked = self._unchecked, None
-        if update is None:
-            return
-        loss, self.grad_norm = self.updates.judge(update, last=update.step + 1 == self.total_steps)
-        self.meter.add_loss(loss, self.grad_norm)
+        if checked := self.updates.check(self.total_steps):
+            loss, self.grad_norm = checked
+            self.meter.add_loss(loss, self.grad_norm)
 
     def _log(self, rate: float, logit_scale: Tensor | None) -> None:
         self._check()
@@ -286,11 +264,11 @@ class Trainer:
         values["logit_scale"] = None if logit_scale is None else float(logit_scale)
         if self.scaler.is_enabled():
             values |= {"loss_scale": self.scaler.get_scale(), "skipped_updates": self.updates.skipped}
-        self.log.record("train", values)
+        self.report.record("train", values)
         for kind, numbers in self.memory.telemetry(self.step):
-            self.log.record(kind, {**at, **numbers})
-        for line in self.meter.remarks():
-            self.log.say(line)
+            self.report.record(kind, {**at, **numbers})
+        if line := self.meter.explain_wait():
+            self.report.say(line)
 
     def _evaluation_due(self) -> bool:
         every = self.config.evaluate_every_epochs
@@ -311,7 +289,7 @@ class Trainer:
             self.watchdog.at("writing a checkpoint")
             self.writer.wait()  # a run that is killed and resumed must not come to this step a second time
             self.report.evaluated(values)
-        self._stop_if(self.stop.agreed())
+        self._stop_if(self.watchdog.agreed())
 
     def _save_if_due(self, stopped: int) -> None:
         """Write a checkpoint where one is due, or a signal, `stopped`, ends the run."""

@@ -1,4 +1,4 @@
-"""A rank that gets no further ends with the stacks of its threads, and one that is told to end says where it was.
+"""Signals stop all ranks between the same two steps; a rank that gets no further ends, with the stacks of its threads.
 
 torchrun ends the other ranks of a rank that has died: with SIGTERM, and 30 seconds later with SIGKILL. A rank that
 waits in a collective of nccl runs no handler of Python meanwhile, so a thread says where it is.
@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch.distributed as dist
 from typing_extensions import Self
@@ -23,7 +24,9 @@ from typing_extensions import Self
 from mmdata.batch import Batch
 from mmdata.errors import TrainingError
 from mmdata.train.ranks import collectives
+from mmdata.train.ranks.lockstep import gather
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 STALL_TIMEOUT_S = collectives.TIMEOUT.total_seconds()
 """Longest time that a rank may be at one position: a collective of the other ranks gives up as late."""
 LONG_S = collectives.LONG.total_seconds()
@@ -33,23 +36,32 @@ REARM_S = 1.0
 
 
 class Watchdog:
-    """Watches a process of a run while entered.
+    """Watches a process of a run while entered: its position, and SIGTERM, SIGINT and SIGHUP (a lost terminal).
+
+    Signals are recorded; a second SIGINT kills the process. Those that were ignored before (nohup) stay ignored.
 
     Args:
         timeout_s: longest time at one position.
         step: gives the number of updates made.
         group: the ranks, gloo; None: this process alone.
 
+    Attributes:
+        received: number of the first signal that this process got; 0: none.
+
     Example:
         with Watchdog(600, lambda: step, group) as watchdog:
             for batch in watchdog.waited_for(batches):
                 watchdog.at("computing")
                 step += 1
+                if watchdog.agreed():  # on every rank
+                    break
     """
 
     def __init__(self, timeout_s: float, step: Callable[[], int], group: dist.ProcessGroup | None) -> None:
         self._timeout_s, self._step, self._group = timeout_s, step, group
         self._doing, self._limit_s, self._since, self._armed = "starting", timeout_s, 0.0, 0.0
+        self.received = 0
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def at(self, doing: str, limit_s: float | None = None) -> None:
         """Set what this rank does from now on, and how long it may take; None: `timeout_s`."""
@@ -75,12 +87,26 @@ class Watchdog:
         if self._group is not None:
             dist.monitored_barrier(self._group, wait_all_ranks=True)
 
+    def agreed(self) -> int:
+        """The signal that any rank got, or 0; the same on every rank. A collective."""
+        return max(gather(self.received, self._group))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+        if number == signal.SIGINT:
+            # The default action works even while Python cannot run a handler: in a long kernel or a collective.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     def __enter__(self) -> Self:
         self._reads, self._writes = os.pipe()
         os.set_blocking(self._writes, False)
         self._takes_signals = threading.current_thread() is threading.main_thread()
-        if self._takes_signals:  # Python writes the number of each signal that has a handler
+        if self._takes_signals:  # Python lets no other thread set handlers
             self._before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
+            for number in SIGNALS:
+                # A signal that nohup or the shell of a background job ignores stays ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._note)
         self._limit_s = 0.0
         self.at("starting")
         self._thread = threading.Thread(target=self._tell, daemon=True, name="mmdata-watchdog")
@@ -91,6 +117,9 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         faulthandler.cancel_dump_traceback_later()
+        for number, handler in self._handlers.items():
+            # None: a library in C had set it, and Python cannot set it again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if self._takes_signals:
             signal.set_wakeup_fd(self._before)
         os.write(self._writes, b"\0")
