@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from mmdata.config import ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
-from mmdata.train.models.init_from import init_from
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower, Towers
 
 logger = logging.getLogger("mmdata")
@@ -156,7 +156,7 @@ class DualEncoder(nn.Module):
             pixel_stats=towers.pixel_stats,
         )
         if config.init_from is not None:
-            init_from(model, config)
+            _init_from(model, config, Path(config.init_from))
         model.freeze(*config.freeze)
         return model
 
@@ -268,6 +268,35 @@ def _projection(width: int, dim: int) -> nn.Linear:
     layer = nn.Linear(width, dim, bias=False)
     nn.init.normal_(layer.weight, std=width**-0.5)
     return layer
+
+
+def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
+    """Put the weights of a run into a model; its scale and its bias unless the settings have their own.
+
+    Raises:
+        ConfigError: the weights are of another architecture, or `source` is a model of transformers.
+        DataError: nothing is there, or it is damaged.
+    """
+    # Imported here: `run` imports models.
+    from mmdata.train.run.checkpoint import load_checkpoint, load_weights
+    from mmdata.train.run.find import find_checkpoint
+
+    if (source / "config.json").is_file():
+        raise ConfigError(
+            f"model.init_from '{source}': a model of transformers, and not a run; set model.name=pretrained "
+            f"model.clip={source} in its place, or model.vision and model.text for two towers"
+        )
+    path = find_checkpoint(source)
+    state = load_checkpoint(path, parts=("model",))
+    weights, own = dict(state["model"]), model.state_dict()
+    for name, given in (("logit_scale", config.logit_scale_init), ("logit_bias", config.logit_bias_init)):
+        if name not in own:  # features do not depend on the bias
+            weights.pop(name, None)
+        elif given is not None or name not in weights:
+            weights[name] = own[name]
+    load_weights(model, {**state, "model": weights}, origin=str(path))
+    model.clamp_logit_scale_()
+    logger.info("the weights are those of '%s'", path)
 
 
 def _check(config: ModelConfig) -> None:
