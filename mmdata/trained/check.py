@@ -21,7 +21,6 @@ from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, 
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
-from mmdata.train.models.limits import length_problem, shape_problems
 from mmdata.train.run.objective import check_loss
 
 logger = logging.getLogger("mmdata")
@@ -63,7 +62,6 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     if data.val.shards is not None:
         _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
     tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
-    problems += shape_problems(config.model, data)
     groups = data.groups.source if data.groups is not None else "label"
     if groups not in ("label", "run") and not Path(groups).is_file():
         problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
@@ -123,16 +121,32 @@ def _problems_of_groups(config: Config) -> Iterator[str]:
         )
 
 
-def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
-    """Check the longest text of the plans against the positions of a model's text tower.
-
-    Raises:
-        ConfigError: there are longer texts.
-    """
-    positions = getattr(getattr(model, "text_tower", None), "length", None)
-    longest = max(bucket.length for plan in plans for bucket in plan.policy.buckets)
-    if problem := length_problem(longest, positions):
-        raise ConfigError(problem)
+def shape_problems(model: nn.Module, plans: list[Plan]) -> list[str]:
+    """What shapes the batches of some plans have that the towers of a model do not take, one message each."""
+    image_tower, text_tower = (getattr(model, name, None) for name in ("image_tower", "text_tower"))
+    buckets = [bucket for plan in plans for bucket in plan.policy.buckets]
+    patch_size = getattr(image_tower, "patch_size", None)
+    problems: list[str] = []
+    takes_patches = getattr(image_tower, "takes_patches", image_tower is None)
+    if not takes_patches and any(bucket.patches for bucket in buckets):
+        problems.append(
+            "data.image_patches: the image tower takes whole images: set data.image_size or data.image_buckets in its "
+            "place, or choose a SigLIP 2 NaFlex model (model_type siglip2)"
+        )
+    shapes = sorted({(bucket.height, bucket.width) for bucket in buckets})
+    if patch_size and (wrong := [shape for shape in shapes if any(side % patch_size for side in shape)]):
+        problems.append(
+            f"images of {' and '.join(f'{height} x {width}' for height, width in wrong)} pixels: sides must be "
+            f"multiples of the model's patch size {patch_size}; set data.image_size or data.image_buckets, and with a "
+            f"number of image_buckets data.patch_size={patch_size}"
+        )
+    longest, positions = max(bucket.length for bucket in buckets), getattr(text_tower, "length", None)
+    if positions is not None and longest > positions:
+        problems.append(
+            f"data.max_length: texts of up to {longest} tokens are longer than the {positions} positions of the text "
+            f"tower; set data.max_length={positions}"
+        )
+    return problems
 
 
 def warn_of_mining(config: Config) -> None:
