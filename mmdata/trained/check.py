@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,6 @@ from mmdata.config.data import evaluation_data
 from mmdata.config.train import GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
-from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
@@ -65,7 +64,13 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     groups = data.groups.source if data.groups is not None else "label"
     if groups not in ("label", "run") and not Path(groups).is_file():
         problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
-    problems += [*_problems_of_groups(config)]
+    if groups == "run" and config.train.feature_cache is None:
+        problems.append("data.groups.source 'run' needs train.feature_cache=pair, from which neighbours are found")
+    if groups == "run" and config.train.steps is None:
+        problems.append(
+            "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
+            "epoch depends on the groups"
+        )
     # That of a pretrained model is checked once the model is built.
     has_bias = config.model.logit_bias_init is not None or config.model.name == "pretrained"
     has_negatives = data.negative_captions is not None
@@ -90,34 +95,6 @@ def _check_output(output: Path) -> None:
         raise ConfigError(
             f"train.output '{output}': {kind.value}; it holds files that are not a run's ('{foreign[0]}'{more}); "
             "choose another output"
-        )
-
-
-def _problems_of_groups(config: Config) -> Iterator[str]:
-    """What groups of the run lack, and a miner of groups that batches do not have."""
-    groups, miner = config.data.groups, config.train.miner
-    if is_of_run(config.data):
-        if config.train.feature_cache is None:
-            yield "data.groups.source 'run' needs train.feature_cache=pair, from which neighbours are found"
-        if config.train.steps is None:
-            yield (
-                "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
-                "epoch depends on the groups"
-            )
-    if not isinstance(miner, SameGroupConfig):
-        return
-    if groups is None:
-        yield (
-            "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups, or "
-            "take the miner top_k"
-        )
-        return
-    named, rows = ("size", groups.size) if groups.size else ("candidates", 1 + (groups.candidates or 0))
-    if rows % miner.size:
-        of = f"data.groups.size is {rows}" if named == "size" else f"1 + data.groups.candidates is {rows}"
-        yield (
-            f"train.miner.size is {miner.size}, and {of}: the miner would take rows of different groups for one; set "
-            f"train.miner.size={rows}"
         )
 
 
@@ -150,25 +127,19 @@ def shape_problems(model: nn.Module, plans: list[Plan]) -> list[str]:
 
 
 def warn_of_mining(config: Config) -> None:
-    """Log a miner that keeps all negatives, and a queue of the features of new weights."""
+    """Log a miner that keeps all negatives."""
     miner, rows = config.train.miner, config.data.global_batch_size
-    grouped = isinstance(miner, SameGroupConfig)
-    negatives = (miner.size if grouped else rows) - 1
-    chosen = isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig))
-    if chosen and config.train.queue is None and miner.k >= negatives:
+    if not isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig)) or config.train.queue is not None:
+        return
+    within = f"a group of {miner.size}" if isinstance(miner, SameGroupConfig) else f"a batch of {rows}"
+    negatives = (miner.size if isinstance(miner, SameGroupConfig) else rows) - 1
+    if miner.k >= negatives:
         logger.warning(
             "train.miner.k is %d, and a row has %d negatives in %s: the miner keeps all of them; set train.miner.k to "
             "less, or leave the miner out",
             miner.k,
             negatives,
-            f"a group of {miner.size}" if grouped else f"a batch of {rows}",
-        )
-    is_new = config.model.init_from is None and config.model.name != "pretrained"
-    if config.train.queue is not None and is_new and not config.train.mining_after_steps:
-        logger.warning(
-            "train.queue is %d, and the weights are new: their features are soon out of date, and the queue takes them "
-            "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
-            config.train.queue,
+            within,
         )
 
 

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from mmdata import Loader
-from mmdata.cli.data.plan import plan_of
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
-from mmdata.errors import Problems
+from mmdata.errors import ConfigError, Problems
 from mmdata.images import probe
 from mmdata.tars.write import Sample
 from mmdata.text.tokenizer import train_tokenizer
@@ -66,14 +64,10 @@ def test_run_that_fits_gives_its_tokenizer(sections: dict[str, Any], tmp_path: P
         ({"candidates": 1}, "train.miner.size is 4, and 1 \\+ data.groups.candidates is 2: .* set train.miner.size=2"),
     ],
 )
-def test_a_miner_of_groups_that_batches_do_not_have_is_refused(
-    sections: dict[str, Any], tmp_path: Path, groups: Any, said: str
-):
-    config = config_of(sections, data={"groups": groups}, train={"miner": {"name": "same_group", "size": 4}})
-    with pytest.raises(Problems, match=said):
-        check_run(config, tmp_path, world_size=1)
-    fits = config_of(sections, data={"groups": {"size": 2}}, train={"miner": {"name": "same_group", "size": 2}})
-    check_run(fits, tmp_path, world_size=1)
+def test_a_miner_of_groups_that_batches_do_not_have_is_refused(sections: dict[str, Any], groups: Any, said: str):
+    with pytest.raises(ConfigError, match=said):
+        config_of(sections, data={"groups": groups}, train={"miner": {"name": "same_group", "size": 4}})
+    config_of(sections, data={"groups": {"size": 2}}, train={"miner": {"name": "same_group", "size": 2}})
 
 
 def test_run_is_refused_for_all_reasons_together(sections: dict[str, Any], tmp_path: Path):
@@ -178,17 +172,6 @@ def test_shapes_that_the_model_does_not_take_are_told(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("micro", []), ("vit_b_32", ["images of 16 x 16 pixels: "]), ("pretrained", [])]
-)
-def test_plan_tells_shapes_that_a_built_in_model_does_not_take(
-    sections: dict[str, Any], tmp_path: Path, name: str, said: list[str]
-):
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**sections, "model": {"name": name}}))
-    found = plan_of(str(tmp_path / "a.yaml"), []).problems
-    assert [problem[: len(beginning)] for problem, beginning in zip(found, said, strict=True)] == said
-
-
-@pytest.mark.parametrize(
     ("model", "refused"),
     [
         ({"name": "micro"}, True),
@@ -210,39 +193,26 @@ def test_sigmoid_loss_without_a_bias_is_refused_before_the_model_is_built(
 
 
 @pytest.mark.parametrize(
-    ("train", "message"),
+    ("miner", "message"),
     [
         (
-            {"miner": {"name": "top_k", "k": 1}},
-            "train.miner.k is 1, and a row has 1 negatives in a batch of 2: the miner keeps all of them; set",
+            {"name": "top_k", "k": 1},
+            "train.miner.k is 1, and a row has 1 negatives in a batch of 2: the miner keeps al",
         ),
         (
-            {"miner": {"name": "same_group", "size": 2, "k": 64}},
+            {"name": "same_group", "size": 2, "k": 64},
             "train.miner.k is 64, and a row has 1 negatives in a group of 2: the miner keeps all of them; set",
         ),
-        (
-            {"queue": 8, "mask_false_negatives": True},
-            "train.queue is 8, and the weights are new: their features are soon out of date, and the queue takes them "
-            "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
-        ),
-        ({"queue": 8, "mask_false_negatives": True, "mining_after_steps": 300}, ""),
+        (None, ""),
     ],
 )
-def test_miner_that_keeps_all_and_queue_of_new_weights_are_told(
-    sections: dict[str, Any], train: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+def test_miner_that_keeps_all_is_told(
+    sections: dict[str, Any], miner: Any, message: str, caplog: pytest.LogCaptureFixture
 ):
+    config = config_of(sections, data={"groups": {"size": 2}}, train={"miner": miner})
     with caplog.at_level(logging.WARNING, "mmdata"):
-        warn_of_mining(config_of(sections, train=train))
+        warn_of_mining(config)
     assert "".join(record.getMessage() for record in caplog.records)[: len(message) or None] == message
-
-
-def test_queue_of_weights_that_are_trained_already_begins_at_once(
-    sections: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    train = {"queue": 8, "mask_false_negatives": True}
-    config = config_of(sections, train=train, model={"init_from": str(tmp_path)})
-    warn_of_mining(config)
-    assert not caplog.records
 
 
 def test_false_negatives_are_counted_by_the_column_of_the_hash(

@@ -129,7 +129,6 @@ class DualEncoder(nn.Module):
         elif not isinstance(config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             example = config if isinstance(config, str) else "tiny"
             raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
-        _check(config)
         if config.name in PRESETS:
             towers = _built_in(config, _entries(vocab_size))
         else:
@@ -297,23 +296,6 @@ def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
     load_weights(model, {**state, "model": weights}, origin=str(path))
     model.clamp_logit_scale_()
     logger.info("the weights are those of '%s'", path)
-
-
-def _check(config: ModelConfig) -> None:
-    pair = (config.vision, config.text)
-    if config.name != "pretrained":
-        if config.clip is not None or pair != (None, None):
-            raise ConfigError(f"model.name '{config.name}' is built in: clip, vision and text need name 'pretrained'")
-        if config.name in CLIP_SIZES and config.dropout:
-            raise ConfigError(f"model.dropout: CLIP's towers ('{config.name}') have none; leave it out")
-        return
-    if (config.clip is None) == (pair == (None, None)) or (config.clip is None and None in pair):
-        both = f"; model.clip={config.init_from} takes the towers from there, too" if config.init_from else ""
-        raise ConfigError(f"model.name 'pretrained': give either model.clip, or both model.vision and model.text{both}")
-    if config.clip is not None and config.embed_dim is not None:
-        raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
-    if config.dropout:
-        raise ConfigError("model.dropout is for built-in towers; leave it out")
 
 
 def _entries(tokenizer: int | None) -> int:
