@@ -26,8 +26,6 @@ _BOUND = 1e-5
 _INSIDE = 2e-5
 """A parameter beyond its bound is put this much below the log: clamp has a gradient inside its bound, while exactly at
 the bound that depends on the version of torch."""
-_ROUNDING = 1e-4
-"""Relative rounding error of pretrained scales that are at the bound."""
 MAX_LOGIT_SCALE = 100.0
 """CLIP's bound of the scale. Models with a bias, for sigmoid losses, have none: SigLIP's own scales are above it."""
 LOGIT_SCALE_INIT = 1 / 0.07
@@ -67,7 +65,7 @@ class DualEncoder(nn.Module):
         text_tower: (B, L) input_ids and attention_mask to (B, width).
         image_projection: (B, width) to (B, D).
         text_projection: (B, width) to (B, D).
-        logit_scale_init: multiplier at the start.
+        logit_scale_init: multiplier at the start; `max_logit_scale` where it is larger.
         logit_bias_init: bias at the start; None: no bias.
         pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
 
@@ -96,13 +94,6 @@ class DualEncoder(nn.Module):
         self.image_projection = image_projection or nn.Identity()
         self.text_projection = text_projection or nn.Identity()
         self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else None
-        if self.max_logit_scale is not None and logit_scale_init > self.max_logit_scale * (1 + _ROUNDING):
-            logger.warning(
-                "logit_scale begins at %g, and a model without bias has CLIP's bound of %g: it begins there. A sigmoid "
-                "loss needs a bias (model.logit_bias_init), and has no bound",
-                logit_scale_init,
-                self.max_logit_scale,
-            )
         self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale_init)))
         self.clamp_logit_scale_()
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))

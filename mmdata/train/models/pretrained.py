@@ -127,9 +127,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
 
 
 def _width(model: PreTrainedModel, key: str) -> int:
-    for name in ("hidden_size", "d_model", "dim", "n_embd"):
-        if isinstance(width := getattr(model.config, name, None), int):
-            return width
+    if isinstance(width := getattr(model.config, "hidden_size", None), int):
+        return width
     sizes = getattr(model.config, "hidden_sizes", None)  # of a convolutional net's stages; the last is the output
     if sizes:
         return int(sizes[-1])
