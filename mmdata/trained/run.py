@@ -148,8 +148,7 @@ class TrainedRun:
     @property
     def logit_scale(self) -> float:
         """The learned multiplier of cosine similarities."""
-        scale = self.model.logit_scale.exp().item()
-        return scale if self.model.max_logit_scale is None else min(scale, self.model.max_logit_scale)
+        return min(self.model.logit_scale.exp().item(), self.model.max_logit_scale)
 
     @property
     def logit_bias(self) -> float | None:

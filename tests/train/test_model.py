@@ -111,7 +111,7 @@ def test_scale_is_clamped_at_100():
 
 def test_bound_of_the_scale_is_that_of_models_without_bias_and_may_be_set():
     model = make_model(logit_scale_init=100.0, logit_bias_init=-10.0)
-    assert model.max_logit_scale is None
+    assert model.max_logit_scale == math.inf
     with torch.no_grad():
         model.logit_scale.fill_(math.log(150.0))
     model.clamp_logit_scale_()

@@ -21,11 +21,6 @@ from mmdata.train.models.towers import PRESETS, ImageTower, TextTower, Towers
 
 logger = logging.getLogger("mmdata")
 
-_BOUND = 1e-5
-"""The parameter's bound is this much below the log of the scale's bound: exp() in float32 must not exceed that."""
-_INSIDE = 2e-5
-"""A parameter beyond its bound is put this much below the log: clamp has a gradient inside its bound, while exactly at
-the bound that depends on the version of torch."""
 MAX_LOGIT_SCALE = 100.0
 """CLIP's bound of the scale. Models with a bias, for sigmoid losses, have none: SigLIP's own scales are above it."""
 LOGIT_SCALE_INIT = 1 / 0.07
@@ -70,8 +65,8 @@ class DualEncoder(nn.Module):
         pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
 
     Attributes:
-        max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; None, no bound, in one with
-            a bias, as in SigLIP. May be set to another one.
+        max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; inf, no bound, in one with a
+            bias, as in SigLIP. May be set to another one.
 
     Source: the bound: Radford et al. 2021, section 2.5 (arXiv:2103.00020); none: Zhai et al. 2023, algorithm 1
     (arXiv:2303.15343).
@@ -93,7 +88,7 @@ class DualEncoder(nn.Module):
         self.text_tower = text_tower
         self.image_projection = image_projection or nn.Identity()
         self.text_projection = text_projection or nn.Identity()
-        self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else None
+        self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else math.inf
         self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale_init)))
         self.clamp_logit_scale_()
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
@@ -189,7 +184,7 @@ class DualEncoder(nn.Module):
         return DualEncoderOutput(
             self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
-            self._bounded_log_scale().exp(),
+            self.logit_scale.exp().clamp(max=self.max_logit_scale),
             None if self.logit_bias is None else self.logit_bias * 1.0,
             self.encode_text(batch["negative_input_ids"], batch["negative_attention_mask"])
             if "negative_input_ids" in batch and "negative_attention_mask" in batch
@@ -231,13 +226,8 @@ class DualEncoder(nn.Module):
 
         Without it a step beyond the bound would leave the parameter where it has no gradient.
         """
-        if self.max_logit_scale is not None:
-            self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - _INSIDE)
-
-    def _bounded_log_scale(self) -> Tensor:
-        if self.max_logit_scale is None:
-            return self.logit_scale
-        return self.logit_scale.clamp(max=math.log(self.max_logit_scale) - _BOUND)
+        # A little below, as the exponential in float32 may exceed the bound, and has no gradient there.
+        self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - 1e-5)
 
 
 def _normalize(features: Tensor) -> Tensor:
