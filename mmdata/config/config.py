@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pydantic import model_validator
+
 from mmdata.config.data import DataConfig
 from mmdata.config.model import ModelConfig
 from mmdata.config.settings import Settings
 from mmdata.config.strict_yaml import parse, read_yaml
-from mmdata.config.train import TrainConfig
+from mmdata.config.train import SameGroupConfig, TrainConfig
 from mmdata.recognize import Kind, recognize
 
 
@@ -22,6 +24,25 @@ class Config(Settings):
     """Which image tower and text tower, and how their features meet."""
     train: TrainConfig = TrainConfig()
     """How the towers are trained."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Config:
+        groups, miner = self.data.groups, self.train.miner
+        if not isinstance(miner, SameGroupConfig):
+            return self
+        if groups is None:
+            raise ValueError(
+                "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups, "
+                "or take the miner top_k"
+            )
+        rows = groups.size or 1 + (groups.candidates or 0)
+        if rows % miner.size:
+            given = f"data.groups.size is {rows}" if groups.size else f"1 + data.groups.candidates is {rows}"
+            raise ValueError(
+                f"train.miner.size is {miner.size}, and {given}: the miner would take rows of different groups for "
+                f"one; set train.miner.size={rows}"
+            )
+        return self
 
 
 def load_config(path: str | os.PathLike[str], overrides: str | list[str] | None = None) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mmdata.config.settings import NOT_BOOLEAN, BelowOne, Location, MayChange, Positive, Settings
 
@@ -25,8 +25,8 @@ class ModelConfig(Settings):
     text: str | dict[str, Any] | None = None
     """The text tower, with `name: pretrained`, if not `clip`: a folder, a name or a config, as for `vision`."""
     init_from: Location | None = None
-    """Weights to begin with: a run, one of its checkpoints, or an exported folder of the architecture that these
-    settings name. The run begins at step 0. A CLIP or SigLIP of transformers goes to `clip`."""
+    """Weights to begin with: a run, or one of its checkpoints, of the architecture that these settings name. The run
+    begins at step 0. A CLIP or SigLIP of transformers, such as an exported folder, goes to `clip`."""
     embed_dim: Positive | None = None
     """Length of the image and text features that are compared. null: that of the built-in size, or 512 with `vision`
     and `text`; `clip` has its own."""
@@ -45,3 +45,19 @@ class ModelConfig(Settings):
     logit_bias_init: Annotated[float, NOT_BOOLEAN] | None = None
     """Bias of the logits at the start of training; it is learned, and the loss siglip needs it (-10 in the paper).
     null: that of the pretrained model, otherwise no bias."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        pair = (self.vision, self.text)
+        if self.name != "pretrained" and (self.clip is not None or pair != (None, None)):
+            raise ValueError(f"name '{self.name}' is built in: clip, vision and text need name 'pretrained'")
+        if self.dropout and self.name not in ("micro", "tiny", "small", "base"):
+            raise ValueError(f"dropout is for micro, tiny, small and base, and name is '{self.name}': leave it out")
+        if self.name != "pretrained":
+            return self
+        if (self.clip is None) == (pair == (None, None)) or (self.clip is None and None in pair):
+            both = f"; model.clip={self.init_from} takes the towers from there, too" if self.init_from else ""
+            raise ValueError(f"name 'pretrained': give either model.clip, or both model.vision and model.text{both}")
+        if self.clip is not None and self.embed_dim is not None:
+            raise ValueError("embed_dim: the model in model.clip brings its own; leave it out")
+        return self

@@ -1,8 +1,7 @@
-"""mmdata in Lightning, the Hugging Face Trainer and Ray. Each file needs its own extra and is imported by name only.
+"""mmdata in Lightning and the Hugging Face Trainer. Each file needs its own extra and is imported by name only.
 
 `lightning`: `LoaderDataModule` gives each rank its batches, and resumes at the next batch.
 `huggingface`: `LoaderTrainer` is a Trainer on `data.shards` and `data.val`.
-`ray`: `ray_engine` examines the rows of a conversion on a cluster.
 `adapt`: what a foreign loop needs: ranks that fail together for bad rows, and a check of the launcher.
 Batches stay as the loader makes them: no framework samples, shards or collates them again.
 """

@@ -30,13 +30,13 @@ def pixel_stats(model: Any, processor: Any = None) -> PixelStats:
         stats = pixel_stats(model)  # once, before the loop
         inputs["pixel_values"] = normalized(inputs["pixel_values"], *stats)
     """
-    expected = inputs_of(model, processor)
-    if not expected.are_stats_known:
+    stats = inputs_of(model, processor).pixel_stats
+    if stats is None:
         raise ValueError(
             f"{type(model).__name__} does not say which mean and deviation of pixels it expects: give its image "
             "processor (LoaderTrainer: processing_class), or call normalized with both"
         )
-    return expected.pixel_stats
+    return stats
 
 
 JUDGE_EVERY = 100

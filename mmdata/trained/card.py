@@ -60,17 +60,11 @@ def usage(kind: str, folder: str) -> str:
 
 def _facts(run: TrainedRun, kind: str) -> list[str]:
     """What a user of the folder must know of images and texts."""
-    data = run.config.data
     lines = [
-        "Images are resized in another order and with other rounding than in training. The image processor neither "
-        "turns images upright by their EXIF orientation nor composites transparent ones on white, as the training did: "
-        "the code above does both.",
+        "Images are resized in another order and with other rounding than in training. The image "
+        "processor neither turns images upright by their EXIF orientation nor composites transparent ones on white, as "
+        "the training did: the code above does both.",
     ]
-    if data.image_buckets is not None:
-        lines.append(
-            f"The model was trained on images of several shapes ({data.image_buckets}); the image processor makes "
-            f"squares of {data.image_size} pixels."
-        )
     if run.tokenizer.cleaning is not None:
         lines.append(
             "In training, HTML entities in texts were decoded (`salt &amp; pepper`). The tokenizer of this folder does "
@@ -78,8 +72,6 @@ def _facts(run: TrainedRun, kind: str) -> list[str]:
         )
     if kind.startswith("Siglip"):
         lines.append('Texts must be padded to the full length: `padding="max_length"`.')
-    if kind == "CLIPModel" and run.logit_bias is not None:
-        lines.append(f"The model was trained with a bias of the logits, {run.logit_bias:.6g}, which CLIPModel lacks.")
     return ["\n".join(f"- {line}" for line in lines)]
 
 

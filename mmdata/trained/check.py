@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +16,10 @@ from mmdata.config.data import evaluation_data
 from mmdata.config.train import GumbelTopKConfig, SameGroupConfig, TopKConfig, TrainConfig
 from mmdata.errors import ConfigError, Problems, explain
 from mmdata.index import Index
-from mmdata.loader.regrouped import is_of_run
 from mmdata.plan import IndexRows, Plan, count_duplicates, duplicates_in_words, rank_slice
 from mmdata.recognize import Kind, recognize
 from mmdata.storage import ShardCache
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
-from mmdata.train.models.limits import length_problem, shape_problems
 from mmdata.train.run.objective import check_loss
 
 logger = logging.getLogger("mmdata")
@@ -63,11 +61,16 @@ def check_run(config: Config, output: Path, *, world_size: int) -> Tokenizer:
     if data.val.shards is not None:
         _note(problems, lambda: _open(evaluation_data(data)), "data.val.shards: ")
     tokenizer = _note(problems, lambda: need_tokenizer(data, to="train a dual encoder"))
-    problems += shape_problems(config.model, data)
     groups = data.groups.source if data.groups is not None else "label"
     if groups not in ("label", "run") and not Path(groups).is_file():
         problems.append(f"data.groups.source '{groups}': no such file; `mmdata neighbours` makes one")
-    problems += [*_problems_of_groups(config)]
+    if groups == "run" and config.train.feature_cache is None:
+        problems.append("data.groups.source 'run' needs train.feature_cache=pair, from which neighbours are found")
+    if groups == "run" and config.train.steps is None:
+        problems.append(
+            "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
+            "epoch depends on the groups"
+        )
     # That of a pretrained model is checked once the model is built.
     has_bias = config.model.logit_bias_init is not None or config.model.name == "pretrained"
     has_negatives = data.negative_captions is not None
@@ -95,66 +98,48 @@ def _check_output(output: Path) -> None:
         )
 
 
-def _problems_of_groups(config: Config) -> Iterator[str]:
-    """What groups of the run lack, and a miner of groups that batches do not have."""
-    groups, miner = config.data.groups, config.train.miner
-    if is_of_run(config.data):
-        if config.train.feature_cache is None:
-            yield "data.groups.source 'run' needs train.feature_cache=pair, from which neighbours are found"
-        if config.train.steps is None:
-            yield (
-                "data.groups.source 'run' needs train.steps in place of train.epochs, since the number of steps of an "
-                "epoch depends on the groups"
-            )
-    if not isinstance(miner, SameGroupConfig):
-        return
-    if groups is None:
-        yield (
-            "train.miner same_group keeps the rows of a row's own group, and batches have none: set data.groups, or "
-            "take the miner top_k"
+def shape_problems(model: nn.Module, plans: list[Plan]) -> list[str]:
+    """What shapes the batches of some plans have that the towers of a model do not take, one message each."""
+    image_tower, text_tower = (getattr(model, name, None) for name in ("image_tower", "text_tower"))
+    buckets = [bucket for plan in plans for bucket in plan.policy.buckets]
+    patch_size = getattr(image_tower, "patch_size", None)
+    problems: list[str] = []
+    takes_patches = getattr(image_tower, "takes_patches", image_tower is None)
+    if not takes_patches and any(bucket.patches for bucket in buckets):
+        problems.append(
+            "data.image_patches: the image tower takes whole images: set data.image_size or data.image_buckets in its "
+            "place, or choose a SigLIP 2 NaFlex model (model_type siglip2)"
         )
-        return
-    named, rows = ("size", groups.size) if groups.size else ("candidates", 1 + (groups.candidates or 0))
-    if rows % miner.size:
-        of = f"data.groups.size is {rows}" if named == "size" else f"1 + data.groups.candidates is {rows}"
-        yield (
-            f"train.miner.size is {miner.size}, and {of}: the miner would take rows of different groups for one; set "
-            f"train.miner.size={rows}"
+    shapes = sorted({(bucket.height, bucket.width) for bucket in buckets})
+    if patch_size and (wrong := [shape for shape in shapes if any(side % patch_size for side in shape)]):
+        problems.append(
+            f"images of {' and '.join(f'{height} x {width}' for height, width in wrong)} pixels: sides must be "
+            f"multiples of the model's patch size {patch_size}; set data.image_size or data.image_buckets, and with a "
+            f"number of image_buckets data.patch_size={patch_size}"
         )
-
-
-def check_lengths(model: nn.Module, plans: list[Plan]) -> None:
-    """Check the longest text of the plans against the positions of a model's text tower.
-
-    Raises:
-        ConfigError: there are longer texts.
-    """
-    positions = getattr(getattr(model, "text_tower", None), "length", None)
-    longest = max(bucket.length for plan in plans for bucket in plan.policy.buckets)
-    if problem := length_problem(longest, positions):
-        raise ConfigError(problem)
+    longest, positions = max(bucket.length for bucket in buckets), getattr(text_tower, "length", None)
+    if positions is not None and longest > positions:
+        problems.append(
+            f"data.max_length: texts of up to {longest} tokens are longer than the {positions} positions of the text "
+            f"tower; set data.max_length={positions}"
+        )
+    return problems
 
 
 def warn_of_mining(config: Config) -> None:
-    """Log a miner that keeps all negatives, and a queue of the features of new weights."""
+    """Log a miner that keeps all negatives."""
     miner, rows = config.train.miner, config.data.global_batch_size
-    grouped = isinstance(miner, SameGroupConfig)
-    negatives = (miner.size if grouped else rows) - 1
-    chosen = isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig))
-    if chosen and config.train.queue is None and miner.k >= negatives:
+    if not isinstance(miner, (TopKConfig, GumbelTopKConfig, SameGroupConfig)) or config.train.queue is not None:
+        return
+    within = f"a group of {miner.size}" if isinstance(miner, SameGroupConfig) else f"a batch of {rows}"
+    negatives = (miner.size if isinstance(miner, SameGroupConfig) else rows) - 1
+    if miner.k >= negatives:
         logger.warning(
             "train.miner.k is %d, and a row has %d negatives in %s: the miner keeps all of them; set train.miner.k to "
             "less, or leave the miner out",
             miner.k,
             negatives,
-            f"a group of {miner.size}" if grouped else f"a batch of {rows}",
-        )
-    is_new = config.model.init_from is None and config.model.name != "pretrained"
-    if config.train.queue is not None and is_new and not config.train.mining_after_steps:
-        logger.warning(
-            "train.queue is %d, and the weights are new: their features are soon out of date, and the queue takes them "
-            "as negatives from update 0 on; set train.mining_after_steps to some hundreds, or model.init_from",
-            config.train.queue,
+            within,
         )
 
 

@@ -26,7 +26,7 @@ from mmdata.loader.workers.buffers import BufferPool
 from mmdata.plan import Bucket, BucketPolicy, LengthAspectPolicy, NativePolicy
 from mmdata.plan.buckets import Shapes
 from mmdata.plan.choose import image_shapes
-from mmdata.safe_read import check_regular, read_regular
+from mmdata.safe_read import read_regular
 from mmdata.tars.samples import MAX_IMAGE_BYTES
 
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | Tensor
@@ -140,7 +140,6 @@ def _read(image: object) -> bytes:
             f"{type(image).__name__}"
         )
     path = cast("str | os.PathLike[str]", image)
-    check_regular(path, "image")
     if (size := os.stat(path).st_size) > MAX_IMAGE_BYTES:
         raise BadSample(Reason.IMAGE_TOO_LARGE, f"{size} bytes; the limit is {MAX_IMAGE_BYTES}")
     return read_regular(path, "image")

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from mmdata.config import Config
 from mmdata.config.strict_yaml import parse
@@ -24,7 +23,7 @@ from mmdata.processes import usable_cores
 from mmdata.tars import clean_caption
 from mmdata.text.tokenizer import Tokenizer, need_tokenizer
 from mmdata.train import DualEncoder
-from mmdata.train.evaluation.prompts import Classes, check_templates
+from mmdata.train.evaluation.prompts import Classes
 from mmdata.train.precision import AUTOCAST, Precision, choose_precision, numerics
 from mmdata.train.run.checkpoint import find_checkpoint, load_checkpoint, load_weights
 from mmdata.trained.carried import kept_classes, kept_model, kept_tokenizer
@@ -54,7 +53,7 @@ class ZeroShot(NamedTuple):
 
 
 def load_run(
-    run: str | os.PathLike[str], device: torch.device | str = "auto", *, precision: Precision = "fp32"
+    run: str | os.PathLike[str], device: torch.device | str = "auto", *, precision: Precision | None = "fp32"
 ) -> TrainedRun:
     """Load a trained model.
 
@@ -62,9 +61,10 @@ def load_run(
         run: the folder of a run, of which the newest checkpoint is taken; or one checkpoint.
         device: "auto" (a GPU where there is one), or a device of torch.
         precision: of the towers in `embed_images`, `embed_texts` and `zero_shot`: bf16 and fp16 are faster on a GPU,
-            and tf32 somewhat.
+            and tf32 somewhat. None: that of the training, with which `mmdata evaluate` works.
 
     Raises:
+        ValueError: another precision.
         DataError: no run is there, or its checkpoint is damaged; says what was found.
         ConfigError: the weights do not fit the settings, or the tokenizer is another one than the run was trained with;
             or, for a run that keeps no copy of it in RUN/tokenizer, is not where it was.
@@ -75,9 +75,29 @@ def load_run(
         similarities = run.embed_texts(["a red bicycle"]) @ run.embed_images(photos).T  # (1, N)
         nearest = [photos[i] for i in similarities[0].topk(5).indices]
     """
+    if precision not in (None, *get_args(Precision)):
+        raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return TrainedRun.load(Path(run), device, precision=precision)
+    path = find_checkpoint(Path(run))
+    state: dict[str, Any] = load_checkpoint(path, parts=("model",))
+    config = parse(Config, state["settings"], origin=f"settings in '{path}'")
+    if own_tokenizer := kept_tokenizer(path, state):
+        data = config.data.model_copy(update={"tokenizer": own_tokenizer})
+        config = config.model_copy(update={"data": data})
+    tokenizer = need_tokenizer(config.data, to="use a dual encoder")
+    model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
+    load_weights(model, state, origin=str(path))
+    return TrainedRun(
+        model.to(device).eval(),
+        config,
+        tokenizer,
+        path,
+        state["step"],
+        state["epoch"],
+        precision=precision or choose_precision(config.train.precision, torch.device(device)),
+        position=state.get("batches", {}),
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,25 +124,6 @@ class TrainedRun:
     precision: Precision = field(default="fp32", kw_only=True)
     position: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
-    @classmethod
-    def load(cls, run: Path, device: torch.device | str = "cpu", *, precision: Precision | None = None) -> Self:
-        """As `load_run`; `precision` None is that of the training, with which `mmdata evaluate` works."""
-        if precision not in (None, *get_args(Precision)):
-            raise ValueError(f"precision '{precision}': expected {', '.join(get_args(Precision))}")
-        path = find_checkpoint(run)
-        state: dict[str, Any] = load_checkpoint(path, parts=("model",))
-        config = parse(Config, state["settings"], origin=f"settings in '{path}'")
-        if own_tokenizer := kept_tokenizer(path, state):
-            data = config.data.model_copy(update={"tokenizer": own_tokenizer})
-            config = config.model_copy(update={"data": data})
-        tokenizer = need_tokenizer(config.data, to="use a dual encoder")
-        model = kept_model(path, config.model, vocab_size=tokenizer.vocab_size)
-        load_weights(model, state, origin=str(path))
-        precision = precision or choose_precision(config.train.precision, torch.device(device))
-        counters = state["step"], state["epoch"]
-        position = state.get("batches", {})
-        return cls(model.to(device).eval(), config, tokenizer, path, *counters, precision=precision, position=position)
-
     def __repr__(self) -> str:
         return (
             f"TrainedRun('{self.checkpoint}': {self.config.model.name}, epoch {self.epoch}, step {self.step}, "
@@ -146,8 +147,7 @@ class TrainedRun:
     @property
     def logit_scale(self) -> float:
         """The learned multiplier of cosine similarities."""
-        scale = self.model.logit_scale.exp().item()
-        return scale if self.model.max_logit_scale is None else min(scale, self.model.max_logit_scale)
+        return min(self.model.logit_scale.exp().item(), self.model.max_logit_scale)
 
     @property
     def logit_bias(self) -> float | None:
@@ -264,14 +264,13 @@ class TrainedRun:
         names = list(self.class_names or [] if classes is None else classes)
         if isinstance(classes, str) or not names:
             raise ValueError("zero_shot needs classes: a list of names, such as ['dog', 'cat']")
-        check_templates([templates] if isinstance(templates, str) else templates)
         if isinstance(templates, str):
             raise TypeError(f"templates is a list of strings: write [{templates!r}]")
+        prompts = self.embed_prompts(Classes(classes=names, templates=list(templates)))
         if isinstance(images, Tensor) and images.is_floating_point():
             features = images
         else:
             features = self.embed_images(images, batch_size=batch_size)
-        prompts = self.embed_prompts(Classes(classes=names, templates=list(templates)))
         of_classes = torch.nn.functional.normalize(prompts.mean(1), dim=-1)  # (C, D)
         logits = self.logit_scale * features.float().cpu() @ of_classes.T  # (N, C)
         probabilities = logits.softmax(1) if self.logit_bias is None else (logits + self.logit_bias).sigmoid()

@@ -15,6 +15,7 @@ from mmdata.config import Config
 from mmdata.config.data import evaluation_data
 from mmdata.config.strict_yaml import parse
 from mmdata.config.train import TrainConfig
+from mmdata.errors import Problems
 from mmdata.files import write_whole
 from mmdata.loader import Loader
 from mmdata.loader.ledger import cut_ledger
@@ -29,7 +30,7 @@ from mmdata.train.run.checkpoint import latest_checkpoint
 from mmdata.train.run.report import EVALUATION
 from mmdata.train.run.trainer import Trainer
 from mmdata.trained.carried import keep_classes, keep_model, keep_tokenizer
-from mmdata.trained.check import check_lengths, check_run, warn_of_false_negatives, warn_of_mining
+from mmdata.trained.check import check_run, shape_problems, warn_of_false_negatives, warn_of_mining
 from mmdata.trained.evaluation import ledger_of, of_evaluation
 
 logger = logging.getLogger("mmdata")
@@ -68,7 +69,8 @@ def train(config: Config, output: Path, device: torch.device) -> int:
     elif rank == 0:
         warn_of_false_negatives(config.train, loader.plan)
     model = DualEncoder.from_config(model_config, vocab_size=tokenizer.vocab_size).to(device)
-    check_lengths(model, [loader.plan] if val_loader is None else [loader.plan, val_loader.plan])
+    if problems := shape_problems(model, [each.plan for each in (loader, val_loader) if each is not None]):
+        raise Problems(*problems)
     evaluate = None if val_loader is None else _evaluate_on(val_loader, config, output)
     settings = config.model_dump(mode="json")
     trainer = Trainer(model, loader, config.train, output=output, settings=settings, evaluate=evaluate)

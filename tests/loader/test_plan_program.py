@@ -51,9 +51,9 @@ def test_plan_program_says_nothing_of_shuffling_an_order(corpus, tmp_path: Path)
 
 
 def test_plan_program_says_what_the_configs_model_does_not_take(corpus, tmp_path: Path):
-    problem = "the model does not take this: data.image_buckets [[24, 40], [40, 24]]: sides must be multiples of the "
+    problem = "the model does not take this: images of 24 x 40 and 40 x 24 pixels: sides must be multiples of the model"
     assert problem not in plan(tmp_path, corpus.settings)
-    assert f"{problem}model's patch size 16\n" in plan(tmp_path, corpus.settings, "model.name=vit_b_16")
+    assert f"{problem}'s patch size 16; set" in plan(tmp_path, corpus.settings, "model.name=vit_b_16")
 
 
 def test_plan_program_says_how_many_captions_are_cut(corpus, tmp_path: Path):

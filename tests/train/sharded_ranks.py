@@ -32,7 +32,9 @@ def run_case(case: dict, rank: int, out: Path) -> None:
     torch.manual_seed(50 + rank)
     batch = ranks.make_batch(rank, case)
     with torch.no_grad():
-        model.eval()(batch)  # an evaluation between two steps changes nothing
+        found = model.eval()(batch)  # an evaluation between two steps changes nothing
+        texts = model.encode_text(batch["input_ids"], batch["attention_mask"])  # as one of several captions a row does
+        torch.testing.assert_close(texts, found.text_features)
     model.train()
     torch.manual_seed(50 + rank)
     step = train_step(model, batch, ranks.loss_function(case), micro_batch_size=case.get("micro_batch_size"))

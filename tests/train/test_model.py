@@ -111,7 +111,7 @@ def test_scale_is_clamped_at_100():
 
 def test_bound_of_the_scale_is_that_of_models_without_bias_and_may_be_set():
     model = make_model(logit_scale_init=100.0, logit_bias_init=-10.0)
-    assert model.max_logit_scale is None
+    assert model.max_logit_scale == math.inf
     with torch.no_grad():
         model.logit_scale.fill_(math.log(150.0))
     model.clamp_logit_scale_()
@@ -212,21 +212,24 @@ def test_image_sides_must_fit_the_patches():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip": "x"}, "model.name 'tiny' is built in: clip, vision and text need name 'pretrained'"),
+        ({"clip": "x"}, "name 'tiny' is built in: clip, vision and text need name 'pretrained'"),
         ({"name": "pretrained"}, "give either model.clip, or both model.vision and model.text"),
         ({"name": "pretrained", "init_from": "x"}, "model.text; model.clip=x takes the towers from there, too"),
         ({"name": "pretrained", "clip": "x", "text": "y"}, "give either model.clip, or both"),
         ({"name": "pretrained", "vision": "x"}, "give either model.clip, or both"),
         (
             {"name": "pretrained", "clip": "x", "embed_dim": 8},
-            "model.embed_dim: the model in model.clip brings",
+            "embed_dim: the model in model.clip brings",
         ),
-        ({"name": "pretrained", "clip": "x", "dropout": 0.1}, "model.dropout is for built-in towers"),
+        (
+            {"name": "pretrained", "clip": "x", "dropout": 0.1},
+            "dropout is for micro, tiny, small and base, and name is 'pretr",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_errors(settings: dict[str, object], message: str):
     with pytest.raises(ConfigError, match=message):
-        make_model(**settings)
+        DualEncoder.from_config(dict(settings), vocab_size=40)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +253,8 @@ def test_clip_sizes_take_another_dimension_and_no_dropout():
     assert model.get_parameter("image_tower.projection.weight").shape == (48, 768)
     assert model.get_parameter("text_tower.projection.weight").shape == (48, 512)
     assert model.get_parameter("text_tower.model.embeddings.token_embedding.weight").shape == (300, 512)
-    with pytest.raises(ConfigError, match=r"model.dropout: CLIP's towers \('vit_b_32'\) have none; leave it out"):
-        DualEncoder.from_config(ModelConfig(name="vit_b_32", dropout=0.1), vocab_size=300)
+    with pytest.raises(ConfigError, match="dropout is for micro, tiny, small and base, and name is 'vit_b_32': leave"):
+        DualEncoder.from_config({"name": "vit_b_32", "dropout": 0.1}, vocab_size=300)
     with pytest.raises(ConfigError, match=r"vocab_size is missing: DualEncoder.from_config\(…, vocab_size="):
         DualEncoder.from_config(ModelConfig(name="vit_b_32"))
 

@@ -168,7 +168,7 @@ def loader_over(shards: Path, **changes: Any) -> Loader:
 class Known(nn.Module):
     """Has a feature for each image and each caption of the corpora, so that the test knows them."""
 
-    def __init__(self, tokenizer: Tokenizer, *, takes_extra: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         texts = [(image, caption(image, n)) for image in range(IMAGES) for n in range(1 + image % CAPTIONS)]
         self.image_of_text = torch.tensor([image for image, _ in texts])
@@ -176,7 +176,7 @@ class Known(nn.Module):
         self.number = {(): 0}  # a row that fills a batch up
         for i, (_, text) in enumerate(texts):
             self.number[self.words(tokenizer.encode([text], 77)[0][0], tokenizer.pad_id)] = i
-        self.pad_id, self.takes_extra = tokenizer.pad_id, takes_extra
+        self.pad_id = tokenizer.pad_id
         self.scale = nn.Parameter(torch.ones(()))
         self.most_texts = 0
 
@@ -184,14 +184,24 @@ class Known(nn.Module):
     def words(ids: Any, pad_id: int) -> tuple[int, ...]:
         return tuple(int(i) for i in ids if i != pad_id)
 
-    def encode(self, ids: Tensor) -> Tensor:
+    def encode_text(self, ids: Tensor, mask: Tensor) -> Tensor:
         self.most_texts = max(self.most_texts, len(ids))
         return torch.stack([self.texts[self.number[self.words(row, self.pad_id)]] for row in ids.tolist()])
 
     def forward(self, batch: Batch) -> tuple[Tensor | None, ...]:
         images = self.images[batch["pixel_values"][:, 0, 0, 0].long() // 10]
-        extra = self.encode(batch["negative_input_ids"]) if "negative_input_ids" in batch else None
-        return images, self.encode(batch["input_ids"]), self.scale, None, *([extra] if self.takes_extra else [])
+        return images, self.encode_text(batch["input_ids"], batch["attention_mask"]), self.scale
+
+
+class OnlyForward(nn.Module):
+    """A model that has no other method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Any:
+        return self.model(batch)
 
 
 @pytest.mark.parametrize("shape", ["lists", "rows"])
@@ -220,10 +230,8 @@ def test_evaluation_counts_all_captions_in_any_epoch_and_without_hashes(corpora:
 
 
 def test_evaluation_needs_a_model_that_embeds_further_captions(corpora: dict[str, Path]):
-    model = Known(loader_over(corpora["lists"]).builder.spec.tokenizer, takes_extra=False)
-    with pytest.raises(
-        ValueError, match="rows have several captions, and Known gives no features of negative_input_ids"
-    ):
+    model = OnlyForward(Known(loader_over(corpora["lists"]).builder.spec.tokenizer))
+    with pytest.raises(ValueError, match=r"several captions, and OnlyForward has no method encode_text\(input_ids, "):
         evaluate_retrieval(model, loader_over(corpora["lists"]))
     assert evaluate_retrieval(model, loader_over(corpora["rows"]))["images"] == IMAGES
 

@@ -113,7 +113,7 @@ def test_load_run_loaded_image_of_a_large_jpeg_differs_little(make_run: MakeRun,
 
 
 def test_evaluate_names_the_classes_of_captioned_shards_by_itself(make_run: MakeRun):
-    run = TrainedRun.load(make_run())
+    run = mmdata.load_run(make_run(), "cpu", precision=None)
     classes = named_classes(run)
     assert classes == Classes(classes=["dog", "cat"], templates=["{}"])
     scores = evaluate_shards(run, classes=classes)
@@ -132,7 +132,7 @@ def test_evaluate_without_a_label_among_its_rows_scores_retrieval(
     shards = str(tmp_path / "shards")
     convert(tmp_path / "captions.jsonl", shards, ConvertConfig(train_tokenizer=300))
     data = {"shards": shards, "tokenizer": f"{shards}/tokenizer", "val": {"share": 0.4}}
-    run = TrainedRun.load(write_run(tmp_path, photos, {"name": "micro"}, **data))
+    run = mmdata.load_run(write_run(tmp_path, photos, {"name": "micro"}, **data), "cpu", precision=None)
     classes = named_classes(run)
     assert classes == Classes(classes=["dog"])
     scores = evaluate_shards(run, classes=classes)

@@ -210,7 +210,7 @@ def choose_engine(name: str, workers: int | None) -> Engine:
     from mmdata.convert.units.engines import local
 
     if name == "ray":
-        from mmdata.integrations.ray import ray_engine
+        from mmdata.convert.units.ray import ray_engine
 
         return ray_engine(workers)
     return local(workers)

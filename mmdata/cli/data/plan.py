@@ -19,7 +19,7 @@ from mmdata.cli.paths import find_config, find_part, load_settings
 from mmdata.errors import ConfigError, counted, printable
 
 if TYPE_CHECKING:
-    from mmdata.config import DataConfig
+    from mmdata.config import DataConfig, ModelConfig
     from mmdata.index import Index
     from mmdata.index.caption_lengths import CountsTokens
     from mmdata.loader.corpus import Corpus
@@ -111,13 +111,26 @@ def plan_of(place: str, overrides: list[str]) -> Planned:
     config = load_settings(place, overrides)
     from mmdata.loader.corpus import open_corpus
     from mmdata.train.models.expected_inputs import with_inputs_of_model
-    from mmdata.train.models.limits import shape_problems
 
     config = with_inputs_of_model(config)
     data, corpus = config.data, open_corpus(config.data)
-    problems = shape_problems(config.model, data) if "model" in config.model_fields_set else ()
     plan = _plan(data, corpus, corpus.tokenizer)
+    problems = _problems(config.model, plan) if "model" in config.model_fields_set else []
     return Planned(data, corpus.index, plan, problems=problems, masks=config.train.mask_false_negatives)
+
+
+def _problems(config: ModelConfig, plan: Plan) -> list[str]:
+    """What the plan has that a built-in model does not take; nothing is known of others before they are loaded."""
+    if config.name == "pretrained":
+        return []
+    import torch
+
+    from mmdata.train import DualEncoder
+    from mmdata.trained.check import shape_problems
+
+    with torch.device("meta"):
+        model = DualEncoder.from_config(config.model_copy(update={"init_from": None}), vocab_size=1_000)
+    return shape_problems(model, [plan])
 
 
 def _plan_of_shards(place: str, overrides: list[str]) -> Planned:

@@ -50,13 +50,13 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.train.evaluation.prompts import read_classes
     from mmdata.train.ranks import collectives
     from mmdata.train.run.report import EVALUATION
-    from mmdata.trained import TrainedRun
+    from mmdata.trained import load_run
     from mmdata.trained.evaluation import evaluate_shards, named_classes, with_settings
     from mmdata.trained.pairs import read_pairs, score_pairs
 
     classes = read_classes(options.classes) if options.classes else None  # a mistake is told before the model is loaded
     device = collectives.init(options.device)
-    trained = with_settings(TrainedRun.load(options.run, device), options.overrides)
+    trained = with_settings(load_run(options.run, device, precision=None), options.overrides)
     if options.select and not options.shards:
         raise ConfigError("--select chooses rows of --shards, which is missing")
     val = ValConfig(shards=options.shards, select=options.select) if options.shards else trained.config.data.val

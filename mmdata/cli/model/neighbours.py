@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     from mmdata.plan.groups import save_groups
     from mmdata.train.memory.neighbours import mean_similarity
     from mmdata.train.ranks import collectives
-    from mmdata.trained import TrainedRun
+    from mmdata.trained import load_run
 
     index = open_index(data)
     check(options, len(index))
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     features = options.features
     if options.run is not None:
         features = options.out.with_suffix(".features.npy")
-        masked = embed_corpus(TrainedRun.load(options.run, device), data, features, side=options.of)
+        masked = embed_corpus(load_run(options.run, device, precision=None), data, features, side=options.of)
         for reason, count in masked.items():
             print(f"rows that could not be loaded ({reason}) and have no group: {count:,}")
     mapped = map_features(features, len(index))

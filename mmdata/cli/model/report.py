@@ -121,10 +121,10 @@ def found_by(runs: Sequence[Path], *, max_rows: int) -> list[ReportSection]:
 def _found_by(run: Path, max_rows: int, max_seconds: float) -> list[ReportSection]:
     from mmdata.inspect.page import ReportSection
     from mmdata.inspect.queries import TITLE, queries
-    from mmdata.trained import TrainedRun
+    from mmdata.trained import load_run
 
     try:
-        trained = TrainedRun.load(run)
+        trained = load_run(run, "cpu", precision=None)
         with trained.numerics():
             return queries(
                 trained.model,

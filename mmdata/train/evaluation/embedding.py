@@ -72,13 +72,13 @@ def embed(
         model: as `DualEncoder`, in eval mode; its device is where the batches go and the features stay.
         batches: this rank's, read once, to the end; as many on all ranks, of as many rows.
         source: the loader behind `batches` where something wraps them, such as a progress bar; default: `batches`. A
-            `Loader` gives all captions of rows that have several (further calls of the model embed them, each with
-            one image), and with several ranks it judges the bad rows of all of them.
+            `Loader` gives all captions of rows that have several, for which the model needs a method `encode_text` as
+            that of `DualEncoder`, and with several ranks it judges the bad rows of all of them.
         autocast_dtype: of the towers; None: as they are.
 
     Raises:
-        ValueError: no batch; keys that are no integers; or rows with several captions, and a model that gives no
-            features of negative captions.
+        ValueError: no batch; keys that are no integers; or rows with several captions, and a model without
+            `encode_text`.
         DataError: more rows than `data.loading.max_bad_share` could not be loaded, over all ranks, and on each; or a
             further caption of a row is not the one that was indexed.
         TrainingError: another rank's batches or captions raised an error, or ended early; the message names the rank.
@@ -89,7 +89,6 @@ def embed(
     extras, group = LoaderExtras.of(source), collectives.cpu_group()
     columns: dict[str, list[Tensor]] = {}
     captions: list[CaptionBatch] = []
-    stand_in: dict[str, Any] | None = None
 
     def noted(batch: Batch) -> Batch:
         if extras.all_captions is not None and "input_ids" in batch:
@@ -103,8 +102,6 @@ def embed(
         # Rows that are not valid stay in until the end: to index with a mask, the host waits for the device.
         for name, value in {**features, **_known_of(batch), "valid": batch["valid"].long()}.items():
             columns.setdefault(name, []).append(value)
-        if captions and stand_in is None:
-            stand_in = {name: value[:1].clone() for name, value in batch.items() if isinstance(value, Tensor)}
         del on_cpu, batch  # their memory may be needed for the next ones
     if not columns:
         raise ValueError("no batches to evaluate on: the corpus is empty")
@@ -116,9 +113,9 @@ def embed(
     valid = torch.cat(columns.pop("valid")).bool()  # (N,), of this rank's rows
     joined = {name: _of_all_ranks(torch.cat(columns.pop(name))[valid], group) for name in list(columns)}
     texts = None
-    if stand_in is not None:
+    if captions:
         with torch.autocast(device.type, dtype=autocast_dtype, enabled=autocast_dtype is not None):
-            texts = _embed_captions(model, captions, stand_in, joined["rows"], batch_size, group)
+            texts = _embed_captions(model, captions, joined["rows"], batch_size, group)
     return Features(
         joined["image"], joined.get("text"), joined["rows"], joined.get("labels"), joined.get("ids"), captions=texts
     )
@@ -154,19 +151,13 @@ def _known_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def _embed_captions(
-    model: nn.Module,
-    captions: list[CaptionBatch],
-    stand_in: dict[str, Tensor],
-    rows: Tensor,
-    batch_size: int,
-    group: dist.ProcessGroup | None,
+    model: nn.Module, captions: list[CaptionBatch], rows: Tensor, batch_size: int, group: dist.ProcessGroup | None
 ) -> EvaluatedTexts | None:
     """The captions of all ranks; None if no row has several. A collective.
 
     Args:
-        model: as for `embed`. Its forward is called, which hooks and sharding need; it takes at least one image.
+        model: as for `embed`.
         captions: of this rank.
-        stand_in: a batch of one row, on the device.
         rows: of all ranks.
         batch_size: captions of a forward.
         group: the ranks.
@@ -177,24 +168,17 @@ def _embed_captions(
     calls = max(gather(len(chunks), group))
     if not calls:
         return None
-    device = rows.device
-    own = {name: value for name, value in stand_in.items() if not name.startswith("negative_")}
-    chunks += [torch.stack([own["input_ids"], own["attention_mask"]], dim=1)] * (calls - len(chunks))
-    parts: list[Tensor] = []
-    for chunk in chunks:
-        ids, mask = chunk.to(device).unbind(dim=1)
-        output = model(cast(Batch, {**own, "negative_input_ids": ids, "negative_attention_mask": mask}))
-        if len(output) < 5 or output[4] is None:
-            raise ValueError(
-                f"rows have several captions, and {type(model).__name__} gives no features of negative_input_ids: "
-                "return them as the fifth of its outputs, as DualEncoder does, or evaluate on rows of one caption"
-            )
-        parts.append(output[4].float())
-    rows_of = torch.cat([part.rows for part in captions]).to(device)
-    hashes = torch.cat([part.caption_hash for part in captions]).to(device)
-    features, rows_of, hashes = (
-        _of_all_ranks(values, group) for values in (torch.cat(parts)[: len(rows_of)], rows_of, hashes)
-    )
+    encode_text: Any = getattr(model, "encode_text", None)
+    if encode_text is None:
+        raise ValueError(
+            f"rows have several captions, and {type(model).__name__} has no method encode_text(input_ids, "
+            "attention_mask) for texts alone, as DualEncoder has: add one, or evaluate on rows of one caption"
+        )
+    chunks += [torch.ones(1, 2, 1, dtype=torch.long)] * (calls - len(chunks))
+    features = torch.cat([encode_text(*chunk.to(rows.device).unbind(dim=1)).float() for chunk in chunks])
+    rows_of = torch.cat([part.rows for part in captions]).to(rows.device)
+    hashes = torch.cat([part.caption_hash for part in captions]).to(rows.device)
+    features, rows_of, hashes = (_of_all_ranks(values, group) for values in (features[: len(rows_of)], rows_of, hashes))
     return EvaluatedTexts(features, _positions(rows, rows_of), hashes)
 
 

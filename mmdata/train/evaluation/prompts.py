@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from mmdata.errors import DataError
 
 CLASSES_EXAMPLE = '{"classes": ["dog", "cat"], "templates": ["a photo of a {}"]}'
 """What a file of classes holds, for messages."""
+
+
+def _with_place(template: str) -> str:
+    if "{}" not in template:
+        raise ValueError(f"template '{template}' has no {{}} where the class name goes")
+    return template
 
 
 class Classes(BaseModel):
@@ -19,7 +25,7 @@ class Classes(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     classes: list[str] = Field(min_length=1)
-    templates: list[str] = Field(default=["{}"], min_length=1)
+    templates: list[Annotated[str, AfterValidator(_with_place)]] = Field(default=["{}"], min_length=1)
 
 
 def read_classes(path: Path) -> Classes:
@@ -31,22 +37,10 @@ def read_classes(path: Path) -> Classes:
     if not path.is_file():
         raise DataError(f"classes '{path}': no such file; it is JSON such as {CLASSES_EXAMPLE}")
     try:
-        classes = Classes.model_validate_json(path.read_bytes())
+        return Classes.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise DataError(
             f"classes '{path}': {where}: {first['msg']}; expected JSON such as {CLASSES_EXAMPLE}"
         ) from error
-    try:
-        check_templates(classes.templates)
-    except ValueError as error:
-        raise DataError(f"classes '{path}': {error}") from error
-    return classes
-
-
-def check_templates(templates: Iterable[str]) -> None:
-    """Raise a ValueError if a template has no {}."""
-    for template in templates:
-        if "{}" not in template:
-            raise ValueError(f"template '{template}' has no {{}} where the class name goes")

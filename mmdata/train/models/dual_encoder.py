@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,18 +17,10 @@ from mmdata.config import ModelConfig
 from mmdata.config.strict_yaml import parse
 from mmdata.errors import ConfigError
 from mmdata.train.models.clip_sizes import CLIP_SIZES, clip_config
-from mmdata.train.models.init_from import init_from
 from mmdata.train.models.towers import PRESETS, ImageTower, TextTower, Towers
 
 logger = logging.getLogger("mmdata")
 
-_BOUND = 1e-5
-"""The parameter's bound is this much below the log of the scale's bound: exp() in float32 must not exceed that."""
-_INSIDE = 2e-5
-"""A parameter beyond its bound is put this much below the log: clamp has a gradient inside its bound, while exactly at
-the bound that depends on the version of torch."""
-_ROUNDING = 1e-4
-"""Relative rounding error of pretrained scales that are at the bound."""
 MAX_LOGIT_SCALE = 100.0
 """CLIP's bound of the scale. Models with a bias, for sigmoid losses, have none: SigLIP's own scales are above it."""
 LOGIT_SCALE_INIT = 1 / 0.07
@@ -67,13 +60,13 @@ class DualEncoder(nn.Module):
         text_tower: (B, L) input_ids and attention_mask to (B, width).
         image_projection: (B, width) to (B, D).
         text_projection: (B, width) to (B, D).
-        logit_scale_init: multiplier at the start.
+        logit_scale_init: multiplier at the start; `max_logit_scale` where it is larger.
         logit_bias_init: bias at the start; None: no bias.
         pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
 
     Attributes:
-        max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; None, no bound, in one with
-            a bias, as in SigLIP. May be set to another one.
+        max_logit_scale: bound of the multiplier: 100 in a model without bias, as in CLIP; inf, no bound, in one with a
+            bias, as in SigLIP. May be set to another one.
 
     Source: the bound: Radford et al. 2021, section 2.5 (arXiv:2103.00020); none: Zhai et al. 2023, algorithm 1
     (arXiv:2303.15343).
@@ -95,14 +88,7 @@ class DualEncoder(nn.Module):
         self.text_tower = text_tower
         self.image_projection = image_projection or nn.Identity()
         self.text_projection = text_projection or nn.Identity()
-        self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else None
-        if self.max_logit_scale is not None and logit_scale_init > self.max_logit_scale * (1 + _ROUNDING):
-            logger.warning(
-                "logit_scale begins at %g, and a model without bias has CLIP's bound of %g: it begins there. A sigmoid "
-                "loss needs a bias (model.logit_bias_init), and has no bound",
-                logit_scale_init,
-                self.max_logit_scale,
-            )
+        self.max_logit_scale = MAX_LOGIT_SCALE if logit_bias_init is None else math.inf
         self.logit_scale = nn.Parameter(torch.tensor(math.log(logit_scale_init)))
         self.clamp_logit_scale_()
         self.logit_bias = None if logit_bias_init is None else nn.Parameter(torch.tensor(float(logit_bias_init)))
@@ -129,7 +115,6 @@ class DualEncoder(nn.Module):
         elif not isinstance(config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             example = config if isinstance(config, str) else "tiny"
             raise ConfigError(f"a model is a section of settings, such as {{'name': '{example}'}}: got {config!r}")
-        _check(config)
         if config.name in PRESETS:
             towers = _built_in(config, _entries(vocab_size))
         else:
@@ -156,7 +141,7 @@ class DualEncoder(nn.Module):
             pixel_stats=towers.pixel_stats,
         )
         if config.init_from is not None:
-            init_from(model, config)
+            _init_from(model, config, Path(config.init_from))
         model.freeze(*config.freeze)
         return model
 
@@ -199,7 +184,7 @@ class DualEncoder(nn.Module):
         return DualEncoderOutput(
             self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
-            self._bounded_log_scale().exp(),
+            self.logit_scale.exp().clamp(max=self.max_logit_scale),
             None if self.logit_bias is None else self.logit_bias * 1.0,
             self.encode_text(batch["negative_input_ids"], batch["negative_attention_mask"])
             if "negative_input_ids" in batch and "negative_attention_mask" in batch
@@ -241,13 +226,8 @@ class DualEncoder(nn.Module):
 
         Without it a step beyond the bound would leave the parameter where it has no gradient.
         """
-        if self.max_logit_scale is not None:
-            self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - _INSIDE)
-
-    def _bounded_log_scale(self) -> Tensor:
-        if self.max_logit_scale is None:
-            return self.logit_scale
-        return self.logit_scale.clamp(max=math.log(self.max_logit_scale) - _BOUND)
+        # A little below, as the exponential in float32 may exceed the bound, and has no gradient there.
+        self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - 1e-5)
 
 
 def _normalize(features: Tensor) -> Tensor:
@@ -270,21 +250,33 @@ def _projection(width: int, dim: int) -> nn.Linear:
     return layer
 
 
-def _check(config: ModelConfig) -> None:
-    pair = (config.vision, config.text)
-    if config.name != "pretrained":
-        if config.clip is not None or pair != (None, None):
-            raise ConfigError(f"model.name '{config.name}' is built in: clip, vision and text need name 'pretrained'")
-        if config.name in CLIP_SIZES and config.dropout:
-            raise ConfigError(f"model.dropout: CLIP's towers ('{config.name}') have none; leave it out")
-        return
-    if (config.clip is None) == (pair == (None, None)) or (config.clip is None and None in pair):
-        both = f"; model.clip={config.init_from} takes the towers from there, too" if config.init_from else ""
-        raise ConfigError(f"model.name 'pretrained': give either model.clip, or both model.vision and model.text{both}")
-    if config.clip is not None and config.embed_dim is not None:
-        raise ConfigError("model.embed_dim: the model in model.clip brings its own; leave it out")
-    if config.dropout:
-        raise ConfigError("model.dropout is for built-in towers; leave it out")
+def _init_from(model: DualEncoder, config: ModelConfig, source: Path) -> None:
+    """Put the weights of a run into a model; its scale and its bias unless the settings have their own.
+
+    Raises:
+        ConfigError: the weights are of another architecture, or `source` is a model of transformers.
+        DataError: nothing is there, or it is damaged.
+    """
+    # Imported here: `run` imports models.
+    from mmdata.train.run.checkpoint import load_checkpoint, load_weights
+    from mmdata.train.run.find import find_checkpoint
+
+    if (source / "config.json").is_file():
+        raise ConfigError(
+            f"model.init_from '{source}': a model of transformers, and not a run; set model.name=pretrained "
+            f"model.clip={source} in its place, or model.vision and model.text for two towers"
+        )
+    path = find_checkpoint(source)
+    state = load_checkpoint(path, parts=("model",))
+    weights, own = dict(state["model"]), model.state_dict()
+    for name, given in (("logit_scale", config.logit_scale_init), ("logit_bias", config.logit_bias_init)):
+        if name not in own:  # features do not depend on the bias
+            weights.pop(name, None)
+        elif given is not None or name not in weights:
+            weights[name] = own[name]
+    load_weights(model, {**state, "model": weights}, origin=str(path))
+    model.clamp_logit_scale_()
+    logger.info("the weights are those of '%s'", path)
 
 
 def _entries(tokenizer: int | None) -> int:

@@ -41,14 +41,13 @@ class ExpectedInputs:
     """Inputs with which a model was trained.
 
     Attributes:
-        pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1.
-        are_stats_known: whether a processor or the kind of model tells them; else they are ImageNet's.
+        pixel_stats: mean and standard deviation of each channel, on the scale 0 to 1; None: neither a processor nor the
+            kind of model tells them.
         image_size: side of square images, in pixels; None: any, or not known.
         max_length: longest text in tokens; None: any, or not known.
     """
 
-    pixel_stats: PixelStats
-    are_stats_known: bool
+    pixel_stats: PixelStats | None
     image_size: int | None
     max_length: int | None
 
@@ -78,21 +77,13 @@ def expected_inputs(
             f"the image processor{origin} has settings that are not those of RGB images: {error}; "
             f"got {excerpt(str(shown))}; save it again with transformers"
         ) from error
-    are_known = True
-    if stats is None:
-        kind = str(getattr(vision, "model_type", ""))
-        stats, are_known = STATS_OF_KINDS.get(kind, IMAGENET_STATS), kind in STATS_OF_KINDS
+    stats = stats or STATS_OF_KINDS.get(str(getattr(vision, "model_type", "")))
     is_joint = getattr(text, "model_type", None) in TEXT_KINDS
     positions = getattr(text, "max_position_embeddings", None) if is_joint else None
     tokenizer = getattr(processor, "tokenizer", processor)
     lengths = [length for length in (positions, getattr(tokenizer, "model_max_length", None)) if length]
     longest = min(lengths, default=UNBOUNDED)
-    return ExpectedInputs(
-        pixel_stats=stats,
-        are_stats_known=are_known,
-        image_size=size,
-        max_length=int(longest) if longest < UNBOUNDED else None,
-    )
+    return ExpectedInputs(pixel_stats=stats, image_size=size, max_length=int(longest) if longest < UNBOUNDED else None)
 
 
 def inputs_of(model: Any, processor: Any = None) -> ExpectedInputs:

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from mmdata.config import ModelConfig
 from mmdata.errors import ConfigError
-from mmdata.train.models.expected_inputs import PixelStats, expected_inputs, of_one_rank
+from mmdata.train.models.expected_inputs import IMAGENET_STATS, PixelStats, expected_inputs, of_one_rank
 from mmdata.train.models.towers import Towers
 from mmdata.train.models.transformers_towers import (
     AnyImageTower,
@@ -127,9 +127,8 @@ def _load(source: Source, *, key: str, gradient_checkpointing: bool) -> Any:
 
 
 def _width(model: PreTrainedModel, key: str) -> int:
-    for name in ("hidden_size", "d_model", "dim", "n_embd"):
-        if isinstance(width := getattr(model.config, name, None), int):
-            return width
+    if isinstance(width := getattr(model.config, "hidden_size", None), int):
+        return width
     sizes = getattr(model.config, "hidden_sizes", None)  # of a convolutional net's stages; the last is the output
     if sizes:
         return int(sizes[-1])
@@ -139,12 +138,12 @@ def _width(model: PreTrainedModel, key: str) -> int:
 def _pixel_stats(source: Source, model: Any) -> PixelStats:
     """What preprocessor_config.json beside the weights says, else what models of this kind are trained with."""
     folder = source if isinstance(source, str) else None
-    expected = expected_inputs(model.config, source=folder)
-    if folder is not None and not expected.are_stats_known:
+    stats = expected_inputs(model.config, source=folder).pixel_stats
+    if folder is not None and stats is None:
         logger.log(
             of_one_rank(),
             "'%s': no preprocessor_config.json, so that pixels get ImageNet's mean and deviation; if the model expects "
             "others, save its image processor into the folder",
             folder,
         )
-    return expected.pixel_stats
+    return stats or IMAGENET_STATS

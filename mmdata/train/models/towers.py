@@ -16,33 +16,28 @@ from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerSize:
-    """Width, number of blocks and of attention heads."""
-
-    width: int
-    depth: int
-    heads: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Preset:
     """A pair of towers.
 
     Attributes:
-        image: the vision transformer.
-        text: the text transformer.
+        width: features of both transformers.
+        depth: blocks of both.
+        heads: attention heads of both.
         embed_dim: features D of the common space.
         patch_size: side of a patch in pixels; image sides must be multiples of it.
         stem: channels of the stride-2 convolutions before the transformer; empty: one linear map a patch.
         text_stem: tokens that a convolution before the text transformer looks at; 0: none.
+        text_width: features of the text transformer, if it has others; its heads are as wide as those for images.
     """
 
-    image: TransformerSize
-    text: TransformerSize
+    width: int
+    depth: int
+    heads: int
     embed_dim: int
     patch_size: int
     stem: tuple[int, ...] = ()
     text_stem: int = 0
+    text_width: int | None = None
 
 
 class Towers(NamedTuple):
@@ -72,35 +67,10 @@ class Towers(NamedTuple):
 
 
 PRESETS = {
-    "micro": Preset(
-        image=TransformerSize(width=64, depth=1, heads=4),
-        text=TransformerSize(width=64, depth=1, heads=4),
-        embed_dim=64,
-        patch_size=8,
-        stem=(8, 16, 32),
-        text_stem=5,
-    ),
-    "tiny": Preset(
-        image=TransformerSize(width=128, depth=2, heads=4),
-        text=TransformerSize(width=128, depth=2, heads=4),
-        embed_dim=128,
-        patch_size=8,
-        stem=(16, 32, 64),
-        text_stem=5,
-    ),
-    "small": Preset(
-        image=TransformerSize(width=384, depth=6, heads=6),
-        text=TransformerSize(width=384, depth=6, heads=6),
-        embed_dim=256,
-        patch_size=16,
-        stem=(24, 48, 96, 192),
-    ),
-    "base": Preset(
-        image=TransformerSize(width=768, depth=12, heads=12),
-        text=TransformerSize(width=512, depth=12, heads=8),
-        embed_dim=512,
-        patch_size=16,
-    ),
+    "micro": Preset(width=64, depth=1, heads=4, embed_dim=64, patch_size=8, stem=(8, 16, 32), text_stem=5),
+    "tiny": Preset(width=128, depth=2, heads=4, embed_dim=128, patch_size=8, stem=(16, 32, 64), text_stem=5),
+    "small": Preset(width=384, depth=6, heads=6, embed_dim=256, patch_size=16, stem=(24, 48, 96, 192)),
+    "base": Preset(width=768, depth=12, heads=12, embed_dim=512, patch_size=16, text_width=512),
 }
 
 
@@ -142,17 +112,18 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Blocks and a final norm."""
 
-    def __init__(self, size: TransformerSize, dropout: float, gradient_checkpointing: bool) -> None:
+    def __init__(self, preset: Preset, width: int, dropout: float, gradient_checkpointing: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(size.width, size.heads, dropout) for _ in range(size.depth))
-        self.norm = nn.LayerNorm(size.width)
+        heads = width * preset.heads // preset.width
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(preset.depth))
+        self.norm = nn.LayerNorm(width)
         self.gradient_checkpointing = gradient_checkpointing
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 # The two maps that write to the residual stream start smaller, so that its variance does not
                 # grow with depth (Radford et al. 2019, section 2.3).
                 writes = name.endswith(("attention.out.weight", "mlp.2.weight"))
-                nn.init.normal_(parameter, std=size.width**-0.5 * ((2 * size.depth) ** -0.5 if writes else 1.0))
+                nn.init.normal_(parameter, std=width**-0.5 * ((2 * preset.depth) ** -0.5 if writes else 1.0))
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -217,7 +188,7 @@ class ImageTower(nn.Module):
 
     def __init__(self, preset: Preset, *, dropout: float = 0.0, gradient_checkpointing: bool = False) -> None:
         super().__init__()
-        self.width = preset.image.width
+        self.width = preset.width
         self.patch_size = preset.patch_size
         layers: list[nn.Module] = []
         channels = 3
@@ -227,7 +198,7 @@ class ImageTower(nn.Module):
             channels = out
         rest = preset.patch_size // 2 ** len(preset.stem)
         self.patches = nn.Sequential(*layers, PatchConv(channels, self.width, rest, stride=rest))
-        self.transformer = Transformer(preset.image, dropout, gradient_checkpointing)
+        self.transformer = Transformer(preset, self.width, dropout, gradient_checkpointing)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, H, W) normalised floats to (B, width).
@@ -262,12 +233,12 @@ class TextTower(nn.Module):
         self, preset: Preset, vocab_size: int, *, dropout: float = 0.0, gradient_checkpointing: bool = False
     ) -> None:
         super().__init__()
-        self.width = preset.text.width
+        self.width = preset.text_width or preset.width
         self.tokens = nn.Embedding(vocab_size, self.width)
         nn.init.normal_(self.tokens.weight)
         kernel = preset.text_stem
         self.stem = nn.Conv1d(self.width, self.width, kernel, padding=kernel // 2) if kernel else None
-        self.transformer = Transformer(preset.text, dropout, gradient_checkpointing)
+        self.transformer = Transformer(preset, self.width, dropout, gradient_checkpointing)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, L) token numbers and mask to (B, width)."""

@@ -117,6 +117,7 @@ class ClipImageTower(nn.Module):
         super().__init__()
         self.tower = AnyImageTower(model.vision_model)
         self.projection = model.visual_projection
+        self.patch_size = int(model.config.vision_config.patch_size)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         return self.projection(self.tower(pixel_values))  # (B, D)

@@ -33,7 +33,7 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
             forward, also of an evaluation, must run under autocast. Gradients are averaged in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     collectives.share_weights(model)
     small = {p for name, p in model.named_parameters() if p.ndim < 2 or name.endswith("bias")}
@@ -47,6 +47,9 @@ def shard(model: nn.Module, device: torch.device, *, autocast_dtype: torch.dtype
         fully_shard(block, mesh=mesh, mp_policy=in_blocks, ignored_params=small)
     for part in (*towers_of(model), model):
         fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=small)
+    for name in ("encode_image", "encode_text"):  # evaluations call them, and they use the weights of the whole
+        if hasattr(model, name):
+            register_fsdp_forward_method(model, name)
     _OWN.add(model)
 
 

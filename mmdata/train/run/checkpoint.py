@@ -17,6 +17,7 @@ import json
 import os
 import pickle
 import random
+import textwrap
 import warnings
 import zlib
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -245,10 +246,13 @@ def load_weights(model: nn.Module, state: dict[str, Any], *, origin: str) -> Non
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
-        difference = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        difference = textwrap.shorten(str(error).partition(":")[2], 400, placeholder=" …")
+        settings: dict[str, dict[str, Any]] = state.get("settings", {})
+        model_settings = {name: value for name, value in settings.get("model", {}).items() if value}
         raise ConfigError(
-            f"checkpoint '{origin}': its weights do not fit the model ({difference}); "
-            "restore the tokenizer and the section model it was made with"
+            f"checkpoint '{origin}': its weights do not fit the model ({difference}); set the section model and the "
+            f"tokenizer to those it was made with: model {json.dumps(model_settings)}, data.tokenizer "
+            f"{settings.get('data', {}).get('tokenizer')!r}"
         ) from error
 
 

@@ -252,7 +252,7 @@ def cluster() -> Iterator[str]:
 def ray_engine(cluster: str) -> Iterator[Engine]:
     import ray
 
-    from mmdata.integrations.ray import ray_engine
+    from mmdata.convert.units.ray import ray_engine
 
     before = signal.getsignal(signal.SIGTERM)
     ray.init(address=cluster, log_to_driver=False)
@@ -293,7 +293,7 @@ def test_ray_worker_that_dies_each_time_is_an_error_that_names_its_rows(
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_ray_that_is_not_installed_is_an_error() -> None:
-    from mmdata.integrations.ray import ray_engine
+    from mmdata.convert.units.ray import ray_engine
 
     with pytest.raises(ConfigError, match=r"engine 'ray': Ray is not installed; `pip install mmdata\[ray\]`"):
         ray_engine()
