@@ -17,8 +17,6 @@ LAST_PART = 0.25
 """Share of the steps, up to the last measurement, whose measurements are averaged: the model before was another one."""
 FEW_ROWS = 256
 """Rows below which chance alone moves the accuracy by some hundredths: 0.02 is one standard deviation of 0.9 in 256."""
-DRIFTED = 0.9
-"""Cosine of a queue's oldest features with those of now, below which they pull the model away."""
 
 Line = Mapping[str, Any]
 
@@ -92,19 +90,12 @@ def advise(lines: Sequence[Line], settings: Mapping[str, Any]) -> str:
         lines: of metrics.jsonl, oldest first.
         settings: of the run, as in config.yaml.
     """
-    found, advice = measured(lines, settings), list[str]()
-    if found is not None and found.accuracy is not None:
-        told = f"in-batch accuracy {found.accuracy:.2f} ({found.origin})"
-        few = " Few rows were measured: the accuracy may be off by some hundredths." if found.rows < FEW_ROWS else ""
-        advice.append(f"{told}{_meaning(found, lines, settings)}{few}")
-    drifted = min((line.get("oldest_similarity", 1.0) for line in lines), default=1.0)
-    if drifted < DRIFTED:
-        advice.append(
-            f"the queue's oldest features had a cosine of {drifted:.2f} with those that the model made of the same "
-            "rows then: such negatives pull it away; a lower train.lr, fewer train.queue, or train.teacher keep them "
-            "together (docs/mine.md)."
-        )
-    return "; ".join(advice)
+    found = measured(lines, settings)
+    if found is None or found.accuracy is None:
+        return ""
+    told = f"in-batch accuracy {found.accuracy:.2f} ({found.origin})"
+    few = " Few rows were measured: the accuracy may be off by some hundredths." if found.rows < FEW_ROWS else ""
+    return f"{told}{_meaning(found, lines, settings)}{few}"
 
 
 def _meaning(found: Measured, lines: Sequence[Line], settings: Mapping[str, Any]) -> str:
