@@ -79,11 +79,8 @@ def test_a_function_of_a_user_is_named_where_it_is_at_fault(tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     images, texts = torch.eye(6), torch.eye(6)
     settings = {"name": "user", "target": "faulty_miners:nan_miner"}
-    for more, name in (
-        ({}, "faulty_miners:nan_miner"),
-        ({"drop_hardest": 1}, r"Chain\(DropHardest, faulty_miners:nan_miner\)"),
-    ):
-        with pytest.raises(ValueError, match=rf"^miner {name} gave \d+ negatives a weight that is NaN"):
+    for more in ({}, {"drop_hardest": 1}):
+        with pytest.raises(ValueError, match=r"^miner faulty_miners:nan_miner gave \d+ negatives a weight that is NaN"):
             losses.clip_loss(images, texts, 4.0, miner=loss_of({**settings, **more}).miner)
     narrow = loss_of({**settings, "target": "faulty_miners:narrow"}).miner
     with pytest.raises(ValueError, match=r"^miner faulty_miners:narrow returned shape \(6, 1\), expected \(6, 6\)"):

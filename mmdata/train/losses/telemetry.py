@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmdata.train.losses.global_batch import GlobalBatch
-from mmdata.train.losses.rows import ChosenPairs, as_chosen
+from mmdata.train.losses.rows import ChosenPairs
 from mmdata.train.losses.tiles import one_pass, slices
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
@@ -70,12 +70,7 @@ def mining_telemetry(
             anchors, columns = batch.sides(side)
             for rows in slices(len(anchors), max(1, BLOCK_ELEMENTS // max(1, len(columns)))):
                 scores = anchors[rows] @ columns.T  # (b, N)
-                pairs = batch.pairs.block(rows, slice(0, len(columns)))
-                positives, negatives = pairs.positives(scores), pairs.negatives(scores)
-                chosen = negatives
-                if miner is not None:
-                    chosen = batch.choose(miner, side, rows, scores, positives, negatives)
-                sums += _sums(scores, negatives, as_chosen(chosen, positives, negatives), scale)
+                sums += _sums(scores, *batch.choose(side, rows, scores, miner), scale)
     sums = collectives.all_reduce_sum(sums)
     kept, admissible, near, admissible_near, perplexity, some, correct, all_anchors = sums.tolist()
     num_rows = int(batch.num_valid)
