@@ -64,10 +64,6 @@ def _triplet(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **re
     return losses.triplet_loss(i, t, **rest)  # type: ignore[arg-type]
 
 
-def _hard_negative(i: Tensor, t: Tensor, s: Tensor, b: Tensor, *, labels: Tensor, **rest: object) -> Tensor:
-    return losses.hard_negative_loss(i, t, s, **rest)  # type: ignore[arg-type]
-
-
 def _with(loss: Loss, **settings: object) -> Loss:
     return lambda *inputs, **rest: loss(*inputs, **settings, **rest)
 
@@ -84,7 +80,5 @@ LOSSES: dict[str, Loss] = {
     "multi_positive_top_2": _with(_multi_positive, miner=miners.TopK(2)),
     "triplet": _triplet,
     "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
-    "hard_negative": _with(_hard_negative, beta=0.7),
-    "hard_negative_debiased": _with(_hard_negative, beta=0.7, prior=0.1),
 }
 """All losses, and what changes their way through the code."""

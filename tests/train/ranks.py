@@ -91,7 +91,6 @@ def with_own_extra_texts(output: DualEncoderOutput, batch: Batch, settings: dict
 
 DIRECT: dict[str, Callable[[DualEncoderOutput, Batch, dict], Tensor]] = {
     "clip_own_extra": with_own_extra_texts,
-    "hard_negative": lambda o, b, s: losses.hard_negative_loss(*o[:3], beta=0.7, prior=0.05, **s),
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdata.batch import Batch, to_device
 from mmdata.config import ModelConfig
 from mmdata.config.train import TeacherConfig
-from mmdata.train import DualEncoder, DualEncoderOutput, losses, miners, train_step
+from mmdata.train import DualEncoder, miners, train_step
 from mmdata.train.evaluation.embedding import embed
 from mmdata.train.memory.ema import EMA
 from mmdata.train.memory.queue import FeatureQueue
@@ -90,18 +90,6 @@ def test_no_loss_with_any_miner_waits(kind: Any, miner: str):
 @pytest.mark.parametrize("positives", ["labels", "image_hash"])
 def test_no_kind_of_positives_waits(positives: Any):
     step(ContrastiveLoss("multi_positive", positives=positives), make_batch())
-
-
-@pytest.mark.parametrize("masks", [True, False])
-def test_reweighted_negatives_do_not_wait(masks: bool):
-    step(ContrastiveLoss("hard_negative", mask_false_negatives=masks), make_batch(hashes=masks))
-
-
-def test_the_correction_of_reweighted_negatives_does_not_wait():
-    def debiased(output: DualEncoderOutput, batch: Batch) -> Tensor:
-        return losses.hard_negative_loss(*output[:3], prior=0.1, valid=batch["valid"]) + 0.0 * output.logit_bias
-
-    step(debiased, make_batch())
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 3}])

@@ -1,6 +1,6 @@
 """Contrastive losses over the global batch.
 
-- `functional`: the losses, functions of features: clip, multi-positive, siglip, triplet, hard-negative.
+- `functional`: the losses, functions of features: clip, multi-positive, siglip, triplet.
 - `pairs`: which pairs of rows and columns are negatives. `global_batch`: one rank's view of all ranks' rows.
 - `tiles`: similarities without a miner, tile by tile; `rows`: with a miner, which needs whole rows.
 - `telemetry`: how hard the negatives are that a miner chose.
@@ -10,7 +10,6 @@
 from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.functional import (
     clip_loss,
-    hard_negative_loss,
     multi_positive_loss,
     siglip_loss,
     triplet_loss,
@@ -20,7 +19,6 @@ from mmdata.train.losses.telemetry import mining_telemetry
 __all__ = [
     "ExtraNegatives",
     "clip_loss",
-    "hard_negative_loss",
     "mining_telemetry",
     "multi_positive_loss",
     "siglip_loss",

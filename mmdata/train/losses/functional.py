@@ -10,7 +10,6 @@ divided by W, is exact whatever each rank holds. Similarities are computed in ti
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -188,43 +187,6 @@ def triplet_loss(
     return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
 
 
-def hard_negative_loss(
-    image_features: Tensor,
-    text_features: Tensor,
-    logit_scale: Tensor | float,
-    *,
-    beta: float = 1.0,
-    prior: float = 0.0,
-    valid: Tensor | None = None,
-    same: Sequence[Tensor] = (),
-) -> Tensor:
-    """InfoNCE that weighs negatives by their hardness, and corrects for the positives among them.
-
-    Args:
-        image_features: (B, D), as in `clip_loss`.
-        text_features: (B, D).
-        logit_scale: scalar multiplier, already exponentiated; a tensor gets a gradient.
-        beta: 0 weighs all negatives the same (without correction: `clip_loss`); weights go with exp(beta · logit).
-        prior: probability that a negative is a false one, 0 to below 1 (τ⁺ in the paper).
-        valid: bool (B,), as in `clip_loss`.
-        same: int64 (B,) each, as in `clip_loss`.
-
-    Returns:
-        Scalar, mean of both directions over the valid rows of all ranks, in nats.
-
-    Raises:
-        ValueError: row counts differ, or a setting out of range.
-
-    Source: Robinson et al. 2021, equation 4 and figure 3 (arXiv:2010.04592); Chuang et al. 2020 (arXiv:2007.00224).
-    """
-    if beta < 0 or not 0 <= prior < 1:
-        raise ValueError(f"beta must be 0 or more, prior 0 to below 1: got {beta} and {prior}")
-
-    batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
-    logit_scale = batch.scalar("logit_scale", logit_scale)
-    return batch.global_mean(batch.sum_over_both(_reweighted, [logit_scale], beta=beta, prior=prior) / 2)
-
-
 def _infonce_of_all(
     batch: GlobalBatch,
     scale: Tensor,
@@ -263,30 +225,3 @@ def _sigmoid(scores: Tensor, chosen: ChosenPairs, scale: Tensor, bias: Tensor) -
 def _hinge(scores: Tensor, chosen: ChosenPairs, *, margin: float) -> Tensor:
     own = chosen.of_positives(scores)[:, None]  # (b, 1)
     return chosen.weighted_sum(F.relu(margin + scores - own), chosen.negatives)
-
-
-def _reweighted(scores: Tensor, chosen: ChosenPairs, scale: Tensor, *, beta: float, prior: float) -> Tensor:
-    logits = scale * scores
-    own = chosen.of_positives(logits)  # (b,)
-    count = chosen.negatives.sum(1, dtype=logits.dtype)  # (b,)
-    some = count > 0
-    # A row without negatives uses its own logit in their place and is dropped at the end: a logsumexp over nothing
-    # would be -inf, and its gradient NaN.
-    usable = chosen.negatives | (chosen.positives & ~some[:, None])
-    hard = ((1 + beta) * logits).where(usable, -torch.inf).logsumexp(1)
-    hard = hard - (beta * logits).where(usable, -torch.inf).logsumexp(1) + count.clamp(min=1).log()
-    if prior:
-        hard = _debiased(hard, own, count, scale, prior)
-    return torch.logaddexp(own, hard).sub(own).where(some, 0.0)
-
-
-def _debiased(hard: Tensor, own: Tensor, count: Tensor, scale: Tensor, prior: float) -> Tensor:
-    """The log of the sum over negatives minus the expected share of positives among them.
-
-    The sum is at least what it would be if every negative had the cosine -1.
-    """
-    top = torch.maximum(hard, own).detach()  # subtracted before exp, so that no term overflows
-    total = (hard - top).exp() - prior * count * (own - top).exp()
-    least = (1 - prior) * count * (-scale - top).exp()
-    total = torch.maximum(total, least).clamp(min=torch.finfo(total.dtype).tiny)
-    return total.log() + top - math.log1p(-prior)

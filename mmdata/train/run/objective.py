@@ -34,11 +34,11 @@ class ContrastiveLoss:
         miner: chooses negatives; None keeps all. The settings' own miner is made by `make_loss`.
         queue: features of earlier batches, further negatives of both directions for "clip". The training loop fills it.
             Needs `mask_false_negatives` and the hashes.
-        settings: with a name: further settings of the section train, such as `positives`, `hard_negative_beta` and
-            `loss_precision`. `mask_false_negatives` is True if it is not given, and asks for no hashes.
+        settings: with a name: further settings of the section train, such as `positives` and `loss_precision`.
+            `mask_false_negatives` is True if it is not given, and asks for no hashes.
 
     Raises:
-        ValueError: an unknown loss or setting; a queue or a miner with a loss that takes none.
+        ValueError: an unknown loss or setting; a queue with a loss that takes none.
     """
 
     def __init__(
@@ -62,10 +62,6 @@ class ContrastiveLoss:
             raise ValueError(
                 "queue: needs train.mask_false_negatives=true: without it a row's own image and caption, seen "
                 "an epoch ago, would be its hardest negatives"
-            )
-        if name == "hard_negative" and miner is not None:
-            raise ValueError(
-                f"loss '{name}' weighs all negatives and takes no miner: leave train.miner and train.teacher out"
             )
 
     def __call__(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
@@ -105,11 +101,7 @@ class ContrastiveLoss:
 
     def _loss(self, output: DualEncoderOutput, batch: Batch) -> Tensor:
         name, images, texts = self.config.loss, output.image_features, output.text_features
-        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch)}
-        if name == "hard_negative":
-            beta = self.config.hard_negative_beta
-            return losses.hard_negative_loss(images, texts, self._scale(output), beta=beta, **given)
-        given["miner"] = self.miner
+        given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch), "miner": self.miner}
         if name == "triplet":
             return losses.triplet_loss(images, texts, **given)
         scale = self._scale(output)
