@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.train import losses, miners
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.pairs import ExtraNegatives
+from mmdata.train.losses.telemetry import mining_telemetry
 
 
 def features(rows: int, width: int = 6, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -82,3 +84,17 @@ LOSSES: dict[str, Loss] = {
     "triplet_hardest": _with(_triplet, miner=miners.TopK(1)),
 }
 """All losses, and what changes their way through the code."""
+
+
+def telemetry_of(
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor | float,
+    *,
+    miner: miners.AnyMiner | None = None,
+    valid: Tensor | None = None,
+    same: Sequence[Tensor] = (),
+) -> dict[str, float]:
+    """What mining makes of this rank's rows."""
+    batch = GlobalBatch.gather(images, texts, valid, same=same)
+    return mining_telemetry(batch, batch.scalar("logit_scale", scale), miner)

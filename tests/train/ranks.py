@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdata.batch import Batch
 from mmdata.config import ModelConfig
 from mmdata.train import DualEncoder, losses, miners, train_step
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.models.dual_encoder import DualEncoderOutput
 from mmdata.train.ranks import collectives, parallel
 from mmdata.train.run.objective import ContrastiveLoss

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdata.config.train import LossPrecision
-from mmdata.train.losses.extra_negatives import ExtraNegatives
 from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.losses.rows import ChosenPairs
 from mmdata.train.losses.tiles import log_sum_exps, softplus_sums
 from mmdata.train.miners import AnyMiner

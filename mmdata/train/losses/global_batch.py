@@ -9,9 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from mmdata.train.keys import check_keys, check_mask
-from mmdata.train.losses.extra_negatives import ExtraNegatives
-from mmdata.train.losses.pairs import Pairs
+from mmdata.train.losses.pairs import ExtraNegatives, Pairs, check_columns
 from mmdata.train.losses.rows import ChosenPairs, RowLoss, as_chosen, masks, rowwise_sum
 from mmdata.train.losses.tiles import on_device
 from mmdata.train.miners import AnyMiner, Side, mine
@@ -193,12 +191,4 @@ def _check(images: Tensor, texts: Tensor, valid: Tensor | None, same: Sequence[T
             f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
             f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
         )
-    named = [("valid", valid), *(("same", key) for key in same), ("labels", labels)]
-    for name, column in named:
-        if column is None:
-            continue
-        if column.shape != (len(images),):
-            raise ValueError(
-                f"{name} has shape {tuple(column.shape)}, expected ({len(images)},): one entry a feature row"
-            )
-        (check_mask if name == "valid" else check_keys)(name, column)
+    check_columns(len(images), valid, same, labels)

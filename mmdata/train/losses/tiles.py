@@ -129,6 +129,8 @@ class _Tiled(torch.autograd.Function):
     def backward(
         ctx: Any, grad_over_columns: Tensor | None, grad_over_rows: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        if grad_over_columns is None and grad_over_rows is None:
+            return (None,) * 7
         rows, columns, scale, bias, over_columns, over_rows = ctx.saved_tensors
         grads = [
             torch.zeros_like(x) if needed else None

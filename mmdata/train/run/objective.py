@@ -18,7 +18,8 @@ from mmdata.config.train import LossName, MinerConfig, NamedMinerConfig, UserCon
 from mmdata.errors import ConfigError, where_to_look
 from mmdata.train import losses, miners
 from mmdata.train.keys import check_keys
-from mmdata.train.losses.extra_negatives import ExtraNegatives
+from mmdata.train.losses.global_batch import GlobalBatch
+from mmdata.train.losses.pairs import ExtraNegatives
 from mmdata.train.losses.telemetry import mining_telemetry
 from mmdata.train.memory.queue import FeatureQueue, keys_of
 from mmdata.train.miners import AnyMiner, BlockMiner, Chain, Miner, Side, for_block
@@ -141,14 +142,9 @@ class ContrastiveLoss:
     def telemetry(self, output: DualEncoderOutput, batch: Batch) -> dict[str, float]:
         """What the miner makes of this batch; see `mining_telemetry`."""
         labels = [self._labels(batch)] if self.config.loss == "multi_positive" else []
-        return mining_telemetry(
-            output.image_features,
-            output.text_features,
-            self._scale(output),
-            miner=self.miner,
-            valid=batch["valid"],
-            same=[*self._same(batch), *labels],
-        )
+        images, texts, same = output.image_features, output.text_features, [*self._same(batch), *labels]
+        everyones = GlobalBatch.gather(images, texts, batch["valid"], same=same)
+        return mining_telemetry(everyones, self._scale(output), self.miner)
 
     def _scale(self, output: DualEncoderOutput) -> Tensor:
         if output.logit_scale is None:
