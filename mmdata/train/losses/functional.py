@@ -65,11 +65,26 @@ def clip_loss(
     """
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     logit_scale = batch.scalar("logit_scale", logit_scale)
-    if miner is None:
-        return batch.global_mean(_infonce_of_all(batch, logit_scale, extra_texts, extra_images, precision))
-    of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
-    of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
-    return batch.global_mean((of_images + of_texts) / 2)
+    if miner is not None:
+        of_images = batch.sum_over("image", _infonce, [logit_scale], miner=miner, extra=extra_texts)
+        of_texts = batch.sum_over("text", _infonce, [logit_scale], miner=miner, extra=extra_images)
+        return batch.global_mean((of_images + of_texts) / 2)
+    own = logit_scale * (batch.images * batch.texts).sum(1)  # (B,)
+    texts = collectives.gather_with_grad(batch.texts)
+    # Each similarity is computed once, and used for both directions.
+    over_texts, over_images = log_sum_exps(batch.images, texts, batch.pairs, scale=logit_scale, precision=precision)
+    assert over_images is not None, "both"
+    over_images = collectives.log_sum_exp(over_images)[batch.own]
+    total = torch.zeros_like(own)
+    for sums, anchors, extra in ((over_texts, batch.images, extra_texts), (over_images, batch.texts, extra_images)):
+        # log(1 + the sum over negatives of exp(logit - own)). A row that is not valid has none: 0, with the gradient 0.
+        terms = [torch.zeros_like(own), sums - own]
+        if extra is not None:
+            columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
+            outside, _ = log_sum_exps(anchors, columns, pairs, scale=logit_scale, both=False, precision=precision)
+            terms.append(outside - own)
+        total = total + torch.stack(terms).logsumexp(0)
+    return batch.global_mean(total.sum() / 2)
 
 
 def multi_positive_loss(
@@ -185,29 +200,6 @@ def triplet_loss(
 
     batch = GlobalBatch.gather(image_features, text_features, valid, same=same)
     return batch.global_mean(batch.sum_over_both(_hinge, miner=miner, margin=margin))
-
-
-def _infonce_of_all(
-    batch: GlobalBatch,
-    scale: Tensor,
-    extra_texts: ExtraNegatives | None,
-    extra_images: ExtraNegatives | None,
-    precision: LossPrecision,
-) -> Tensor:
-    """Sum over this rank's rows; each similarity is computed once and used for both directions."""
-    own = scale * (batch.images * batch.texts).sum(1)  # (B,)
-    texts = collectives.gather_with_grad(batch.texts)
-    over_texts, over_images = log_sum_exps(batch.images, texts, batch.pairs, scale=scale, precision=precision)
-    assert over_images is not None, "both"
-    of_images, of_texts = [over_texts - own], [collectives.log_sum_exp(over_images)[batch.own] - own]
-    for negatives, anchors, extra in ((of_images, batch.images, extra_texts), (of_texts, batch.texts, extra_images)):
-        if extra is not None:
-            columns, pairs = extra.columns(anchors.dtype), batch.pairs_with(extra)
-            sums, _ = log_sum_exps(anchors, columns, pairs, scale=scale, both=False, precision=precision)
-            negatives.append(sums - own)
-    # log(1 + the sum over negatives of exp(logit - own)). A row that is not valid has none: 0, with the gradient 0.
-    one = torch.zeros_like(own)
-    return (torch.stack([one, *of_images]).logsumexp(0) + torch.stack([one, *of_texts]).logsumexp(0)).sum() / 2
 
 
 def _infonce(scores: Tensor, chosen: ChosenPairs, scale: Tensor) -> Tensor:

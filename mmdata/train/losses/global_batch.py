@@ -57,10 +57,20 @@ class GlobalBatch:
         Raises:
             ValueError: row counts differ, keys that are no integers, or a mask that is not bool.
         """
-        _check(images, texts, valid, same, labels)
+        if images.shape != texts.shape or images.ndim != 2:
+            raise ValueError(
+                f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
+                "must both be (B, D): row i of one pairs with row i of the other"
+            )
+        if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
+            raise ValueError(
+                f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
+                f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
+            )
+        check_columns(len(images), valid, same, labels)
         if valid is None and collectives.world_size() > 1:  # others may have rows that are not
             valid = torch.ones(len(images), dtype=torch.bool, device=images.device)
-        keys = [key.long() for key in (*same, *([] if labels is None else [labels]))]
+        keys = list(map(Tensor.long, (*same, *([] if labels is None else [labels]))))
         first = collectives.rank() * len(images)
         everyones = keys if valid is None else [*keys, valid.long()]
         if collectives.world_size() > 1:
@@ -178,17 +188,3 @@ class GlobalBatch:
         # Where the loss is not finite, as with a miner's weight of NaN, its gradient is NaN too.
         weighted = local * (collectives.world_size() + 0.0 * local.detach())
         return collectives.all_reduce_sum(local) + (weighted - weighted.detach())
-
-
-def _check(images: Tensor, texts: Tensor, valid: Tensor | None, same: Sequence[Tensor], labels: Tensor | None) -> None:
-    if images.shape != texts.shape or images.ndim != 2:
-        raise ValueError(
-            f"image_features {tuple(images.shape)} and text_features {tuple(texts.shape)} "
-            "must both be (B, D): row i of one pairs with row i of the other"
-        )
-    if isinstance(cast(object, same), Tensor):  # its entries would be taken for columns
-        raise ValueError(
-            f"same is a tensor of shape {tuple(cast(Tensor, same).shape)}, expected a list of int64 tensors "
-            f"({len(images)},), such as [batch['image_hash'], batch['caption_hash']]: put one into a list, [same]"
-        )
-    check_columns(len(images), valid, same, labels)

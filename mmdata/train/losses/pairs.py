@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmdata.train.keys import check_keys, check_mask
+from mmdata.train.keys import check_keys
 from mmdata.train.ranks import collectives
 
 
@@ -43,8 +44,8 @@ class Pairs(NamedTuple):
             first = self.partner + rows.start - columns.start
             partner = first if rows.start - rows.stop < first < columns.stop - columns.start else None
         return Pairs(
-            tuple(key[rows] for key in self.row_keys),
-            tuple(key[columns] for key in self.column_keys),
+            tuple(map(itemgetter(rows), self.row_keys)),
+            tuple(map(itemgetter(columns), self.column_keys)),
             None if self.valid_rows is None else self.valid_rows[rows],
             None if self.valid_columns is None else self.valid_columns[columns],
             partner,
@@ -139,9 +140,15 @@ def check_columns(
         labels: further keys.
         of: what has the rows, for the message.
     """
-    keys = [("same", key, check_keys) for key in same]
-    for name, column, check in (*keys, ("labels", labels, check_keys), ("valid", valid, check_mask)):
-        if column is not None and column.shape != (rows,):
+    for name, column in (*(("same", key) for key in same), ("labels", labels), ("valid", valid)):
+        if column is None:
+            continue
+        if column.shape != (rows,):
             raise ValueError(f"{name}{of} has shape {tuple(column.shape)}, expected ({rows},): one entry a feature row")
-        if column is not None:
-            check(f"{name}{of}", column)
+        if name != "valid":
+            check_keys(f"{name}{of}", column)
+        elif column.dtype != torch.bool:
+            raise ValueError(
+                f"valid{of} has dtype {str(column.dtype).removeprefix('torch.')}, expected bool: True where a row "
+                "counts; give valid.bool()"
+            )

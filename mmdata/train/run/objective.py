@@ -104,7 +104,9 @@ class ContrastiveLoss:
         else:
             if self.queue is not None:
                 given["same"] = keys_of(batch)
-            given["extra_images"], given["extra_texts"] = self._extra(captions, batch, with_keys=bool(given["same"]))
+            if self.queue is not None or captions is not None:
+                extra = self._extra(captions, batch, with_keys=len(given["same"]) > 0)
+                given["extra_images"], given["extra_texts"] = extra
             loss = losses.clip_loss(images, texts, self._scale(output), precision=precision, **given)
         # A scalar that the loss does not use gets the gradient 0 in place of none: DDP waits for every parameter.
         for value in (output.logit_scale, bias):
