@@ -190,3 +190,11 @@ def test_an_output_that_is_none_is_refused_with_what_to_give():
         )
         with pytest.raises(TypeError, match=said):
             ContrastiveLoss("triplet")(given, batch)  # type: ignore[arg-type]
+
+
+def test_telemetry_of_a_model_without_a_scale():
+    found = ContrastiveLoss("triplet").telemetry(
+        DualEncoderOutput(*features(4)),
+        {"valid": torch.ones(4, dtype=torch.bool)},  # type: ignore[typeddict-item]
+    )
+    assert found["rows"] == 4

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mmdata.train.losses.global_batch import GlobalBatch
 from mmdata.train.losses.rows import ChosenPairs
-from mmdata.train.losses.tiles import one_pass, slices
+from mmdata.train.losses.tiles import blocks, one_pass
 from mmdata.train.miners import AnyMiner
 from mmdata.train.ranks import collectives
 
@@ -45,7 +45,7 @@ def mining_telemetry(batch: GlobalBatch, logit_scale: Tensor, miner: AnyMiner | 
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []), one_pass(device):
         for side in ("image", "text"):
             anchors, columns = batch.sides(side)
-            for rows in slices(len(anchors), max(1, BLOCK_ELEMENTS // max(1, len(columns)))):
+            for rows in blocks(anchors, columns, whole_rows=True, elements=BLOCK_ELEMENTS)[0]:
                 scores = anchors[rows] @ columns.T  # (b, N)
                 sums += _sums(scores, *batch.choose(side, rows, scores, miner), logit_scale)
     sums = collectives.all_reduce_sum(sums)

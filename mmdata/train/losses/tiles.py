@@ -81,17 +81,15 @@ def softplus_sums(
 
 def blocks(
     rows: Tensor, columns: Tensor, *, whole_rows: bool = False, elements: int | None = None
-) -> tuple[list[slice], list[slice]]:
+) -> list[list[slice]]:
     """Parts of the rows and of the columns, which make tiles: all columns if there are few, else four for each row."""
     elements = elements or TILE_ELEMENTS.get(rows.device.type, TILE_ELEMENTS["cuda"])
     num_columns = max(1, len(columns) if whole_rows else min(len(columns), 2 * int(elements**0.5)))
     num_rows = max(1, elements // num_columns)
-    return slices(len(rows), num_rows), slices(len(columns), num_columns)
-
-
-def slices(length: int, size: int) -> list[slice]:
-    """Parts of `size`, the last one with what is left."""
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+    return [
+        [slice(start, min(start + size, length)) for start in range(0, length, size)]
+        for length, size in ((len(rows), num_rows), (len(columns), num_columns))
+    ]
 
 
 class _Tiled(torch.autograd.Function):

@@ -87,7 +87,7 @@ class ContrastiveLoss:
                 f"output is a {type(output).__name__}, expected a DualEncoderOutput: give DualEncoderOutput("
                 "image_features, text_features, logit_scale), or call a function of mmdata.train.losses with tensors"
             )
-        images, texts, bias = output.image_features, output.text_features, output.logit_bias
+        images, texts, scale, bias = output.image_features, output.text_features, output.logit_scale, output.logit_bias
         captions = output.negative_text_features
         self.check_fits(has_bias=bias is not None, has_negative_captions=captions is not None)
         name, precision = self.config.loss, self.config.loss_precision
@@ -96,20 +96,25 @@ class ContrastiveLoss:
         given: dict[str, Any] = {"valid": batch["valid"], "same": self._same(batch), "miner": self.miner}
         if name == "triplet":
             loss = losses.triplet_loss(images, texts, **given)
+        elif scale is None:
+            raise ValueError(
+                f"loss '{name}' needs a scale, and the model's output has none: return DualEncoderOutput("
+                "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
+            )
         elif name == "multi_positive":
-            loss = losses.multi_positive_loss(images, texts, self._scale(output), labels=self._labels(batch), **given)
+            loss = losses.multi_positive_loss(images, texts, scale, labels=self._labels(batch), **given)
         elif name == "siglip":
             assert bias is not None, "check_fits"
-            loss = losses.siglip_loss(images, texts, self._scale(output), bias, precision=precision, **given)
+            loss = losses.siglip_loss(images, texts, scale, bias, precision=precision, **given)
         else:
             if self.queue is not None:
                 given["same"] = keys_of(batch)
             if self.queue is not None or captions is not None:
                 extra = self._extra(captions, batch, with_keys=len(given["same"]) > 0)
                 given["extra_images"], given["extra_texts"] = extra
-            loss = losses.clip_loss(images, texts, self._scale(output), precision=precision, **given)
+            loss = losses.clip_loss(images, texts, scale, precision=precision, **given)
         # A scalar that the loss does not use gets the gradient 0 in place of none: DDP waits for every parameter.
-        for value in (output.logit_scale, bias):
+        for value in (scale, bias):
             loss = loss if value is None else loss + 0.0 * value
         return loss
 
@@ -146,15 +151,8 @@ class ContrastiveLoss:
         labels = [self._labels(batch)] if self.config.loss == "multi_positive" else []
         images, texts, same = output.image_features, output.text_features, [*self._same(batch), *labels]
         everyones = GlobalBatch.gather(images, texts, batch["valid"], same=same)
-        return mining_telemetry(everyones, self._scale(output), self.miner)
-
-    def _scale(self, output: DualEncoderOutput) -> Tensor:
-        if output.logit_scale is None:
-            raise ValueError(
-                f"loss '{self.config.loss}' needs a scale, and the model's output has none: return DualEncoderOutput("
-                "image_features, text_features, logit_scale), a multiplier of cosines such as learned.exp()"
-            )
-        return output.logit_scale
+        scale = 1.0 if output.logit_scale is None else output.logit_scale  # a triplet loss has none
+        return mining_telemetry(everyones, everyones.scalar("logit_scale", scale), self.miner)
 
     def _same(self, batch: Batch) -> list[Tensor]:
         hashes = (batch.get("image_hash"), batch.get("caption_hash"))
