@@ -196,10 +196,11 @@ class DualEncoder(nn.Module):
             raise ValueError(
                 "the batch has no texts, and a dual encoder compares images with texts: set data.tokenizer"
             )
+        log_scale, bound = self.logit_scale, self.max_logit_scale
         return DualEncoderOutput(
             self.encode_image(batch["pixel_values"], batch.get("pixel_attention_mask"), batch.get("spatial_shapes")),
             self.encode_text(batch["input_ids"], batch["attention_mask"]),
-            self._bounded_log_scale().exp(),
+            (log_scale if bound is None else log_scale.clamp(max=math.log(bound) - _BOUND)).exp(),
             None if self.logit_bias is None else self.logit_bias * 1.0,
             self.encode_text(batch["negative_input_ids"], batch["negative_attention_mask"])
             if "negative_input_ids" in batch and "negative_attention_mask" in batch
@@ -243,11 +244,6 @@ class DualEncoder(nn.Module):
         """
         if self.max_logit_scale is not None:
             self.logit_scale.clamp_(max=math.log(self.max_logit_scale) - _INSIDE)
-
-    def _bounded_log_scale(self) -> Tensor:
-        if self.max_logit_scale is None:
-            return self.logit_scale
-        return self.logit_scale.clamp(max=math.log(self.max_logit_scale) - _BOUND)
 
 
 def _normalize(features: Tensor) -> Tensor:
